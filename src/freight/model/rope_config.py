@@ -1,0 +1,122 @@
+"""Rotary position embedding as configured: the values, and how config.json spells them.
+
+Old files hold "rope_theta" beside "rope_scaling" (kind under "type" or "rope_type"), new ones hold
+all of it in "rope_parameters". Computes no frequencies: that is ``rope``'s work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from freight.errors import ModelError
+from freight.model.families import Key
+from freight.model.raw_config import RawConfig
+
+__all__ = ["RopeConfig", "RopeKind", "read_rope"]
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+
+_NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+_NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
+
+# What a kind cannot do without. yarn and longrope can derive their factor from the two lengths.
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of the first ``rotary_dim`` elements of each head.
+
+    Fields that a kind does not use are None or empty. ``original_max_positions`` is the length of
+    the pre-training, for the kinds that extend it.
+    """
+
+    rotary_dim: int
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = _contradictions(self)
+        if problems:
+            raise ModelError(
+                f"Rotary embedding of kind {self.kind!r} was described.",
+                f"{'; '.join(problems)}.",
+                "Correct the rope entries of config.json.",
+            )
+
+
+def _contradictions(rope: RopeConfig) -> list[str]:
+    problems = []
+    if rope.kind not in get_args(RopeKind):
+        known = ", ".join(get_args(RopeKind))
+        problems.append(f"rope type {rope.kind!r} is not known, supported are {known}")
+    if rope.rotary_dim < 2 or rope.rotary_dim % 2:
+        problems.append(
+            f"{rope.rotary_dim} elements of a head would be rotated, it must be an even number "
+            "above zero"
+        )
+    if not rope.theta > 0:
+        problems.append(f"theta is {rope.theta}, it must be more than 0")
+    if rope.kind == "dynamic" and rope.rotary_dim == 2:
+        problems.append("dynamic scaling needs more than two rotated elements")
+    missing = [name for name in _REQUIRED.get(rope.kind, ()) if not getattr(rope, name)]
+    problems += [f"{name} is missing or zero" for name in missing]
+    problems += [
+        f"{name} is {getattr(rope, name)}, it must be more than 0"
+        for name in (*_NUMBERS, "original_max_positions")
+        if getattr(rope, name) is not None and getattr(rope, name) < 0
+    ]
+    if rope.kind in ("yarn", "longrope", "llama3") and not rope.original_max_positions:
+        problems.append("original_max_position_embeddings is missing")
+    if rope.kind == "llama3" and rope.low_freq_factor == rope.high_freq_factor:
+        problems.append("low_freq_factor and high_freq_factor are equal")
+    if rope.kind == "longrope":
+        problems += [
+            f"{name} has {len(getattr(rope, name))} entries, it needs {rope.rotary_dim // 2}"
+            for name in ("short_factor", "long_factor")
+            if len(getattr(rope, name)) != rope.rotary_dim // 2
+        ]
+    return problems
+
+
+def read_rope(config: RawConfig, theta: Key, max_positions: int | None) -> dict[str, Any]:
+    """The fields of a RopeConfig except ``rotary_dim``; what is wrong goes to ``config``."""
+    name = "rope_scaling" if config.raw.get("rope_scaling") else "rope_parameters"
+    raw = config.raw.get(name) or {}
+    if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
+        config.problems.append(f"{name} is {raw!r}, it must be one flat set of parameters")
+        return {}
+    rope = RawConfig(raw, config.problems, name)
+    fields: dict[str, Any] = {
+        field: rope.number(Key(names=(field,))) for field in (*_NUMBERS, *_NUMBERS_TOO)
+    }
+    fields["kind"] = rope.text(Key(names=("rope_type", "type"), default="default"))
+    fields["theta"] = rope.number(Key(names=("rope_theta",), default=config.number(theta)))
+    fields["truncate"] = rope.flag(Key(names=("truncate",), default=True))
+    fields["short_factor"] = rope.numbers(Key(names=("short_factor",)))
+    fields["long_factor"] = rope.numbers(Key(names=("long_factor",)))
+    if fields["kind"] in ("yarn", "longrope", "llama3"):
+        length = Key(names=("original_max_position_embeddings",), default=max_positions)
+        # A length beside the rope entries, as Phi-3 has it, goes before one among them.
+        outside = "original_max_position_embeddings" in config.raw
+        fields["original_max_positions"] = (config if outside else rope).count(length)
+    return fields
