@@ -1,0 +1,134 @@
+"""What a caller may ask of the engine besides the rows: memory, placement, device, number format.
+
+A plain value: no torch, no probing of the machine. It refuses what can be refused without knowing
+the machine or the model; whether a policy fits is the planner's question.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from freight.errors import InputError
+
+__all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
+
+Shares = tuple[float, float, float]
+"""Percent on gpu, cpu and disk; they sum to 100."""
+
+DEVICES: Final = ("auto", "cuda", "cpu", "sim")
+DTYPES: Final = ("auto", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """How the engine is to run; ``None`` leaves the choice to the engine.
+
+    ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
+    device. ``*_percent`` are :data:`Shares`. ``disk_dir`` holds offloaded KV cache and
+    activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
+    for random weights, made from config.json alone with this seed.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    cpu_memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    disk_dir: Path | None = None
+    weights_percent: Shares | None = None
+    kv_percent: Shares | None = None
+    activations_percent: Shares | None = None
+    micro_batch_size: int | None = None
+    num_micro_batches: int | None = None
+    overlap: bool = True
+    sim_bytes_per_s: int | None = None
+    dummy_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_amounts()
+        self._check_shares()
+
+    def _check_names(self) -> None:
+        for flag, value, known in (
+            ("--device", self.device, DEVICES),
+            ("--dtype", self.dtype, DTYPES),
+        ):
+            if value not in known:
+                raise InputError(
+                    f"{flag} {value} was given.",
+                    "It is not known.",
+                    f"Use one of {', '.join(known)}.",
+                )
+        if self.device == "cpu" and self.gpu_memory_bytes is not None:
+            raise InputError(
+                "--gpu-memory was given with --device cpu.",
+                "Nothing is placed on a GPU when the CPU computes.",
+                "Leave one of the two out.",
+            )
+        if self.device != "sim" and self.sim_bytes_per_s is not None:
+            raise InputError(
+                f"--sim-bandwidth was given with --device {self.device}.",
+                "It caps the links of the simulated device only.",
+                "Add --device sim, or leave it out.",
+            )
+
+    def _check_amounts(self) -> None:
+        for flag, value in (
+            ("--cpu-memory", self.cpu_memory_bytes),
+            ("--gpu-memory", self.gpu_memory_bytes),
+            ("--sim-bandwidth", self.sim_bytes_per_s),
+            ("--micro-batch-size", self.micro_batch_size),
+            ("--num-micro-batches", self.num_micro_batches),
+        ):
+            if value is not None and value < 1:
+                raise InputError(
+                    f"{flag} {value} was given.",
+                    "It must be more than zero.",
+                    "Raise it, or leave it out and Freight chooses.",
+                )
+        if self.dummy_seed is not None and not 0 <= self.dummy_seed < 2**63:
+            raise InputError(
+                f"Seed {self.dummy_seed} was given for random weights.",
+                "A seed is in [0, 2**63).",
+                "Use a small whole number.",
+            )
+
+    def _check_shares(self) -> None:
+        for flag, shares in (
+            ("--weights", self.weights_percent),
+            ("--kv", self.kv_percent),
+            ("--activations", self.activations_percent),
+        ):
+            if shares is None:
+                continue
+            _check_sum(flag, shares)
+            gpu, _, disk = shares
+            if gpu > 0 and self.device == "cpu":
+                raise InputError(
+                    f"{flag} {_written(shares)} was given with --device cpu.",
+                    "There is no GPU to hold the first share.",
+                    "Give cpu and disk alone, for instance 40/60.",
+                )
+            if disk > 0 and self.disk_dir is None and flag != "--weights":
+                raise InputError(
+                    f"{flag} {_written(shares)} puts {disk:g} percent on disk.",
+                    "No directory was given for it.",
+                    "Name one on a fast disk with --disk-dir.",
+                )
+
+
+def _check_sum(flag: str, shares: Shares) -> None:
+    usable = len(shares) == 3 and all(math.isfinite(share) and share >= 0 for share in shares)
+    if not usable or abs(sum(shares) - 100) > 1e-6:
+        raise InputError(
+            f"{flag} {_written(shares)} was given.",
+            "The shares of gpu, cpu and disk are percentages that add up to 100.",
+            "Write them like 20/80/0, or leave the flag out and Freight chooses.",
+        )
+
+
+def _written(shares: Shares) -> str:
+    return "/".join(f"{share:g}" for share in shares)
