@@ -1,0 +1,256 @@
+"""Attention of a micro-batch's new tokens over paged keys and values.
+
+Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
+(which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
+ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
+attended apart and merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.model.batch import RowSpan
+from freight.model.programme import Attend
+from freight.model.workspace import Workspace
+
+__all__ = ["KVView", "RowGroup", "append", "attend", "index_rows", "merge"]
+
+# Gathered keys and values, and scores, of one group of rows stay under this (one row may exceed
+# it): large enough to keep the cores busy, small enough to stay near the caches.
+_GROUP_BYTES: Final = 16 << 20
+_QUERY_BLOCK: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowGroup:
+    """R rows that bring Q new tokens each, attended together.
+
+    ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
+    the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys.
+    """
+
+    start: int
+    num_rows: int
+    num_queries: int
+    num_keys: int
+    num_pages: int
+    key_rows: torch.Tensor
+    value_rows: torch.Tensor
+    kv_lens: torch.Tensor
+    is_ragged: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVView:
+    """How some consecutive rows' tokens and keys lie in a pool of pages.
+
+    ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
+    the first of these tokens in the flat tokens that q, k and v hold.
+    """
+
+    start: int
+    num_tokens: int
+    token_pages: torch.Tensor
+    token_places: torch.Tensor
+    groups: tuple[RowGroup, ...]
+
+
+def index_rows(
+    rows: Sequence[RowSpan],
+    pages: Sequence[Sequence[int]],
+    *,
+    start: int,
+    page_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    element_bytes: int,
+    device: torch.device,
+) -> KVView:
+    """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool."""
+    token_pages: list[int] = []
+    token_places: list[int] = []
+    for span, table in zip(rows, pages, strict=True):
+        for position in range(span.kv_len, span.total_len):
+            token_pages.append(table[position // page_tokens])
+            token_places.append(position % page_tokens)
+    groups = []
+    place = 0
+    for first, last in _group_ranges(rows, num_heads, num_kv_heads * head_dim, element_bytes):
+        group = _index_group(
+            rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
+        )
+        groups.append(group)
+        place += group.num_rows * group.num_queries
+    return KVView(
+        start=start,
+        num_tokens=len(token_pages),
+        token_pages=torch.tensor(token_pages, device=device),
+        token_places=torch.tensor(token_places, device=device),
+        groups=tuple(groups),
+    )
+
+
+def _group_ranges(
+    rows: Sequence[RowSpan], num_heads: int, kv_width: int, element_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with equally many new tokens, bounded by what they need in the workspace."""
+    first = 0
+    longest = 0
+    for place, span in enumerate(rows):
+        longest = max(longest, span.total_len)
+        count = place - first + 1
+        queries = min(span.num_new, _QUERY_BLOCK)
+        per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
+        same = span.num_new == rows[first].num_new
+        if place > first and not (same and count * per_row <= _GROUP_BYTES):
+            yield first, place
+            first, longest = place, span.total_len
+    if rows:
+        yield first, len(rows)
+
+
+def _index_group(
+    rows: Sequence[RowSpan],
+    pages: Sequence[Sequence[int]],
+    start: int,
+    page_tokens: int,
+    num_kv_heads: int,
+    device: torch.device,
+) -> RowGroup:
+    num_keys = max(span.total_len for span in rows)
+    num_pages = -(-num_keys // page_tokens)
+    padded = [
+        [*table[: -(-span.total_len // page_tokens)]] for span, table in zip(rows, pages, strict=True)
+    ]
+    # A row with fewer pages reads its last one again; the mask hides it.
+    table = torch.tensor([own + own[-1:] * (num_pages - len(own)) for own in padded])
+    heads = torch.arange(num_kv_heads)
+    key_rows = (table[:, None, :] * 2 * num_kv_heads + heads[None, :, None]).flatten()
+    return RowGroup(
+        start=start,
+        num_rows=len(rows),
+        num_queries=rows[0].num_new,
+        num_keys=num_keys,
+        num_pages=num_pages,
+        key_rows=key_rows.to(device),
+        value_rows=(key_rows + num_kv_heads).to(device),
+        kv_lens=torch.tensor([span.kv_len for span in rows], device=device),
+        is_ragged=any(span.total_len != num_keys for span in rows),
+    )
+
+
+def append(pool: torch.Tensor, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Write new keys and values k, v [T, K, H] into the pages of pool [P, 2, K, page, H]."""
+    tokens = slice(view.start, view.start + view.num_tokens)
+    pool[:, 0].transpose(1, 2)[view.token_pages, view.token_places] = k[tokens]
+    pool[:, 1].transpose(1, 2)[view.token_pages, view.token_places] = v[tokens]
+
+
+def attend(
+    step: Attend,
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    view: KVView,
+    out: torch.Tensor,
+    workspace: Workspace,
+    lse: torch.Tensor | None = None,
+) -> None:
+    """out [T, N, H] = attention of q [T, N, H] over the view's keys; lse [T, N] where asked for.
+
+    Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
+    """
+    for group in view.groups:
+        with workspace.frame():
+            keys = _gather(pool, group.key_rows, group, step, workspace)
+            values = _gather(pool, group.value_rows, group, step, workspace)
+            for block in range(0, group.num_queries, _QUERY_BLOCK):
+                with workspace.frame():
+                    _attend_block(step, q, keys, values, view.start, group, block, out, workspace, lse)
+
+
+def _gather(
+    pool: torch.Tensor, rows: torch.Tensor, group: RowGroup, step: Attend, workspace: Workspace
+) -> torch.Tensor:
+    """Keys or values of a group, [R·K, S, H]."""
+    page_rows = pool.view(pool.shape[0] * pool.shape[1] * pool.shape[2], -1)
+    gathered = workspace.take(rows.numel(), page_rows.shape[1], dtype=pool.dtype)
+    torch.index_select(page_rows, 0, rows, out=gathered)
+    batch = group.num_rows * step.num_kv_heads
+    return gathered.view(batch, -1, step.head_dim)[:, : group.num_keys]
+
+
+def _attend_block(
+    step: Attend,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    view_start: int,
+    group: RowGroup,
+    block: int,
+    out: torch.Tensor,
+    workspace: Workspace,
+    lse: torch.Tensor | None,
+) -> None:
+    """One block of Q queries per row, at ``block`` of the group's queries."""
+    R, K, H = group.num_rows, step.num_kv_heads, step.head_dim
+    G = step.num_heads // K
+    Q = min(_QUERY_BLOCK, group.num_queries - block)
+    tokens = slice(view_start + group.start, view_start + group.start + R * group.num_queries)
+
+    def heads_first(x: torch.Tensor) -> torch.Tensor:
+        """The block of x [T, N, ...] as [R, K, G, Q, ...]."""
+        rows = x[tokens].unflatten(0, (R, group.num_queries))[:, block : block + Q]
+        return rows.unflatten(2, (K, G)).permute(0, 2, 3, 1, *range(4, rows.dim() + 1))
+
+    q_RKGQH = workspace.take(R, K, G, Q, H, dtype=q.dtype)
+    q_RKGQH.copy_(heads_first(q))
+    scores = workspace.take(R * K, G * Q, group.num_keys, dtype=q.dtype)
+    torch.baddbmm(
+        scores,
+        q_RKGQH.view(R * K, G * Q, H),
+        keys.transpose(1, 2),
+        beta=0,
+        alpha=H**-0.5,
+        out=scores,
+    )
+    mask = _mask(group, block, Q, step.window)
+    if mask is not None:
+        scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))
+    if lse is not None:
+        total = torch.logsumexp(scores.float(), dim=-1).view(R, K, G, Q)
+        heads_first(lse).copy_(total)
+    weights = workspace.take(*scores.shape, dtype=q.dtype)
+    torch.softmax(scores, dim=-1, out=weights)
+    torch.bmm(weights, values, out=q_RKGQH.view(R * K, G * Q, H))
+    heads_first(out).copy_(q_RKGQH)
+
+
+def _mask(group: RowGroup, block: int, num_queries: int, window: int | None) -> torch.Tensor | None:
+    """True where a query must not see a key, [R, 1, Q, S]; None where all are seen."""
+    if group.num_queries == 1 and not group.is_ragged and window is None:
+        return None
+    device = group.kv_lens.device
+    keys = torch.arange(group.num_keys, device=device)
+    queries = torch.arange(block, block + num_queries, device=device)
+    places = (group.kv_lens[:, None] + queries)[:, None, :, None]  # [R, 1, Q, 1]
+    mask = keys > places
+    if window is not None:
+        mask |= keys <= places - window
+    return mask
+
+
+def merge(
+    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention over parts of the keys: outs [T, N, H] with lses [T, N] (float32)."""
+    stacked = torch.stack(tuple(lses))
+    total = torch.logsumexp(stacked, dim=0)
+    shares = torch.exp(stacked - total)[..., None]
+    merged = (torch.stack(tuple(out.float() for out in outs)) * shares).sum(dim=0)
+    return merged.to(outs[0].dtype), total

@@ -1,0 +1,79 @@
+"""The micro-batch: flat tokens of some rows, whatever phase each row is in.
+
+Prefill, a chunk of it, decode, mixtures and scoring are all this value; there are no rectangles to
+pad. Knows no tensors, no tier and no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["MicroBatch", "RowSpan", "chunk_rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSpan:
+    """What one row brings to one sweep.
+
+    ``row`` names the row for the whole job; ``start`` is its first token in the flat batch,
+    ``num_new`` how many tokens it brings, ``kv_len`` how many keys it has already.
+    ``logit_positions`` are the tokens, relative to ``start``, after which logits are wanted.
+    """
+
+    row: int
+    start: int
+    num_new: int
+    kv_len: int
+    logit_positions: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_new
+
+    @property
+    def total_len(self) -> int:
+        return self.kv_len + self.num_new
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """The rows computed together, with their tokens one after the other (T in all).
+
+    ``index`` is the micro-batch's place in the block: its activations and KV slots go by it.
+    """
+
+    index: int
+    rows: tuple[RowSpan, ...]
+    token_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        start = 0
+        for span in self.rows:
+            assert span.start == start and span.num_new > 0, span
+            start = span.end
+        assert start == len(self.token_ids), (start, len(self.token_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(len(span.logit_positions) for span in self.rows)
+
+    def logit_indices(self) -> list[int]:
+        """Places of the wanted logits in the flat batch, rows in order."""
+        return [span.start + place for span in self.rows for place in span.logit_positions]
+
+
+def chunk_rows(rows: Sequence[RowSpan], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into ranges [first, last) of at most ``max_tokens`` tokens, or of one longer row."""
+    first, tokens = 0, 0
+    for place, span in enumerate(rows):
+        if place > first and tokens + span.num_new > max_tokens:
+            yield first, place
+            first, tokens = place, 0
+        tokens += span.num_new
+    if first < len(rows):
+        yield first, len(rows)

@@ -1,0 +1,277 @@
+"""Where each row of each weight lies, and in which pieces the rest is brought to the arithmetic.
+
+Split by rows of matrices, in any fractions. A unit's streamed rows pass through a slot on the
+compute tier; a *piece* is one read or copy into it. Reads cover whole 4 KiB blocks of the file, so
+that they can bypass the page cache, and keep each tensor's place within its block. Knows byte
+ranges and tiers, but no tensors and no devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from freight.model.checkpoint import TensorSource
+from freight.model.config import DTYPE_BYTES
+from freight.model.programme import Programme, Unit, Weight
+from freight.plan.policy import Policy, Split, Tier
+from freight.quantities import align_down, align_up
+
+__all__ = ["BLOCK", "Part", "Piece", "SlotPart", "UnitLayout", "WeightLayout", "lay_out"]
+
+BLOCK: Final = 4096
+"""Alignment of direct I/O, in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Rows of a weight on one tier; ``first_row`` counts within the unit's weight."""
+
+    weight: Weight
+    first_row: int
+    num_rows: int
+    tier: Tier
+
+    @property
+    def num_elements(self) -> int:
+        return self.num_rows * self.weight.num_columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotPart:
+    """A part that is streamed: where it lies in the unit's slot, and its dtype there."""
+
+    part: Part
+    slot_offset: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One read or copy into a slot.
+
+    From the disk tier: ``path`` and ``offset`` in that file, whole blocks, of which
+    ``logical_bytes`` are wanted. From the cpu tier: ``path`` is None and ``offset`` counts in the
+    unit's own stretch of that tier.
+    """
+
+    path: Path | None
+    offset: int
+    num_bytes: int
+    logical_bytes: int
+    slot_offset: int
+
+    @property
+    def tier(self) -> Tier:
+        return "cpu" if self.path is None else "disk"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitLayout:
+    """One unit's parts. ``resident`` ones stay on the compute tier, ``streamed`` ones pass through
+    a slot; ``host_bytes`` of the latter lie on the cpu tier meanwhile."""
+
+    unit: Unit
+    resident: tuple[Part, ...]
+    streamed: tuple[SlotPart, ...]
+    pieces: tuple[Piece, ...]
+    slot_bytes: int
+    host_bytes: int
+    decoded_bytes: int
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.resident + tuple(streamed.part for streamed in self.streamed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightLayout:
+    """All units, the head's chunks included; ``embedding`` is never streamed, rows are looked up.
+
+    Where the head shares the embedding's table, ``embedding`` names the head's parts.
+    """
+
+    units: tuple[UnitLayout, ...]
+    embedding: tuple[Part, ...]
+    tied_embeddings: bool
+    compute_tier: Tier
+    element_bytes: int
+
+    def tier_bytes(self) -> dict[Tier, int]:
+        """Bytes of weights on each tier (disk: as in the checkpoint's dtype is not counted here;
+        all in the compute dtype, so that shares compare)."""
+        totals: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
+        own = () if self.tied_embeddings else self.embedding
+        for part in (*own, *(p for unit in self.units for p in unit.parts)):
+            totals[part.tier] += part.num_elements * self.element_bytes
+        return totals
+
+    @property
+    def slot_bytes(self) -> int:
+        return max((unit.slot_bytes for unit in self.units), default=0)
+
+    @property
+    def decoded_bytes(self) -> int:
+        return max((unit.decoded_bytes for unit in self.units), default=0)
+
+    def streamed_bytes(self, tier: Tier) -> tuple[int, int]:
+        """Bytes that one sweep brings from ``tier``: (wanted, moved with alignment)."""
+        pieces = [piece for unit in self.units for piece in unit.pieces if piece.tier == tier]
+        return sum(p.logical_bytes for p in pieces), sum(p.num_bytes for p in pieces)
+
+
+
+def lay_out(
+    programme: Programme,
+    sources: Mapping[str, TensorSource],
+    policy: Policy,
+    *,
+    dtype: str,
+    tied_embeddings: bool,
+) -> WeightLayout:
+    """Place every weight by ``policy.weights``; the compute dtype is ``dtype``."""
+    units = tuple(
+        _lay_out_unit(unit, sources, policy, dtype) for unit in programme.units[1:]
+    )
+    if tied_embeddings:
+        embedding = tuple(
+            part
+            for layout in units
+            if layout.unit.kind == "head"
+            for part in layout.parts
+            if part.weight.is_matrix
+        )
+    else:
+        embedding = tuple(_split(programme.embedding.weights, policy.weights))
+    return WeightLayout(
+        units=units,
+        embedding=embedding,
+        tied_embeddings=tied_embeddings,
+        compute_tier=policy.compute_tier,
+        element_bytes=DTYPE_BYTES[dtype],
+    )
+
+
+def _split(weights: Sequence[Weight], split: Split) -> list[Part]:
+    """Cut the weights, one after the other, at the split's borders; borders fall between rows."""
+    total = sum(weight.num_elements for weight in weights)
+    borders = [("gpu", total * split.gpu), ("cpu", total * (split.gpu + split.cpu))]
+    parts: list[Part] = []
+    before = 0
+    for weight in weights:
+        first = 0
+        for tier, border in (*borders, ("disk", float(total))):
+            last = round((border - before) / weight.num_columns)
+            last = weight.num_rows if tier == "disk" else min(max(last, first), weight.num_rows)
+            if last > first:
+                parts.append(
+                    Part(weight=weight, first_row=first, num_rows=last - first, tier=tier)  # type: ignore[arg-type]
+                )
+            first = last
+        before += weight.num_elements
+    return parts
+
+
+def _lay_out_unit(
+    unit: Unit, sources: Mapping[str, TensorSource], policy: Policy, dtype: str
+) -> UnitLayout:
+    # Vectors are small and needed by every token: they stay on the compute tier.
+    vectors = [weight for weight in unit.weights if not weight.is_matrix]
+    matrices = [weight for weight in unit.weights if weight.is_matrix]
+    # In the order of the file, so that what is read from disk is one stretch of it.
+    matrices.sort(key=lambda w: (str(sources[w.name].path), sources[w.name].offset + w.first_row))
+    tier = policy.compute_tier
+    parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier) for v in vectors]
+    parts += _split(matrices, policy.weights)
+    slot = _SlotBuilder(offset=0, streamed=[], pieces=[])
+    slot.add_disk([p for p in parts if p.tier == "disk"], sources, policy.piece_bytes)
+    host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
+    host_bytes = slot.add_host(host, dtype, policy.piece_bytes)
+    size = DTYPE_BYTES[dtype]
+    foreign = [s.part for s in slot.streamed if s.dtype != dtype]
+    return UnitLayout(
+        unit=unit,
+        resident=tuple(p for p in parts if p.tier == tier),
+        streamed=tuple(slot.streamed),
+        pieces=tuple(slot.pieces),
+        slot_bytes=align_up(slot.offset, BLOCK),
+        host_bytes=host_bytes,
+        decoded_bytes=sum(align_up(part.num_elements * size, 64) for part in foreign),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _SlotBuilder:
+    """A slot being filled; ``offset`` is where it ends so far."""
+
+    offset: int
+    streamed: list[SlotPart]
+    pieces: list[Piece]
+
+    def add_host(self, parts: Sequence[Part], dtype: str, piece_bytes: int) -> int:
+        """Append the cpu tier's parts, one stretch; returns its length."""
+        base = align_up(self.offset, BLOCK)
+        length = 0
+        for part in parts:
+            self.streamed.append(SlotPart(part=part, slot_offset=base + length, dtype=dtype))
+            length += align_up(part.num_elements * DTYPE_BYTES[dtype], 64)
+        for start in range(0, length, piece_bytes):
+            size = min(piece_bytes, length - start)
+            self.pieces.append(
+                Piece(
+                    path=None,
+                    offset=start,
+                    num_bytes=size,
+                    logical_bytes=size,
+                    slot_offset=base + start,
+                )
+            )
+        self.offset = base + length if length else self.offset
+        return length
+
+    def add_disk(
+        self, parts: Sequence[Part], sources: Mapping[str, TensorSource], piece_bytes: int
+    ) -> None:
+        """Append the disk tier's parts; neighbours in a file (one block apart at most) together."""
+        run: list[tuple[Part, TensorSource]] = []
+        for part in parts:
+            weight = part.weight
+            source = sources[weight.name].rows(weight.first_row + part.first_row, part.num_rows)
+            if run:
+                last = run[-1][1]
+                gap = source.offset - (last.offset + last.num_bytes)
+                if last.path != source.path or not 0 <= gap <= BLOCK:
+                    self.add_run(run, piece_bytes)
+                    run = []
+            run.append((part, source))
+        if run:
+            self.add_run(run, piece_bytes)
+
+    def add_run(self, run: Sequence[tuple[Part, TensorSource]], piece_bytes: int) -> None:
+        """Append tensors that lie one after the other in a file."""
+        path = run[0][1].path
+        begin = align_down(run[0][1].offset, BLOCK)
+        end = align_up(run[-1][1].offset + run[-1][1].num_bytes, BLOCK)
+        for part, source in run:
+            place = self.offset + source.offset - begin
+            self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=source.dtype))
+        step = max(BLOCK, align_down(piece_bytes, BLOCK))
+        for start in range(begin, end, step):
+            size = min(step, end - start)
+            wanted = sum(_overlap(s.offset, s.num_bytes, start, size) for _, s in run)
+            self.pieces.append(
+                Piece(
+                    path=path,
+                    offset=start,
+                    num_bytes=size,
+                    logical_bytes=wanted,
+                    slot_offset=self.offset + start - begin,
+                )
+            )
+        self.offset += end - begin
+
+
+def _overlap(offset: int, length: int, start: int, size: int) -> int:
+    return max(0, min(offset + length, start + size) - max(offset, start))

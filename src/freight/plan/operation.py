@@ -1,0 +1,98 @@
+"""The operations that a schedule is a stream of, and what each touches.
+
+An operation names its *lane* (a link or a compute unit: operations of one lane run one after the
+other, in order), what it reads and writes, and the operations of other lanes that it waits for.
+Plain data: the verifier proves a stream legal, the executor runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from freight.model.batch import MicroBatch
+
+__all__ = ["Access", "Kind", "Lane", "Operation", "Place"]
+
+
+class Lane(StrEnum):
+    """Links and compute units, each busy with one operation at a time."""
+
+    COMPUTE = "compute"
+    DISK_READ = "disk read"
+    DISK_WRITE = "disk write"
+    TO_DEVICE = "host to device"
+    FROM_DEVICE = "device to host"
+
+
+class Kind(StrEnum):
+    """What an operation does. READ and WRITE go to and from the disk, COPY between memories."""
+
+    READ_WEIGHTS = "read weights"
+    COPY_WEIGHTS = "copy weights"
+    READ_EMBEDDING = "read embedding rows"
+    COPY_EMBEDDING = "copy embedding rows"
+    READ_KV = "read KV"
+    COPY_KV = "copy KV"
+    COPY_BACK_KV = "copy back KV"
+    WRITE_KV = "write KV"
+    READ_HIDDEN = "read activations"
+    COPY_HIDDEN = "copy activations"
+    COPY_BACK_HIDDEN = "copy back activations"
+    WRITE_HIDDEN = "write activations"
+    DECODE_WEIGHTS = "decode weights"
+    COMPUTE = "compute"
+
+
+Place = tuple[str, int]
+"""A slot of a ring, or a home: its name and its index."""
+
+Owner = tuple[int, ...]
+"""Whose content a place holds: (sweep, unit, micro-batch, stage) or as much of it as matters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """A read or write of a place.
+
+    A read wants the place to hold ``owner``'s content, complete. A write makes it hold it;
+    content may arrive in ``num_pieces`` writes of one owner, this one being piece ``piece``.
+    ``num_bytes`` is how much of the place the content takes, where the place has a fixed size.
+    """
+
+    place: Place
+    owner: Owner
+    is_write: bool
+    piece: int = 0
+    num_pieces: int = 1
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One step of a schedule.
+
+    ``unit`` counts in the programme (0 is the embedding). ``slot`` is the place in the ring that a
+    load fills or a store empties, ``source_slot`` the one it comes from where there is one.
+    ``after`` holds indices of earlier operations in other lanes. ``num_bytes`` is what crosses the
+    link, alignment included. ``is_last`` marks the computation after which a micro-batch's new
+    tokens are known.
+    """
+
+    index: int
+    kind: Kind
+    lane: Lane
+    sweep: int
+    unit: int
+    batch: MicroBatch | None
+    accesses: tuple[Access, ...]
+    after: tuple[int, ...]
+    num_bytes: int = 0
+    piece: int = 0
+    slot: int = -1
+    source_slot: int = -1
+    is_last: bool = False
+
+    def __str__(self) -> str:
+        batch = "" if self.batch is None else f" micro-batch {self.batch.index}"
+        return f"#{self.index} {self.kind} (sweep {self.sweep}, unit {self.unit}{batch})"

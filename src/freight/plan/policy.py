@@ -1,0 +1,92 @@
+"""The policy: what lives where, how many rows are computed together, and what overlaps.
+
+A plain value. Whether it fits is judged by ``footprint``, what it does by ``schedule``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from freight.errors import InputError
+
+__all__ = ["TIERS", "Policy", "Split", "Tier"]
+
+Tier = Literal["gpu", "cpu", "disk"]
+TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Shares of one kind of tensor on each tier, in [0, 1], one in all."""
+
+    gpu: float = 0.0
+    cpu: float = 0.0
+    disk: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.gpu, self.cpu, self.disk)
+        if any(not 0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
+            raise InputError(
+                f"Shares of {self.gpu:.2%} gpu, {self.cpu:.2%} cpu, {self.disk:.2%} disk were given.",
+                "Shares are at least 0 and sum to 100 %.",
+                "Write them like 20/80/0.",
+            )
+
+    def share(self, tier: Tier) -> float:
+        return {"gpu": self.gpu, "cpu": self.cpu, "disk": self.disk}[tier]
+
+    def cut(self, num_items: int) -> dict[Tier, int]:
+        """Whole items per tier: fastest tier first, each border rounded to the nearest item."""
+        first = min(num_items, round(num_items * self.gpu))
+        second = min(num_items, round(num_items * (self.gpu + self.cpu)))
+        return {"gpu": first, "cpu": second - first, "disk": num_items - second}
+
+    def __str__(self) -> str:
+        return "/".join(f"{100 * share:.4g}" for share in (self.gpu, self.cpu, self.disk))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How a block of rows is run.
+
+    ``compute_tier`` is where arithmetic finds its operands: "gpu" for CUDA and the simulated
+    device, "cpu" where the CPU computes (then nothing may be put on gpu). A block is
+    ``num_micro_batches`` micro-batches of ``micro_batch_size`` rows. ``max_batch_tokens`` bounds
+    the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
+    in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
+    ``piece_bytes`` is the largest single read or copy of weights.
+    """
+
+    compute_tier: Tier
+    weights: Split
+    kv: Split
+    activations: Split
+    micro_batch_size: int
+    num_micro_batches: int
+    max_batch_tokens: int
+    chunk_tokens: int = 512
+    page_tokens: int = 32
+    piece_bytes: int = 8 << 20
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch_size", "num_micro_batches", "max_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    f"{name}={getattr(self, name)} was given.",
+                    f"{name} is at least 1.",
+                    "Raise it, or leave the flag out for the default.",
+                )
+        for split in (self.weights, self.kv, self.activations):
+            if self.compute_tier == "cpu" and split.gpu:
+                raise InputError(
+                    f"{split.gpu:.0%} was to be placed on the gpu tier.",
+                    "This run computes on the CPU: its tiers are cpu and disk.",
+                    "Give shares as cpu/disk, or choose a device with --device.",
+                )
+
+    @property
+    def block_rows(self) -> int:
+        return self.micro_batch_size * self.num_micro_batches
