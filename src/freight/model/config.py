@@ -236,6 +236,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _find_family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list):
+        architectures = [architectures]
     for name, family in FAMILIES.items():
         if any(item in family.architectures for item in architectures) or (
             not architectures and raw.get("model_type") in family.model_types
@@ -279,10 +281,10 @@ def _derive_heads(switches: dict[str, Any], problems: list[str]) -> None:
     hidden, heads = switches["hidden_size"], switches["num_heads"]
     if switches["num_kv_heads"] is None:
         switches["num_kv_heads"] = heads
-    if switches["head_dim"] is not None or not heads or hidden is None:
+    if switches["head_dim"] is not None or heads is None or hidden is None:
         return
-    switches["head_dim"] = hidden // heads
-    if hidden % heads:
+    switches["head_dim"] = hidden // max(heads, 1)
+    if hidden % max(heads, 1):
         problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
 
 

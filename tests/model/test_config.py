@@ -1,0 +1,214 @@
+"""config.json -> switches, against transformers' own reading of the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from freight.errors import ModelError
+from freight.model.config import DTYPE_BYTES, parse_config, read_config
+from freight.model.families import FAMILIES
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SMALL}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **SMALL}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **SMALL}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama, heads missing": {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"},
+    "llama, nulls": {**LLAMA, "head_dim": None, "rope_scaling": None, "attention_bias": False},
+    "llama, wide heads": {**LLAMA, "head_dim": 16},
+    "llama, biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "llama, tied": {**LLAMA, "tie_word_embeddings": True},
+    "llama, old dtype": {**LLAMA, "torch_dtype": "float16"},
+    "llama, new dtype": {**LLAMA, "dtype": "bfloat16", "torch_dtype": "float16"},
+    "llama, old rope": {**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE},
+    "llama, new rope": {**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}},
+    "llama, old linear": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama, both": {**LLAMA, "rope_theta": 7.0, "rope_parameters": {"rope_theta": 9.0}},
+    "llama, no length": {
+        **LLAMA,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    },
+    "llama, no architecture": {k: v for k, v in LLAMA.items() if k != "architectures"},
+    "llama, gelu": {**LLAMA, "hidden_act": "gelu", "rms_norm_eps": 1e-5},
+    "mistral": MISTRAL,
+    "mistral, no window": {**MISTRAL, "sliding_window": None},
+    "mistral, window": {**MISTRAL, "sliding_window": 8, "head_dim": 8},
+    "qwen2": QWEN2,
+    "qwen2, window off": {**QWEN2, "sliding_window": 8, "max_window_layers": 1},
+    "qwen2, window on": {
+        **QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    },
+    "qwen2, null window": {**QWEN2, "use_sliding_window": True, "sliding_window": None},
+    "qwen2, layer types": {
+        **QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
+def oracle(raw: dict[str, Any], directory: Path) -> Any:
+    (directory / "config.json").write_text(json.dumps(raw))
+    config = AutoConfig.from_pretrained(directory)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
+def test_switches_equal_those_of_transformers(raw: dict[str, Any], tmp_path: Path) -> None:
+    model = oracle(raw, tmp_path)
+    theirs, ours = model.config, read_config(tmp_path)
+    attention = [layer.self_attn for layer in model.model.layers]
+
+    assert ours.num_layers == len(attention)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == attention[0].head_dim
+    assert ours.max_positions == theirs.max_position_embeddings
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.activation == {"silu": "silu", "gelu": "gelu"}[theirs.hidden_act]
+    assert ours.tied_embeddings == theirs.tie_word_embeddings
+    assert ours.qkv_bias == (attention[0].q_proj.bias is not None)
+    assert ours.out_bias == (attention[0].o_proj.bias is not None)
+    assert ours.mlp_bias == (model.model.layers[0].mlp.down_proj.bias is not None)
+    assert ours.dtype == str(theirs.dtype or torch.float32).removeprefix("torch.")
+    windows = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
+    assert ours.sliding_windows == tuple(
+        windows if kind == "sliding_attention" else None for kind in kinds
+    )
+
+
+@pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
+def test_rope_equals_that_of_transformers(raw: dict[str, Any], tmp_path: Path) -> None:
+    theirs, ours = oracle(raw, tmp_path).config.rope_parameters, read_config(tmp_path).rope
+    assert ours.kind == theirs["rope_type"]
+    assert ours.theta == theirs["rope_theta"]
+    assert ours.factor == theirs.get("factor")
+    assert ours.low_freq_factor == theirs.get("low_freq_factor")
+    assert ours.original_max_positions == theirs.get("original_max_position_embeddings")
+
+
+@pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
+def test_names_and_counts_equal_the_model_s(raw: dict[str, Any], tmp_path: Path) -> None:
+    model = oracle(raw, tmp_path)
+    config = read_config(tmp_path)
+    shapes = config.tensor_shapes()
+    tensors = FAMILIES[config.family].tensors
+    ours = {}
+    for name, shape in shapes.items():
+        layer = name.split(".")[1] if name.startswith("layers.") else ""
+        place = tensors[name.replace(f"layers.{layer}.", "layers.{i}.") if layer else name]
+        assert isinstance(place, str)
+        ours[place.format(i=layer)] = shape
+    assert ours == {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    assert config.num_parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_kv_bytes() -> None:
+    config = parse_config(LLAMA)
+    assert config.kv_bytes_per_token_per_layer() == 2 * 2 * 8 * 2
+    assert config.kv_bytes_per_token(4) == 3 * 2 * 2 * 8 * 4
+    assert DTYPE_BYTES[config.dtype] == 4
+
+
+def test_windows_of_mistral_follow_layer_types() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    config = parse_config({**MISTRAL, "sliding_window": 8, "layer_types": kinds})
+    assert config.sliding_windows == (None, 8, None)
+
+
+def test_missing_keys_are_reported_together() -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_config({"architectures": ["LlamaForCausalLM"]})
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        assert f"{key} is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2"),
+        ({"architectures": 5}, "architecture 5"),
+        ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
+        ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot be shared out over 3"),
+        ({"head_dim": 7}, "7 elements of a head"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "num_heads is 0"),
+        ({"num_attention_heads": -4, "head_dim": -8}, "-8 elements of a head"),
+        ({"vocab_size": -1, "hidden_size": True}, "hidden_size is True"),
+        ({"hidden_size": "32"}, "hidden_size is '32'"),
+        ({"hidden_act": "softplus"}, "'softplus' is not known, supported are silu"),
+        ({"hidden_act": 3}, "hidden_act is 3"),
+        ({"torch_dtype": "float8_e4m3fn"}, "'float8_e4m3fn'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 0}, "norm_eps is 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
+        ({"rope_scaling": {"type": "spiral"}}, "'spiral' is not known"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor is '2'"),
+        ({"rope_scaling": 4}, "rope_scaling is 4"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "high_freq_factor is missing"),
+        ({"rope_theta": -1.0}, "theta is -1.0"),
+        ({"rope_parameters": {"full_attention": {}}}, "one flat set"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor has 1 entries, it needs 4",
+        ),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_config({**LLAMA, **change})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sliding_window": 0}, "window is below 1"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "1 attention windows"),
+        ({"sliding_window": 4, "layer_types": ["other"] * 3}, "layer_types is"),
+    ],
+)
+def test_senseless_windows_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_config({**MISTRAL, **change})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "\udcff"])
+def test_unreadable_files_are_refused(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ModelError) as caught:
+        read_config(tmp_path)
+    assert "config.json" in str(caught.value)
