@@ -122,7 +122,6 @@ class WeightLayout:
         return sum(p.logical_bytes for p in pieces), sum(p.num_bytes for p in pieces)
 
 
-
 def lay_out(
     programme: Programme,
     sources: Mapping[str, TensorSource],
@@ -132,9 +131,7 @@ def lay_out(
     tied_embeddings: bool,
 ) -> WeightLayout:
     """Place every weight by ``policy.weights``; the compute dtype is ``dtype``."""
-    units = tuple(
-        _lay_out_unit(unit, sources, policy, dtype) for unit in programme.units[1:]
-    )
+    units = tuple(_lay_out_unit(unit, sources, policy, dtype) for unit in programme.units[1:])
     if tied_embeddings:
         embedding = tuple(
             part

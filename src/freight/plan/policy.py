@@ -29,7 +29,7 @@ class Split:
         shares = (self.gpu, self.cpu, self.disk)
         if any(not 0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
             raise InputError(
-                f"Shares of {self.gpu:.2%} gpu, {self.cpu:.2%} cpu, {self.disk:.2%} disk were given.",
+                f"Shares of {self} % on gpu/cpu/disk were given.",
                 "Shares are at least 0 and sum to 100 %.",
                 "Write them like 20/80/0.",
             )

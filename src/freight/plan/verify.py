@@ -41,9 +41,7 @@ class _Content:
     num_bytes: int = 0
 
 
-def verify(
-    operations: Iterable[Operation], rings: Mapping[str, Ring]
-) -> Iterator[Operation]:
+def verify(operations: Iterable[Operation], rings: Mapping[str, Ring]) -> Iterator[Operation]:
     """Pass operations through, raising ``IllegalSchedule`` at the first illegal one.
 
     ``rings`` gives the places with a bounded number of slots; other places are homes, unbounded.

@@ -1,0 +1,368 @@
+"""Sweeps in, operations out: one continuous stream, with no barrier between sweeps.
+
+A sweep is one pass over the units in which each unit's weights are brought once for the whole
+block of rows. Row-by-row and zig-zag differ only in the sweeps that come in. While a unit is
+computed, the next unit's weights come in slices across the micro-batches, also over the border of
+a sweep; the KV and activations of the next micro-batch are fetched, those of the previous one are
+stored. Waits are between operations: each lists those of other lanes that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from freight.plan.operation import Access, Kind, Lane, Operation
+from freight.plan.scoreboard import Scoreboard, read, write
+from freight.plan.sweep import BatchWork, StreamModel, Sweep
+
+__all__ = ["schedule"]
+
+
+def schedule(
+    sweeps: Iterator[Sweep], model: StreamModel, expects_more: Callable[[], bool]
+) -> Iterator[Operation]:
+    """Operations of ``sweeps``; ``expects_more`` says near a sweep's end whether one follows.
+
+    Each sweep is asked for after the last operation of the one before has been taken, so that its
+    rows can depend on the tokens. A wrong guess costs loads that nobody uses.
+    """
+    return _Stream(model=model, expects_more=expects_more).run(sweeps)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Stream:
+    """The generator's state: what is where, and what was issued."""
+
+    model: StreamModel
+    expects_more: Callable[[], bool]
+    board: Scoreboard = field(default_factory=Scoreboard)
+    target: tuple[int, int] | None = None
+    next_piece: int = 0
+    weight_slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    kv_slots: dict[int, int] = field(default_factory=dict)
+    activation_slots: dict[int, int] = field(default_factory=dict)
+    embedding_slots: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def on_device(self) -> bool:
+        return self.model.compute_tier == "gpu"
+
+    # -- one sweep ---------------------------------------------------------------------------
+
+    def run(self, sweeps: Iterator[Sweep]) -> Iterator[Operation]:
+        for sweep in sweeps:
+            steps = [(unit, work) for unit in range(len(self.model.units)) for work in sweep.works]
+            yield from self.load_kv(sweep.index, *steps[0])
+            yield from self.load_activations(sweep.index, *steps[0])
+            for place, (unit, work) in enumerate(steps):
+                turn = place % len(sweep.works)
+                yield from self.bring_weights(sweep.index, unit, turn, len(sweep.works))
+                following = steps[place + 1] if place + 1 < len(steps) else None
+                apart = following is not None and following[1] is not work
+                if following is not None:
+                    yield from self.load_kv(sweep.index, *following)
+                if following is not None and apart:
+                    yield from self.load_activations(sweep.index, *following)
+                if turn == 0 and self.model.units[unit].needs_decode:
+                    yield self.decode(sweep.index, unit)
+                yield self.compute(sweep.index, unit, work)
+                yield from self.store_kv(sweep.index, unit, work)
+                yield from self.store_activations(sweep.index, unit, work)
+                if following is not None and not apart:
+                    yield from self.load_activations(sweep.index, *following)
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def bring_weights(
+        self, sweep: int, unit: int, turn: int, num_turns: int
+    ) -> Iterator[Operation]:
+        """This turn's slice of the unit that streams next; nothing if it is on its way already."""
+        target = self.upcoming(sweep, unit)
+        if target is None:
+            return
+        if target != self.target:
+            self.target, self.next_piece = target, 0
+            current = {k: slot for k, slot in self.weight_slots.items() if k >= (sweep, unit)}
+            self.weight_slots = {**current, target: self.board.take_slot("weights")}
+        end = (turn + 1) * len(self.model.units[target[1]].pieces) // num_turns
+        while self.next_piece < end:
+            yield from self.bring_piece(target, self.next_piece)
+            self.next_piece += 1
+
+    def upcoming(self, sweep: int, unit: int) -> tuple[int, int] | None:
+        """(sweep, unit) of the next unit with anything to bring, after this one."""
+        units = self.model.units
+        for later in range(unit + 1, len(units)):
+            if units[later].pieces:
+                return sweep, later
+        for first in range(unit + 1):
+            if units[first].pieces:
+                return (sweep + 1, first) if self.expects_more() else None
+        return None
+
+    def bring_piece(self, target: tuple[int, int], number: int) -> Iterator[Operation]:
+        sweep, unit = target
+        pieces = self.model.units[unit].pieces
+        tier, num_bytes = pieces[number]
+        slot = self.weight_slots[target]
+        arrival = Access(
+            place=("weights", slot),
+            owner=target,
+            is_write=True,
+            piece=number,
+            num_pieces=len(pieces),
+            num_bytes=num_bytes,
+        )
+        make = partial(self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=num_bytes)
+        if not self.on_device:
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [arrival], slot=slot)
+            return
+        reads: list[Access] = []
+        staging = -1
+        if tier == "disk":
+            staging = self.board.take_slot("weight staging")
+            read = write("weight staging", staging, (sweep, unit, number), num_bytes)
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [read], slot=staging)
+            reads.append(read("weight staging", staging, (sweep, unit, number)))
+        accesses = [*reads, arrival]
+        yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=slot, source_slot=staging)
+
+    def decode(self, sweep: int, unit: int) -> Operation:
+        slot = self.weight_slots[sweep, unit]
+        accesses = [
+            read("weights", slot, (sweep, unit)),
+            write("decoded weights", 0, (sweep, unit)),
+        ]
+        kind, lane = Kind.DECODE_WEIGHTS, Lane.COMPUTE
+        return self.board.make(kind, lane, accesses, sweep=sweep, unit=unit, source_slot=slot)
+
+    # -- KV cache ----------------------------------------------------------------------------
+
+    def load_kv(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+        """Fetch what the offloaded rows' keys and values are so far into a slot."""
+        layer = self.model.units[unit].layer
+        if self.model.units[unit].kind != "attention" or not work.kv_slot_bytes:
+            return
+        assert layer is not None
+        k = work.batch.index
+        slot = self.kv_slots[k] = self.board.take_slot("kv slot")
+        if not work.kv_load:
+            return
+        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
+        arrival = write("kv slot", slot, (sweep, unit, k, 0), work.kv_slot_bytes)
+        disk = [self.board.home(f"kv on disk, layer {layer}", k)] if work.kv_load.disk else []
+        host = [self.board.home(f"kv on cpu, layer {layer}", k)] if work.kv_load.cpu else []
+        if not self.on_device:
+            moved = work.kv_load.disk
+            tail = [self.board.home(f"kv on disk, layer {layer}", k)]
+            accesses = [*tail, arrival]
+            yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=slot, num_bytes=moved)
+            return
+        source = -1
+        if disk:
+            source = self.board.take_slot("kv in")
+            moved = work.kv_load.disk
+            accesses = [*disk, write("kv in", source, (sweep, unit, k), work.kv_slot_bytes)]
+            yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=source, num_bytes=moved)
+            host.append(read("kv in", source, (sweep, unit, k)))
+        moved = work.kv_load.cpu + work.kv_load.disk
+        yield make(
+            Kind.COPY_KV,
+            Lane.TO_DEVICE,
+            [*host, arrival],
+            slot=slot,
+            source_slot=source,
+            num_bytes=moved,
+        )
+
+    def store_kv(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+        """Bring the pages that the new tokens touched back to their homes."""
+        layer = self.model.units[unit].layer
+        if self.model.units[unit].kind != "attention" or not work.kv_slot_bytes:
+            return
+        assert layer is not None
+        k = work.batch.index
+        slot = self.kv_slots.pop(k)
+        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
+        source = read("kv slot", slot, (sweep, unit, k, 1))
+        disk_home = f"kv on disk, layer {layer}"
+        if not self.on_device:
+            accesses = [source, self.board.new_home(disk_home, k, (sweep,))]
+            moved = work.kv_store.disk
+            yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=slot, num_bytes=moved)
+            return
+        accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
+        out = -1
+        if work.kv_store.disk:
+            out = self.board.take_slot("kv out")
+            accesses.append(write("kv out", out, (sweep, unit, k), work.kv_slot_bytes))
+        moved = work.kv_store.cpu + work.kv_store.disk
+        yield make(
+            Kind.COPY_BACK_KV,
+            Lane.FROM_DEVICE,
+            accesses,
+            slot=out,
+            source_slot=slot,
+            num_bytes=moved,
+        )
+        if work.kv_store.disk:
+            accesses = [read("kv out", out, (sweep, unit, k))]
+            accesses.append(self.board.new_home(disk_home, k, (sweep,)))
+            moved = work.kv_store.disk
+            yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=out, num_bytes=moved)
+
+    # -- activations -------------------------------------------------------------------------
+
+    def load_activations(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+        """Fetch the offloaded rows of the residual stream; for the embedding, of the table."""
+        kind = self.model.units[unit].kind
+        k = work.batch.index
+        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
+        if kind == "embedding":
+            yield from self.load_embedding(sweep, work)
+        if self.is_late_head(unit) or not work.activation_slot_bytes:
+            return
+        size = work.activation_slot_bytes
+        slot = self.activation_slots[k] = self.board.take_slot("activation slot")
+        if kind == "embedding":
+            return
+        arrival = write("activation slot", slot, (sweep, unit, k, 0), size)
+        accesses = [arrival]
+        source = -1
+        if work.activations.disk:
+            accesses.insert(0, self.board.home("activations on disk", k))
+        if work.activations.disk and self.on_device:
+            source = self.board.take_slot("activations in")
+            staged = write("activations in", source, (sweep, unit, k), size)
+            accesses = [accesses[0], staged]
+        if work.activations.disk:
+            moved = work.activations.disk
+            target = source if self.on_device else slot
+            yield make(Kind.READ_HIDDEN, Lane.DISK_READ, accesses, slot=target, num_bytes=moved)
+            accesses = [read("activations in", source, (sweep, unit, k)), arrival]
+        if self.on_device:
+            if work.activations.cpu:
+                accesses.insert(0, self.board.home("activations on cpu", k))
+            yield make(
+                Kind.COPY_HIDDEN,
+                Lane.TO_DEVICE,
+                accesses,
+                slot=slot,
+                source_slot=source,
+                num_bytes=work.activations.cpu + work.activations.disk,
+            )
+
+    def load_embedding(self, sweep: int, work: BatchWork) -> Iterator[Operation]:
+        if not work.embedding_bytes:
+            return
+        k = work.batch.index
+        make = partial(
+            self.board.make, sweep=sweep, unit=0, batch=work.batch, num_bytes=work.embedding_bytes
+        )
+        accesses = [self.board.home("tokens", k)] if work.continues else []
+        slot = self.board.take_slot("embedding rows")
+        accesses.append(write("embedding rows", slot, (sweep, k), work.embedding_bytes))
+        yield make(Kind.READ_EMBEDDING, Lane.DISK_READ, accesses, slot=slot)
+        self.embedding_slots[k] = slot
+        if self.on_device:
+            source, slot = slot, self.board.take_slot("embedding slot")
+            accesses = [
+                read("embedding rows", source, (sweep, k)),
+                write("embedding slot", slot, (sweep, k), work.embedding_bytes),
+            ]
+            kind, lane = Kind.COPY_EMBEDDING, Lane.TO_DEVICE
+            yield make(kind, lane, accesses, slot=slot, source_slot=source)
+            self.embedding_slots[k] = slot
+
+    def store_activations(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+        if self.model.units[unit].kind == "head" or not work.activation_slot_bytes:
+            return
+        k = work.batch.index
+        slot = self.activation_slots.pop(k)
+        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
+        accesses = [read("activation slot", slot, (sweep, unit, k, 1))]
+        source = slot
+        if self.on_device:
+            if work.activations.cpu:
+                accesses.append(self.board.new_home("activations on cpu", k, (sweep, unit)))
+            if work.activations.disk:
+                source = self.board.take_slot("activations out")
+                size = work.activation_slot_bytes
+                accesses.append(write("activations out", source, (sweep, unit, k), size))
+            yield make(
+                Kind.COPY_BACK_HIDDEN,
+                Lane.FROM_DEVICE,
+                accesses,
+                slot=source,
+                source_slot=slot,
+                num_bytes=work.activations.cpu + work.activations.disk,
+            )
+            accesses = [read("activations out", source, (sweep, unit, k))]
+        if work.activations.disk:
+            accesses.append(self.board.new_home("activations on disk", k, (sweep, unit)))
+            moved = work.activations.disk
+            yield make(
+                Kind.WRITE_HIDDEN, Lane.DISK_WRITE, accesses, source_slot=source, num_bytes=moved
+            )
+
+    # -- computation -------------------------------------------------------------------------
+
+    def compute(self, sweep: int, unit: int, work: BatchWork) -> Operation:
+        model_unit, k = self.model.units[unit], work.batch.index
+        accesses: list[Access] = []
+        slot = -1
+        if model_unit.pieces:
+            slot = self.weight_slots[sweep, unit]
+            accesses.append(read("weights", slot, (sweep, unit)))
+            if model_unit.needs_decode:
+                accesses.append(read("decoded weights", 0, (sweep, unit)))
+        if model_unit.kind == "attention" and work.kv_slot_bytes:
+            accesses += self.board.in_place(
+                "kv slot", self.kv_slots[k], (sweep, unit, k), work.kv_load
+            )
+        accesses += self.activation_accesses(sweep, unit, work)
+        is_last = unit == len(self.model.units) - 1
+        if is_last:
+            accesses.append(self.board.new_home("tokens", k, (sweep,)))
+        return self.board.make(
+            Kind.COMPUTE,
+            Lane.COMPUTE,
+            accesses,
+            sweep=sweep,
+            unit=unit,
+            batch=work.batch,
+            slot=slot,
+            source_slot=self.place_of_rows(unit, k),
+            is_last=is_last,
+        )
+
+    def place_of_rows(self, unit: int, k: int) -> int:
+        """The slot with the rows that this unit needs beside the weights: KV or embedding rows."""
+        kind = self.model.units[unit].kind
+        if kind == "embedding":
+            return self.embedding_slots.pop(k, -1)
+        return self.kv_slots.get(k, -1) if kind == "attention" else -1
+
+    def activation_accesses(self, sweep: int, unit: int, work: BatchWork) -> list[Access]:
+        k = work.batch.index
+        if self.is_late_head(unit):
+            return [read("last activations", k, (sweep,))]
+        accesses: list[Access] = []
+        kind = self.model.units[unit].kind
+        if kind == "embedding" and work.embedding_bytes:
+            ring = "embedding slot" if self.on_device else "embedding rows"
+            accesses.append(read(ring, self.embedding_slots[k], (sweep, k)))
+        if work.activation_slot_bytes:
+            slot, loaded = self.activation_slots[k], kind != "embedding"
+            accesses += self.board.in_place("activation slot", slot, (sweep, unit, k), loaded)
+        if kind == "head":
+            accesses.append(write("last activations", k, (sweep,), 0))
+            self.activation_slots.pop(k, None)
+        return accesses
+
+    def is_late_head(self, unit: int) -> bool:
+        """Whether an earlier chunk of the head has already picked the activations it needs."""
+        units = self.model.units
+        return units[unit].kind == "head" and units[unit - 1].kind == "head"

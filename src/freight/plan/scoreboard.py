@@ -1,0 +1,126 @@
+"""Who wrote and who read each slot and home last, so that an operation can say what it waits for.
+
+The schedule declares what its operations touch; the waits follow from that alone. Knows nothing of
+models or sweeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from freight.model.batch import MicroBatch
+from freight.plan.operation import Access, Kind, Lane, Operation, Owner, Place
+
+__all__ = ["RING_SLOTS", "Scoreboard", "read", "write"]
+
+RING_SLOTS: Final = {
+    "weights": 2,
+    "decoded weights": 1,
+    "weight staging": 3,
+    "embedding rows": 2,
+    "embedding slot": 2,
+    "kv slot": 3,
+    "kv in": 2,
+    "kv out": 2,
+    "activation slot": 3,
+    "activations in": 2,
+    "activations out": 2,
+}
+"""Slots per ring. Three where content is fetched, used and stored; two where it passes one way."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Occupant:
+    """Who wrote a place and who read it since, as the last operation per lane."""
+
+    owner: Owner
+    writers: dict[Lane, int] = field(default_factory=dict)
+    readers: dict[Lane, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True)
+class Scoreboard:
+    """Numbers operations, hands out ring slots in turn, and derives waits."""
+
+    next_index: int = 0
+    places: dict[Place, _Occupant] = field(default_factory=dict)
+    next_slot: dict[str, int] = field(default_factory=dict)
+    homes: dict[Place, Owner] = field(default_factory=dict)
+
+    def in_place(self, ring: str, slot: int, owner: Owner, loaded: object) -> list[Access]:
+        """Accesses of a computation that updates a slot: stage 0 is as loaded, 1 as computed."""
+        loads = [read(ring, slot, (*owner, 0))] if loaded else []
+        return [*loads, write(ring, slot, (*owner, 1), 0)]
+
+    def home(self, name: str, k: int) -> Access:
+        return Access(place=(name, k), owner=self.homes[name, k], is_write=False)
+
+    def new_home(self, name: str, k: int, owner: Owner) -> Access:
+        self.homes[name, k] = owner
+        return Access(place=(name, k), owner=owner, is_write=True)
+
+    def take_slot(self, ring: str) -> int:
+        slot = self.next_slot.get(ring, 0)
+        self.next_slot[ring] = (slot + 1) % RING_SLOTS[ring]
+        return slot
+
+    def make(
+        self,
+        kind: Kind,
+        lane: Lane,
+        accesses: list[Access],
+        *,
+        sweep: int,
+        unit: int,
+        batch: MicroBatch | None = None,
+        num_bytes: int = 0,
+        piece: int = 0,
+        slot: int = -1,
+        source_slot: int = -1,
+        is_last: bool = False,
+    ) -> Operation:
+        index = self.next_index
+        self.next_index += 1
+        return Operation(
+            index=index,
+            kind=kind,
+            lane=lane,
+            sweep=sweep,
+            unit=unit,
+            batch=batch,
+            accesses=tuple(accesses),
+            after=self.waits(index, lane, accesses),
+            num_bytes=num_bytes,
+            piece=piece,
+            slot=slot,
+            source_slot=source_slot,
+            is_last=is_last,
+        )
+
+    def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[int, ...]:
+        """The last operation of each other lane that the accesses must come after."""
+        waits: dict[Lane, int] = {}
+        for access in accesses:
+            occupant = self.places.get(access.place)
+            if occupant is None or (access.is_write and occupant.owner != access.owner):
+                earlier = [] if occupant is None else [occupant.writers, occupant.readers]
+                occupant = self.places[access.place] = _Occupant(owner=access.owner)
+            elif access.is_write:
+                earlier = []
+            else:
+                earlier = [occupant.writers]
+            for lanes in earlier:
+                for other, last in lanes.items():
+                    if last != index:
+                        waits[other] = max(waits.get(other, -1), last)
+            (occupant.writers if access.is_write else occupant.readers)[lane] = index
+        return tuple(sorted(last for other, last in waits.items() if other != lane))
+
+
+def read(ring: str, slot: int, owner: Owner) -> Access:
+    return Access(place=(ring, slot), owner=owner, is_write=False)
+
+
+def write(ring: str, slot: int, owner: Owner, num_bytes: int) -> Access:
+    return Access(place=(ring, slot), owner=owner, is_write=True, num_bytes=num_bytes)
