@@ -126,7 +126,8 @@ def _index_group(
     num_keys = max(span.total_len for span in rows)
     num_pages = -(-num_keys // page_tokens)
     padded = [
-        [*table[: -(-span.total_len // page_tokens)]] for span, table in zip(rows, pages, strict=True)
+        [*table[: -(-span.total_len // page_tokens)]]
+        for span, table in zip(rows, pages, strict=True)
     ]
     # A row with fewer pages reads its last one again; the mask hides it.
     table = torch.tensor([own + own[-1:] * (num_pages - len(own)) for own in padded])
@@ -171,7 +172,9 @@ def attend(
             values = _gather(pool, group.value_rows, group, step, workspace)
             for block in range(0, group.num_queries, _QUERY_BLOCK):
                 with workspace.frame():
-                    _attend_block(step, q, keys, values, view.start, group, block, out, workspace, lse)
+                    _attend_block(
+                        step, q, keys, values, view.start, group, block, out, workspace, lse
+                    )
 
 
 def _gather(
@@ -205,8 +208,8 @@ def _attend_block(
 
     def heads_first(x: torch.Tensor) -> torch.Tensor:
         """The block of x [T, N, ...] as [R, K, G, Q, ...]."""
-        rows = x[tokens].unflatten(0, (R, group.num_queries))[:, block : block + Q]
-        return rows.unflatten(2, (K, G)).permute(0, 2, 3, 1, *range(4, rows.dim() + 1))
+        grouped = x[tokens].view(R, group.num_queries, K, G, *x.shape[2:])
+        return grouped[:, block : block + Q].permute(0, 2, 3, 1, *range(4, grouped.dim()))
 
     q_RKGQH = workspace.take(R, K, G, Q, H, dtype=q.dtype)
     q_RKGQH.copy_(heads_first(q))

@@ -107,10 +107,10 @@ def _rotate(step: Rotate, frame: Frame) -> None:
 
 
 def _attend(step: Attend, frame: Frame) -> None:
-    q = frame.values[step.q].unflatten(1, (step.num_heads, step.head_dim))
-    k = frame.values[step.k].unflatten(1, (step.num_kv_heads, step.head_dim))
-    v = frame.values[step.v].unflatten(1, (step.num_kv_heads, step.head_dim))
-    out = frame.new(step.out, q.shape[1] * q.shape[2]).unflatten(1, q.shape[1:])
+    q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
+    k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
+    v = frame.values[step.v].view(-1, step.num_kv_heads, step.head_dim)
+    out = frame.new(step.out, step.num_heads * step.head_dim).view(q.shape)
     for pool, view in frame.kv:
         append(pool, view, k, v)
         attend(step, q, pool, view, out, frame.workspace)

@@ -74,7 +74,7 @@ class Operation:
 
     ``unit`` counts in the programme (0 is the embedding). ``slot`` is the place in the ring that a
     load fills or a store empties, ``source_slot`` the one it comes from where there is one.
-    ``after`` holds indices of earlier operations in other lanes. ``num_bytes`` is what crosses the
+    ``after`` holds the earlier operations of other lanes that it waits for, by lane and index. ``num_bytes`` is what crosses the
     link, alignment included. ``is_last`` marks the computation after which a micro-batch's new
     tokens are known.
     """
@@ -86,7 +86,7 @@ class Operation:
     unit: int
     batch: MicroBatch | None
     accesses: tuple[Access, ...]
-    after: tuple[int, ...]
+    after: tuple[tuple[Lane, int], ...]
     num_bytes: int = 0
     piece: int = 0
     slot: int = -1

@@ -123,8 +123,8 @@ class _Stream:
         staging = -1
         if tier == "disk":
             staging = self.board.take_slot("weight staging")
-            read = write("weight staging", staging, (sweep, unit, number), num_bytes)
-            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [read], slot=staging)
+            staged = write("weight staging", staging, (sweep, unit, number), num_bytes)
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [staged], slot=staging)
             reads.append(read("weight staging", staging, (sweep, unit, number)))
         accesses = [*reads, arrival]
         yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=slot, source_slot=staging)

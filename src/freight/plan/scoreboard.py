@@ -98,7 +98,7 @@ class Scoreboard:
             is_last=is_last,
         )
 
-    def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[int, ...]:
+    def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[tuple[Lane, int], ...]:
         """The last operation of each other lane that the accesses must come after."""
         waits: dict[Lane, int] = {}
         for access in accesses:
@@ -115,7 +115,7 @@ class Scoreboard:
                     if last != index:
                         waits[other] = max(waits.get(other, -1), last)
             (occupant.writers if access.is_write else occupant.readers)[lane] = index
-        return tuple(sorted(last for other, last in waits.items() if other != lane))
+        return tuple((other, last) for other, last in waits.items() if other != lane)
 
 
 def read(ring: str, slot: int, owner: Owner) -> Access:

@@ -67,8 +67,8 @@ def _clock(
 ) -> Clock:
     """Per lane the last operation that is surely done when this one is; itself included."""
     clock = dict(lanes.get(operation.lane, {}))
-    for index in operation.after:
-        if index not in clocks:
+    for waited, index in operation.after:
+        if index not in clocks or clocks[index][0] != waited:
             raise IllegalSchedule(f"{operation} waits for operation {index}, which is not earlier")
         for lane, done in clocks[index][1].items():
             clock[lane] = max(clock.get(lane, -1), done)

@@ -1,0 +1,124 @@
+"""The disk tier: files read and written past the page cache, in whole blocks.
+
+With O_DIRECT where the file system takes it (probed per file), else buffered, dropping the pages
+from the cache after each request. Every byte that crosses is counted at the call that moves it.
+Knows files and offsets, no tensors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from freight.errors import BudgetError, ModelError
+from freight.quantities import align_up, format_bytes
+
+__all__ = ["BLOCK", "DirectFile", "Traffic", "create_scratch"]
+
+BLOCK: Final = 4096
+_REQUEST_BYTES: Final = 8 << 20
+
+
+class Traffic:
+    """Bytes over each link: ``moved`` as the link saw them, ``wanted`` without alignment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.moved: Counter[str] = Counter()
+        self.wanted: Counter[str] = Counter()
+
+    def add(self, link: str, moved: int, wanted: int | None = None) -> None:
+        with self._lock:
+            self.moved[link] += moved
+            self.wanted[link] += moved if wanted is None else wanted
+
+
+class DirectFile:
+    """One file, read and written in whole blocks at block offsets."""
+
+    def __init__(self, path: Path, traffic: Traffic, *, writable: bool = False) -> None:
+        self.path = path
+        self._traffic = traffic
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        try:
+            self._descriptor = os.open(path, flags | os.O_DIRECT)
+            self.is_direct = True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._descriptor = os.open(path, flags)
+            self.is_direct = False
+        self.num_bytes = os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def read(self, offset: int, into: memoryview, wanted: int | None = None) -> None:
+        """Fill ``into`` from ``offset``; blocks past the end of the file stay as they are."""
+        end = min(offset + len(into), self.num_bytes)
+        place = offset
+        while place < end:
+            request = into[place - offset : place - offset + _REQUEST_BYTES]
+            count = os.preadv(self._descriptor, [request], place)
+            if count <= 0:
+                raise ModelError(
+                    f"{self.path} was read at byte {place}.",
+                    f"It ended there; it had {self.num_bytes} bytes when it was opened.",
+                    "Do not change the model's files while they are in use.",
+                )
+            self._forget(place, count)
+            self._traffic.add("disk read", count, 0)
+            place += count
+        self._traffic.add("disk read", 0, len(into) if wanted is None else wanted)
+
+    def write(self, offset: int, data: memoryview, wanted: int | None = None) -> None:
+        """Write all of ``data`` at ``offset``."""
+        place = 0
+        while place < len(data):
+            try:
+                count = os.pwritev(
+                    self._descriptor, [data[place : place + _REQUEST_BYTES]], offset + place
+                )
+            except OSError as error:
+                raise _disk_full(self.path, len(data), error) from error
+            self._traffic.add("disk write", count, 0)
+            self._forget(offset + place, count)
+            place += count
+        self._traffic.add("disk write", 0, len(data) if wanted is None else wanted)
+
+    def _forget(self, offset: int, count: int) -> None:
+        if not self.is_direct:
+            os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_DONTNEED)
+
+
+def _disk_full(path: Path, num_bytes: int, error: OSError) -> BudgetError:
+    return BudgetError(
+        f"{format_bytes(num_bytes)} was to be written to {path.parent}.",
+        f"The system refused: {error.strerror}.",
+        "Free some space there, name another directory with --disk-dir, or give the disk less.",
+    )
+
+
+def create_scratch(directory: Path, num_bytes: int, traffic: Traffic) -> DirectFile:
+    """A private file of this size, all blocks reserved, that vanishes with the process."""
+    size = align_up(num_bytes, BLOCK)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="freight-", dir=directory)
+    except OSError as error:
+        raise _disk_full(directory / "scratch", size, error) from error
+    try:
+        if size:
+            os.posix_fallocate(descriptor, 0, size)
+        return DirectFile(Path(name), traffic, writable=True)
+    except OSError as error:
+        raise _disk_full(Path(name), size, error) from error
+    finally:
+        os.close(descriptor)
+        os.unlink(name)

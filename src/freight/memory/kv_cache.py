@@ -1,0 +1,255 @@
+"""Keys and values in pages, each row's on the tier that the policy gave it.
+
+A page holds some tokens of one row and layer, keys and values. Rows on the compute tier are used in
+place. Other rows' pages are brought to a slot and the pages that new tokens touched go back; of a
+row on disk the page that is not yet full stays in RAM. KV moves in whole pages. Pages of a
+micro-batch are given out page by page across its rows, so that what is read together lies together.
+Knows pages, tiers and rows, but no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from freight.memory.disk import DirectFile
+from freight.memory.transfer import copy_bytes
+
+__all__ = [
+    "Home",
+    "KVCache",
+    "PageRun",
+    "Passage",
+    "RowPages",
+    "copy_staged",
+    "num_pages_of",
+    "plan_passage",
+]
+
+Home = Literal["compute", "cpu", "disk"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageRun:
+    """``count`` pages that lie one after the other in both places."""
+
+    home: int
+    slot: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPages:
+    """A row's pages, in order, on one tier; on disk also its place among the tails in RAM."""
+
+    home: Home
+    pages: tuple[int, ...]
+    tail: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """How the offloaded rows of a micro-batch pass through a slot in one sweep.
+
+    ``tables`` gives each row's pages in the slot. ``cpu_in``, ``disk_in`` and ``tails_in`` are what
+    is there already, ``cpu_out``, ``disk_out`` and ``tails_out`` what new tokens touch: runs
+    between home (or tail) and slot.
+    """
+
+    num_pages: int
+    tables: tuple[tuple[int, ...], ...]
+    cpu_in: tuple[PageRun, ...]
+    disk_in: tuple[PageRun, ...]
+    tails_in: tuple[PageRun, ...]
+    cpu_out: tuple[PageRun, ...]
+    disk_out: tuple[PageRun, ...]
+    tails_out: tuple[PageRun, ...]
+
+
+def num_pages_of(runs: Sequence[PageRun]) -> int:
+    return sum(run.count for run in runs)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pairs:
+    """(home, slot) pairs being collected; neighbours become one run."""
+
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+
+    def runs(self) -> tuple[PageRun, ...]:
+        runs: list[PageRun] = []
+        for home, slot in sorted(self.pairs):
+            last = runs[-1] if runs else None
+            if last and (home, slot) == (last.home + last.count, last.slot + last.count):
+                runs[-1] = PageRun(home=last.home, slot=last.slot, count=last.count + 1)
+            else:
+                runs.append(PageRun(home=home, slot=slot, count=1))
+        return tuple(runs)
+
+
+def plan_passage(
+    rows: Sequence[RowPages],
+    kv_lens: Sequence[int],
+    total_lens: Sequence[int],
+    page_tokens: int,
+) -> Passage:
+    """Plan for ``rows``, with so many tokens before and after the sweep."""
+    tables: list[list[int]] = [[] for _ in rows]
+    num_pages = 0
+    for turn in range(max((-(-total // page_tokens) for total in total_lens), default=0)):
+        for table, total in zip(tables, total_lens, strict=True):
+            if turn * page_tokens < total:
+                table.append(num_pages)
+                num_pages += 1
+    cpu_in, disk_in, tails_in = _Pairs(), _Pairs(), _Pairs()
+    cpu_out, disk_out, tails_out = _Pairs(), _Pairs(), _Pairs()
+    for row, table, kv_len, total in zip(rows, tables, kv_lens, total_lens, strict=True):
+        for turn, slot in enumerate(table):
+            begin, end = turn * page_tokens, (turn + 1) * page_tokens
+            if begin < kv_len:
+                if row.home == "cpu":
+                    cpu_in.pairs.append((row.pages[turn], slot))
+                elif end <= kv_len:
+                    disk_in.pairs.append((row.pages[turn], slot))
+                else:
+                    tails_in.pairs.append((row.tail, slot))
+            if end > kv_len:
+                if row.home == "cpu":
+                    cpu_out.pairs.append((row.pages[turn], slot))
+                elif end <= total:
+                    disk_out.pairs.append((row.pages[turn], slot))
+                else:
+                    tails_out.pairs.append((row.tail, slot))
+    return Passage(
+        num_pages=num_pages,
+        tables=tuple(tuple(table) for table in tables),
+        cpu_in=cpu_in.runs(),
+        disk_in=disk_in.runs(),
+        tails_in=tails_in.runs(),
+        cpu_out=cpu_out.runs(),
+        disk_out=disk_out.runs(),
+        tails_out=tails_out.runs(),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _FreeList:
+    """Free page ids, handed out in ascending order so that neighbours stay together."""
+
+    free: list[int]
+
+    def take(self, count: int) -> list[int]:
+        assert count <= len(self.free), f"{count} pages wanted, {len(self.free)} are free"
+        taken, self.free = self.free[:count], self.free[count:]
+        return taken
+
+    def give(self, pages: Sequence[int]) -> None:
+        self.free = sorted([*self.free, *pages])
+
+
+class KVCache:
+    """All pages of all layers on all tiers.
+
+    ``pools`` are uint8 tensors [L, P, page bytes] for the homes "compute" and "cpu"; ``tails`` is
+    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: dict[Home, torch.Tensor],
+        tails: torch.Tensor,
+        file: DirectFile | None,
+        num_disk_pages: int,
+        page_tokens: int,
+        page_bytes: int,
+    ) -> None:
+        self.pools = pools
+        self.page_tokens = page_tokens
+        self.page_bytes = page_bytes
+        self._tails = tails
+        self._file = file
+        self._num_disk_pages = num_disk_pages
+        counts = {home: pool.shape[1] for home, pool in pools.items()}
+        counts["disk"] = num_disk_pages
+        self._free = {home: _FreeList(free=list(range(n))) for home, n in counts.items()}
+        self._free_tails = _FreeList(free=list(range(tails.shape[1])))
+        self.rows: dict[int, RowPages] = {}
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+    def num_free_pages(self, home: Home) -> int:
+        return len(self._free[home].free) if home in self._free else 0
+
+    def admit(self, home: Home, rows: Sequence[tuple[int, int]]) -> None:
+        """Reserve pages on one tier for rows (row, most tokens), page by page across them."""
+        wanted = [self.pages_for(num_tokens) for _, num_tokens in rows]
+        pages = iter(self._free[home].take(sum(wanted)))
+        tables: list[list[int]] = [[] for _ in rows]
+        for turn in range(max(wanted, default=0)):
+            for table, count in zip(tables, wanted, strict=True):
+                if turn < count:
+                    table.append(next(pages))
+        for (row, _), table in zip(rows, tables, strict=True):
+            tail = self._free_tails.take(1)[0] if home == "disk" else -1
+            self.rows[row] = RowPages(home=home, pages=tuple(table), tail=tail)
+
+    def release(self, row: int) -> None:
+        """Free a row's pages, at once."""
+        pages = self.rows.pop(row)
+        self._free[pages.home].give(pages.pages)
+        if pages.tail >= 0:
+            self._free_tails.give([pages.tail])
+
+    # -- moving pages; ``slot`` is a uint8 tensor [pages, page bytes] ---------------------------
+
+    def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """Full pages from the file, the page in progress from RAM."""
+        for run, offset, pages in self._disk_runs(layer, passage.disk_in, slot):
+            assert self._file is not None
+            self._file.read(offset, memoryview(pages.view(-1).numpy()), run.count * self.page_bytes)
+        for run in passage.tails_in:
+            copy_bytes(self._tails[layer, run.home : run.home + run.count], _pages(slot, run))
+
+    def write_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """Pages that are full now to the file, those in progress to RAM."""
+        for run, offset, pages in self._disk_runs(layer, passage.disk_out, slot):
+            assert self._file is not None
+            self._file.write(
+                offset, memoryview(pages.view(-1).numpy()), run.count * self.page_bytes
+            )
+        for run in passage.tails_out:
+            copy_bytes(_pages(slot, run), self._tails[layer, run.home : run.home + run.count])
+
+    def copy_in(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """Pages of rows on the cpu tier to a slot on the device."""
+        for run in passage.cpu_in:
+            pool = self.pools["cpu"][layer]
+            copy_bytes(pool[run.home : run.home + run.count], _pages(slot, run))
+
+    def copy_out(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """Touched pages of rows on the cpu tier from a slot on the device."""
+        for run in passage.cpu_out:
+            pool = self.pools["cpu"][layer]
+            copy_bytes(_pages(slot, run), pool[run.home : run.home + run.count])
+
+    def _disk_runs(
+        self, layer: int, runs: Sequence[PageRun], slot: torch.Tensor
+    ) -> Iterator[tuple[PageRun, int, torch.Tensor]]:
+        for run in runs:
+            offset = (layer * self._num_disk_pages + run.home) * self.page_bytes
+            yield run, offset, _pages(slot, run)
+
+
+def copy_staged(runs: Sequence[PageRun], source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy the slot pages of ``runs`` from one slot to another of the same geometry."""
+    for run in runs:
+        copy_bytes(_pages(source, run), _pages(target, run))
+
+
+def _pages(slot: torch.Tensor, run: PageRun) -> torch.Tensor:
+    return slot[run.slot : run.slot + run.count]

@@ -1,0 +1,99 @@
+"""Memory with a hard budget: one buffer per tier, taken whole at the start and cut up once.
+
+Host memory is private, in huge pages, and touched before use: direct I/O into it runs at full rate
+and no page is faulted in during a sweep. For CUDA it is registered, which pins exactly what is
+there. The simulated device's memory is host memory behind the same interface. Knows no tensors by
+name and no architecture.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from freight.quantities import MIB, align_up, format_bytes
+
+__all__ = ["Arena", "device_arena", "host_arena", "process_bytes", "system_memory_bytes"]
+
+_HUGE_PAGE: Final = 2 * MIB
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+_ALIGNMENT: Final = 4096
+
+
+class Arena:
+    """A tier's memory: ``take`` cuts stretches of it, ``usage`` says for what they were taken."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._used = 0
+        self.usage: dict[str, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._buffer.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self._buffer.device
+
+    def take(self, num_bytes: int, purpose: str) -> torch.Tensor:
+        """A uint8 tensor of this size, aligned for direct I/O. The plan has made sure it fits."""
+        size = align_up(num_bytes, _ALIGNMENT)
+        assert self._used + size <= self.num_bytes, (
+            f"{purpose} needs {format_bytes(size)}, "
+            f"{format_bytes(self.num_bytes - self._used)} of {format_bytes(self.num_bytes)} is left"
+        )
+        view = self._buffer[self._used : self._used + num_bytes]
+        self._used += size
+        self.usage[purpose] = self.usage.get(purpose, 0) + size
+        return view
+
+
+def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
+    """Host memory of exactly this size, rounded up to a huge page."""
+    size = max(_HUGE_PAGE, align_up(num_bytes, _HUGE_PAGE))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _advise(memory, _MADV_HUGEPAGE)
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    if not _advise(memory, _MADV_POPULATE_WRITE):
+        buffer[::_ALIGNMENT] = 0
+    if pinned:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+    return Arena(buffer)
+
+
+def device_arena(num_bytes: int, device: torch.device) -> Arena:
+    """Memory of a CUDA device, in one allocation."""
+    return Arena(torch.empty(max(num_bytes, _ALIGNMENT), dtype=torch.uint8, device=device))
+
+
+def _advise(memory: mmap.mmap, advice: int) -> bool:
+    """Whether the kernel took the advice: older ones do not know all of them."""
+    try:
+        memory.madvise(advice)
+    except OSError:
+        return False
+    return True
+
+
+def process_bytes() -> int:
+    """Resident memory of this process, libraries included."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * mmap.PAGESIZE
+
+
+def system_memory_bytes() -> int:
+    """What this process may still take: what the machine has free, or its control group less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    meminfo = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    limits = [meminfo["MemAvailable"] + process_bytes()]
+    for name in ("memory/memory.limit_in_bytes", "memory.max"):
+        path = Path("/sys/fs/cgroup") / name
+        if path.exists() and path.read_text().strip().isdigit():
+            limits.append(int(path.read_text()))
+    return min(limits)
