@@ -18,7 +18,7 @@ from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.families import FAMILIES, Fused
 
-__all__ = ["SAFETENSORS_NAMES", "TensorSource", "open_checkpoint", "resolve"]
+__all__ = ["SAFETENSORS_NAMES", "TensorSource", "locate", "open_checkpoint", "resolve"]
 
 SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -85,7 +85,7 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     sources: dict[str, TensorSource] = {}
     problems: dict[str, None] = {}
     for name in shapes:
-        tensor, first_row, whole = _locate(config, shapes, name)
+        tensor, first_row, whole = locate(config, shapes, name)
         source = found.get(tensor)
         problem = _mismatch(tensor, source, whole)
         if problem or source is None:
@@ -100,7 +100,7 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     return sources
 
 
-def _locate(
+def locate(
     config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> tuple[str, int, tuple[int, ...]]:
     """The checkpoint tensor that holds ``name``, the first of its rows there, and its shape."""
