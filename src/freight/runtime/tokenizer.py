@@ -1,0 +1,222 @@
+"""Text to token ids and back, from the files beside a checkpoint.
+
+Gives what transformers gives for the same files without importing it: special tokens come from
+tokenizer.json's post-processor, chats from the model's own template. Knows no tensors, no rows and
+no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from freight.errors import ModelError
+from freight.runtime.chat_template import ChatTemplate, read_chat_template
+
+__all__ = ["Detokenizer", "Tokenizer"]
+
+# A held-back stretch of tokens is given up as broken text after this many; see Detokenizer.
+_MOST_HELD_TOKENS = 64
+_BROKEN = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of one model directory.
+
+    ``eos_token_ids`` are the ids that end a row, from generation_config.json, else config.json,
+    else tokenizer_config.json. ``vocab_size`` counts the tokenizer's own entries; a checkpoint's
+    embedding may have more rows.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._backend = _load_backend(model_dir)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        config = _read_json(model_dir / "tokenizer_config.json")
+        named = _special_tokens({**_read_json(model_dir / "special_tokens_map.json"), **config})
+        self._chat: ChatTemplate | None = read_chat_template(model_dir, config, named)
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids: frozenset[int] = self._find_eos(named.get("eos_token"))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the model expects around it."""
+        ids: list[int] = self._backend.encode(text).ids
+        return ids
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """``encode`` of many texts at once, on all cores; without special tokens for chats."""
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that the model's chat template makes of messages, ready for the answer."""
+        if self._chat is None:
+            raise ModelError(
+                f"A chat was given to the model in {self._model_dir}.",
+                "The model has no chat template.",
+                'Give the rows as {"prompt": "..."}, or use an instruction-tuned model.',
+            )
+        return self._chat.render(messages)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a chat. The template writes BOS itself, so none is added here."""
+        rendered = self.render_chat(messages)
+        ids: list[int] = self._backend.encode(rendered, add_special_tokens=False).ids
+        return ids
+
+    def _find_eos(self, eos_token: str | None) -> frozenset[int]:
+        config = _read_json(self._model_dir / "config.json")
+        sources = (
+            _read_json(self._model_dir / "generation_config.json"),
+            config,
+            config.get("text_config"),
+        )
+        for source in sources:
+            value = source.get("eos_token_id") if isinstance(source, dict) else None
+            ids = value if isinstance(value, list) else [value]
+            found = frozenset(id_ for id_ in ids if isinstance(id_, int) and id_ >= 0)
+            if found:
+                return found
+        eos = None if eos_token is None else self._backend.token_to_id(eos_token)
+        return frozenset() if eos is None else frozenset((eos,))
+
+
+class Detokenizer:
+    """The growing text of one row, watched for stop strings.
+
+    Only the last few tokens are decoded at each step: those since ``_start``, which lies one step
+    before the first token whose text is not settled (``_settled``). Text that ends in U+FFFD may
+    be half a character, so it waits for the next token. Decoding from ``_start`` rather than from
+    the new token alone keeps the spaces that decoders put between tokens.
+
+    Without stop strings nothing is decoded until ``text`` is asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._overlap = max((len(text) for text in stop), default=1) - 1
+        self._ids: list[int] = []
+        self._pieces: list[str] = []  # settled text
+        self._num_chars = 0  # in the pieces
+        self._tail = ""  # the last _overlap characters of it, where a stop string may begin
+        self._start = 0
+        self._settled = 0
+        self._start_text = ""  # of the tokens from _start to _settled
+        self._final: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far, cut before the stop string if there was one."""
+        return self._tokenizer.decode(self._ids) if self._final is None else self._final
+
+    def append(self, token_id: int) -> bool:
+        """Take one more token; True when a stop string has just been completed."""
+        if self._final is not None:
+            return False
+        self._ids.append(token_id)
+        if not self._stop:
+            return False
+        decoded = self._tokenizer.decode(self._ids[self._start :])
+        new = decoded[len(self._start_text) :]
+        found = self._find_stop(new)
+        if found is not None:
+            self._final = found
+            return True
+        held = len(self._ids) - self._settled
+        if (new and not new.endswith(_BROKEN)) or held >= _MOST_HELD_TOKENS:
+            self._settle(new)
+        return False
+
+    def _find_stop(self, new: str) -> str | None:
+        """The text before the first stop string, if one ends in ``new``."""
+        window = self._tail + new.rstrip(_BROKEN)
+        places = [place for text in self._stop if (place := window.find(text)) >= 0]
+        if not places:
+            return None
+        settled = "".join(self._pieces)
+        return settled[: self._num_chars - len(self._tail)] + window[: min(places)]
+
+    def _settle(self, new: str) -> None:
+        self._pieces.append(new)
+        self._num_chars += len(new)
+        if self._overlap:
+            self._tail = (self._tail + new)[-self._overlap :]
+        self._start, self._settled = self._settled, len(self._ids)
+        self._start_text = self._tokenizer.decode(self._ids[self._start :])
+
+
+def _load_backend(model_dir: Path) -> tokenizers.Tokenizer:
+    path = model_dir / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(
+                f"The tokenizer {path} was opened.",
+                f"It cannot be read: {error}.",
+                "Download the model again.",
+            ) from error
+    return _convert_older_format(model_dir)
+
+
+def _convert_older_format(model_dir: Path) -> tokenizers.Tokenizer:
+    older = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
+    present = [name for name in older if (model_dir / name).is_file()]
+    if not present:
+        raise ModelError(
+            f"The tokenizer of {model_dir} was asked for.",
+            "There is no tokenizer.json and no older tokenizer file.",
+            "Download the model's tokenizer files into that directory.",
+        )
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+        return loaded.backend_tokenizer
+    except Exception as error:  # whatever the conversion stumbles over
+        raise ModelError(
+            f"The tokenizer of {model_dir} was asked for.",
+            f"There is no tokenizer.json, and {present[0]} cannot be converted: {error}.",
+            "Save it once with transformers' save_pretrained on a machine that has the converter.",
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"The file {path} was read.", f"It is damaged: {error}.", "Download the model again."
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like, as templates name them: plain strings or {"content": ...}."""
+    named: dict[str, str] = {}
+    for key, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            named[key] = text
+    return named
