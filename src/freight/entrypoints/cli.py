@@ -1,0 +1,168 @@
+"""The ``freight`` command: its flags, and errors as people should see them.
+
+Knows no model and no rows. What a sub-command needs is imported when it runs, so that ``--help``
+answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from freight.errors import FreightError, InputError
+
+__all__ = ["main"]
+
+_DESCRIPTION = """\
+Run an open-weight language model over a whole dataset, with weights, KV cache and activations
+spread over GPU, RAM and disk. A run that was stopped goes on when the same command is given again.
+"""
+
+_EXAMPLES = """\
+examples:
+  freight run rows.jsonl --model demo --output answers.jsonl
+  freight run rows.jsonl --model ./Llama-3.1-8B --output answers.jsonl --cpu-memory 16GiB
+  freight run rows.jsonl -m ./model -o answers.jsonl --weights 20/80/0 --kv 0/100/0
+  cat rows.jsonl | freight run - -m ./model -o - > answers.jsonl
+
+Each input line is a JSON object with "prompt" (text or token ids) or "messages", and if wanted
+"id", "max_tokens", "temperature", "top_k", "top_p", "seed" and "stop". Each output line has
+"id", "text", "prompt_tokens", "completion_tokens" and "finish_reason", or "id" and "error".
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status."""
+    parser = _build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        from freight.entrypoints.version import freight_version
+
+        print(f"freight {freight_version()}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        from freight.entrypoints.run import run
+
+        return run(arguments)
+    except FreightError as error:
+        _print_error(error, sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:  # before the job began; later ones are handled where rows are kept
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _print_error(error: FreightError, file: TextIO) -> None:
+    print(f"freight: error: {error.asked}\n  {error.limit}\n  {error.advice}", file=file)
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="freight", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="answer every row of a JSONL dataset",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("input", metavar="INPUT", help="JSONL file, or - for standard input")
+    run.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="directory of a model, a Hugging Face Hub id, or demo: the tiny model in the package",
+    )
+    run.add_argument(
+        "-o", "--output", metavar="OUTPUT", required=True, help="file, or - for standard output"
+    )
+    _add_sampling(run)
+    _add_job(run)
+    _add_machine(run)
+    _add_policy(run)
+    return parser
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling", "for rows that do not set their own")
+    group.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most new tokens (default 256)"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)"
+    )
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is off (default)")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is off (default)")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="each row's seed is derived of it"
+    )
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end a row here; repeatable"
+    )
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("job")
+    group.add_argument(
+        "--unordered", action="store_true", help="write rows as they finish, not as in the input"
+    )
+    group.add_argument(
+        "--restart", action="store_true", help="throw away what an earlier run has done"
+    )
+    group.add_argument(
+        "--job-dir",
+        metavar="DIR",
+        help="where finished rows are kept until the job is done (default OUTPUT.freight; "
+        "for standard output a temporary directory, so such a run cannot be continued)",
+    )
+    group.add_argument("--quiet", action="store_true", help="errors only on standard error")
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine", "sizes are written like 16GiB, 1450MiB or 2GB")
+    group.add_argument(
+        "--cpu-memory", metavar="SIZE", help="most memory of the whole process (default: what is)"
+    )
+    group.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
+    group.add_argument(
+        "--disk-dir", metavar="DIR", help="where KV cache and activations offload to"
+    )
+    group.add_argument("--device", default="auto", help="auto, cuda, cpu or sim (a simulated GPU)")
+    group.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    group.add_argument(
+        "--sim-bandwidth", metavar="SIZE", help="bytes per second of the simulated GPU's link"
+    )
+    group.add_argument(
+        "--dummy-weights", action="store_true", help="random weights made from config.json alone"
+    )
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "policy",
+        "shares are percentages on GPU/CPU/disk like 20/80/0, or CPU/disk like 40/60 where the "
+        "CPU computes; what is left out is chosen by Freight. No policy changes the answers.",
+    )
+    group.add_argument("--weights", metavar="G/C/D", help="where the weights are")
+    group.add_argument("--kv", metavar="G/C/D", help="where the KV cache is")
+    group.add_argument("--activations", metavar="G/C/D", help="where activations wait")
+    group.add_argument("--micro-batch-size", type=int, metavar="N", help="rows computed at once")
+    group.add_argument("--num-micro-batches", type=int, metavar="N", help="micro-batches a block")
+    group.add_argument(
+        "--no-overlap", action="store_true", help="move and compute in turn, to compare"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

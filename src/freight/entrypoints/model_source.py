@@ -1,0 +1,70 @@
+"""Finds the directory of the model that was asked for: a path, a Hub id, or the demo.
+
+Knows no model's contents.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from freight.errors import InputError, ModelError
+
+__all__ = ["find_model"]
+
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES: Final = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+)
+
+
+def find_model(name: str | None) -> Path:
+    """The directory of a model, downloaded from the Hub if ``name`` is an id there."""
+    if name is None:
+        raise InputError(
+            "No model was given.",
+            "Freight has no default model.",
+            "Pass --model with a directory or a Hugging Face Hub id; --model demo is a tiny one "
+            "that comes with the package.",
+        )
+    if name == "demo":
+        from freight.demo import MODEL_DIR
+
+        return Path(MODEL_DIR)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(
+            f"--model {name} was given.",
+            "It is a file.",
+            "Give the directory that holds config.json and the weights.",
+        )
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        raise InputError(
+            f"--model {name} was given.",
+            "There is no such directory, and it is no Hugging Face Hub id like owner/name.",
+            "Check the path, or use --model demo for the tiny model in the package.",
+        )
+    return _download(name)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # network, permission, disk: the library has many of its own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"The model {hub_id} was to be fetched from the Hugging Face Hub.",
+            f"That failed: {reason[0]}",
+            "Check the name and the network, or download it elsewhere and pass its directory.",
+        ) from error

@@ -1,0 +1,159 @@
+"""``freight run``: turns flags into values, runs the job, and ends cleanly when it is stopped.
+
+Knows which flag is which field; no model code and no row format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from freight.entrypoints.model_source import find_model
+from freight.entrypoints.progress import Progress, format_report
+from freight.entrypoints.version import freight_version
+from freight.errors import InputError
+from freight.jobs.formats import RowLimits
+from freight.jobs.identity import model_identity
+from freight.jobs.paths import check_paths
+from freight.jobs.runner import Engine, JobReport, JobSpec, run_job
+from freight.model.config import read_config
+from freight.plan.workload import Workload
+from freight.quantities import parse_bytes
+from freight.runtime.options import EngineOptions, Shares
+from freight.runtime.request import SamplingParams
+from freight.runtime.tokenizer import Tokenizer
+
+__all__ = ["engine_options", "job_spec", "parse_shares", "run"]
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised where Ctrl-C would raise KeyboardInterrupt."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job that the flags describe; returns the exit status."""
+    spec, options = job_spec(arguments), engine_options(arguments)
+    check_paths(spec.source, spec.sink)
+    model_dir = find_model(arguments.model)
+    with _sigterm_raises(), Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
+        try:
+            report = _run_job(spec, options, model_dir, progress)
+        except (KeyboardInterrupt, _Terminated) as stop:
+            progress.say(_farewell(spec, progress))
+            return 130 if isinstance(stop, KeyboardInterrupt) else 143
+        for line in format_report(report):
+            progress.say(line)
+    return 0
+
+
+def job_spec(arguments: argparse.Namespace) -> JobSpec:
+    """The job that the flags describe."""
+    return JobSpec(
+        source=sys.stdin.buffer if arguments.input == "-" else Path(arguments.input),
+        sink=sys.stdout.fileno() if arguments.output == "-" else Path(arguments.output),
+        sampling=SamplingParams(
+            max_tokens=arguments.max_tokens,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            seed=arguments.seed,
+            stop=tuple(arguments.stop),
+        ),
+        job_dir=None if arguments.job_dir is None else Path(arguments.job_dir),
+        unordered=arguments.unordered,
+        restart=arguments.restart,
+    )
+
+
+def engine_options(arguments: argparse.Namespace) -> EngineOptions:
+    """What the flags ask of the engine."""
+    return EngineOptions(
+        device=arguments.device,
+        dtype=arguments.dtype,
+        cpu_memory_bytes=_parse_size(arguments.cpu_memory),
+        gpu_memory_bytes=_parse_size(arguments.gpu_memory),
+        disk_dir=None if arguments.disk_dir is None else Path(arguments.disk_dir),
+        weights_percent=parse_shares("--weights", arguments.weights),
+        kv_percent=parse_shares("--kv", arguments.kv),
+        activations_percent=parse_shares("--activations", arguments.activations),
+        micro_batch_size=arguments.micro_batch_size,
+        num_micro_batches=arguments.num_micro_batches,
+        overlap=not arguments.no_overlap,
+        sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
+        dummy_seed=0 if arguments.dummy_weights else None,
+    )
+
+
+def parse_shares(flag: str, text: str | None) -> Shares | None:
+    """Parse "20/80/0" as percent on gpu, cpu and disk; "40/60" as cpu and disk."""
+    if text is None:
+        return None
+    try:
+        shares = [float(part) for part in text.split("/")]
+    except ValueError:
+        shares = []
+    if len(shares) == 2:
+        return 0.0, shares[0], shares[1]
+    if len(shares) == 3:
+        return shares[0], shares[1], shares[2]
+    raise InputError(
+        f"{flag} {text} was given.",
+        "Shares are three percentages for gpu, cpu and disk, or two for cpu and disk.",
+        "Write them like 20/80/0 or 40/60.",
+    )
+
+
+def _parse_size(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text)
+
+
+def _run_job(
+    spec: JobSpec, options: EngineOptions, model_dir: Path, progress: Progress
+) -> JobReport:
+    config = read_config(model_dir)
+    identity = {
+        **model_identity(model_dir, dummy_seed=options.dummy_seed),
+        "dtype": options.dtype,
+        "Freight's version": freight_version(),
+    }
+
+    def build(workload: Workload) -> Engine:
+        # torch takes seconds to import; a finished or refused job never needs it.
+        from freight.runtime.engine import build_engine
+
+        return build_engine(model_dir, options=options, workload=workload)
+
+    return run_job(
+        spec,
+        tokenizer=Tokenizer(model_dir),
+        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
+        identity=identity,
+        build_engine=build,
+        observer=progress,
+    )
+
+
+def _farewell(spec: JobSpec, progress: Progress) -> str:
+    if progress.num_rows is None:
+        return "stopped before the first row. Run the same command again."
+    done = f"stopped with {progress.num_done} of {progress.num_rows} rows done"
+    if isinstance(spec.sink, int) and spec.job_dir is None:
+        return f"{done}. They were not kept: the output is a stream. Give --job-dir to keep them."
+    return f"{done} and kept. Run the same command again to go on."
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def raise_terminated(signal_number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

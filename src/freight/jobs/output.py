@@ -1,0 +1,89 @@
+"""The output: rows copied from the journal to a file or a stream.
+
+The output is a function of the journal: rows in input order as the finished prefix grows, or in
+the order in which they finished. So after a kill it needs no record of its own: what agrees with
+the journal stays, the rest is written again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from freight.jobs.durable import disk_errors, write_all
+from freight.jobs.journal import Journal
+
+__all__ = ["Output"]
+
+_WRITE_BYTES: Final = 1 << 20
+
+
+class Output:
+    """Writes rows to a stream's descriptor, which stays the caller's, or to a file, each once."""
+
+    def __init__(self, sink: Path | int, *, journal: Journal, unordered: bool) -> None:
+        self._journal = journal
+        self._unordered = unordered
+        self._next = journal.start if unordered else 0  # position or index of the next row
+        self._path = sink if isinstance(sink, Path) else None
+        self._name = sink if isinstance(sink, Path) else "the output stream"
+        if isinstance(sink, Path):
+            with disk_errors(sink):
+                self._descriptor = os.open(sink, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._resume(sink)
+        else:
+            self._descriptor = sink
+
+    def _resume(self, path: Path) -> None:
+        """Keep what a file holds already as far as it agrees with the journal."""
+        kept = 0
+        with open(path, "rb") as existing, disk_errors(path):
+            for row, after in self._ready():
+                if existing.read(len(row) + 1) != row + b"\n":
+                    break
+                kept += len(row) + 1
+                self._next = after
+            os.ftruncate(self._descriptor, kept)
+            os.lseek(self._descriptor, kept, os.SEEK_SET)
+
+    def emit(self) -> None:
+        """Write every row that is ready."""
+        parts: list[bytes] = []
+        num_bytes, reached = 0, self._next
+        for row, after in self._ready():
+            parts += (row, b"\n")
+            num_bytes, reached = num_bytes + len(row) + 1, after
+            if num_bytes >= _WRITE_BYTES:
+                self._write(parts, reached)
+                parts, num_bytes = [], 0
+        if parts:
+            self._write(parts, reached)
+
+    def sync(self) -> None:
+        """Bring a file to the disk; a stream has no such thing."""
+        if self._path is not None:
+            with disk_errors(self._path):
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close a file; a stream is left open."""
+        if self._path is not None:
+            os.close(self._descriptor)
+
+    def _ready(self) -> Iterator[tuple[bytes, int]]:
+        if self._unordered:
+            return self._journal.rows_from(self._next)
+        return self._finished_prefix()
+
+    def _finished_prefix(self) -> Iterator[tuple[bytes, int]]:
+        index = self._next
+        while index < self._journal.num_rows and (row := self._journal.row(index)) is not None:
+            index += 1
+            yield row, index
+
+    def _write(self, parts: list[bytes], reached: int) -> None:
+        with disk_errors(self._name):
+            write_all(self._descriptor, b"".join(parts))
+        self._next = reached

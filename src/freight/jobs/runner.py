@@ -1,0 +1,136 @@
+"""Runs a dataset through an engine and loses no row, whenever it is stopped.
+
+Rows are tokenised into a spool, answered longest first, recorded in a journal, and copied to the
+output. Knows no model and no device: the engine is anything that turns requests into completions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from freight.jobs.directory import DoneRecord, JobDirectory
+from freight.jobs.formats import RowLimits, completion_row, error_row
+from freight.jobs.journal import Journal
+from freight.jobs.output import Output
+from freight.jobs.paths import check_paths, job_directory_of
+from freight.jobs.resume import Resumption
+from freight.jobs.spec import Engine, JobReport, JobSpec, Observer
+from freight.jobs.spool import Spool
+from freight.plan.workload import Workload
+from freight.runtime.request import Completion
+from freight.runtime.tokenizer import Tokenizer
+
+__all__ = ["Engine", "JobReport", "JobSpec", "Observer", "run_job"]
+
+
+def run_job(
+    spec: JobSpec,
+    *,
+    tokenizer: Tokenizer,
+    limits: RowLimits,
+    identity: Mapping[str, str],
+    build_engine: Callable[[Workload], Engine],
+    observer: Observer,
+) -> JobReport:
+    """Answer every row of ``spec.source`` once, going on where an earlier run was stopped.
+
+    ``identity`` says whose answers they are: ``model_identity`` and what else changes tokens. The
+    engine is built only if a row is still to be answered. Raises ``FreightError``; whatever is
+    raised, finished rows are kept.
+    """
+    check_paths(spec.source, spec.sink)
+    with JobDirectory(job_directory_of(spec.sink, spec.job_dir)) as directory:
+        if spec.restart:
+            directory.clear()
+        resumption = Resumption(
+            spec=spec, directory=directory, tokenizer=tokenizer, limits=limits, identity=identity
+        )
+        finished = resumption.find_finished()
+        if finished is not None:
+            return finished
+        resumption.refuse_foreign_output()
+        with (
+            closing(resumption.open_spool(observer)) as spool,
+            closing(resumption.open_journal(spool)) as journal,
+        ):
+            output = Output(spec.sink, journal=journal, unordered=spec.unordered)
+            with closing(output):
+                report = _answer(spool, journal, output, build_engine, observer)
+                output.sync()
+                journal.sync()
+            if not isinstance(spec.sink, int):
+                directory.finish(
+                    DoneRecord(
+                        fingerprint=journal.fingerprint,
+                        num_rows=report.num_rows,
+                        num_failed=report.num_failed,
+                        output_bytes=spec.sink.stat().st_size,
+                    )
+                )
+        return report
+
+
+def _answer(
+    spool: Spool,
+    journal: Journal,
+    output: Output,
+    build_engine: Callable[[Workload], Engine],
+    observer: Observer,
+) -> JobReport:
+    """Answer the rows that the journal does not hold yet."""
+    num_resumed = journal.num_done
+    order = spool.order()
+    pending = order[~journal.done[order]]
+    tally, summary, started_s = _Tally(), "", time.monotonic()
+    if len(pending):
+        with closing(build_engine(spool.workload(pending))) as engine:
+            observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=engine.status)
+            started_s = time.monotonic()
+            _record_failed(spool, journal, output)
+            requests = (spool.request(int(index)) for index in pending)
+            for completion in engine.run(requests):
+                row = completion_row(spool.row_id(completion.index), completion)
+                journal.append(completion.index, row)
+                output.emit()
+                tally.add(completion)
+                observer.on_row(num_new_tokens=len(completion.token_ids))
+            summary = engine.summary()
+    else:
+        _record_failed(spool, journal, output)
+    if journal.num_done != spool.num_rows:
+        raise RuntimeError(f"{spool.num_rows - journal.num_done} rows came to no answer")
+    return JobReport(
+        num_rows=spool.num_rows,
+        num_failed=journal.num_failed,
+        num_resumed=num_resumed,
+        num_prompt_tokens=tally.num_prompt_tokens,
+        num_new_tokens=tally.num_new_tokens,
+        elapsed_s=time.monotonic() - started_s,
+        engine_summary=summary,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tally:
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+
+    def add(self, completion: Completion) -> None:
+        self.num_prompt_tokens += completion.num_prompt_tokens
+        self.num_new_tokens += len(completion.token_ids)
+
+
+def _record_failed(spool: Spool, journal: Journal, output: Output) -> None:
+    """Rows with an error come to an end without the engine.
+
+    Called after it was built: a journal without rows binds nobody, so a job whose engine could
+    not be built can be tried again with other parameters.
+    """
+    for index in map(int, spool.failed()):
+        error = spool.row_error(index)
+        if error is not None and not journal.is_done(index):
+            journal.append(index, error_row(spool.row_id(index), error), failed=True)
+    output.emit()

@@ -1,0 +1,162 @@
+"""The rows of a job as token ids on disk, so that memory does not grow with the dataset.
+
+Three files: token ids one after another, one fixed-size record per row, and a JSON blob for each
+row that has an id, sampling parameters or an error of its own. Memory holds the records only, 32
+bytes a row. ``spool.json`` is written last: without it the spool is not complete. Knows no
+tokenizer, no journal and no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from freight.jobs.formats import RowId
+from freight.plan.workload import Workload
+from freight.runtime.request import Request, SamplingParams
+
+__all__ = ["RECORD", "SPOOL_FILES", "Spool", "derive_seed", "open_spool"]
+
+RECORD: Final = np.dtype(
+    [
+        ("offset", "<i8"),  # of the first token id, counted in ids
+        ("num_tokens", "<i4"),  # 0: the row has an error
+        ("max_tokens", "<i4"),
+        ("extras_offset", "<i8"),
+        ("extras_bytes", "<i8"),  # 0: nothing of its own
+    ]
+)
+SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
+
+Indices = npt.NDArray[np.int64]
+
+
+class Spool:
+    """A complete spool, open for reading. ``defaults`` fill what a row does not set itself."""
+
+    def __init__(self, directory: Path, *, defaults: SamplingParams, input_hash: str) -> None:
+        self.input_hash = input_hash
+        self._defaults = defaults
+        self._records = np.fromfile(directory / "records.bin", dtype=RECORD)
+        self._tokens = os.open(directory / "tokens.bin", os.O_RDONLY | os.O_CLOEXEC)
+        self._extras = os.open(directory / "extras.bin", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._tokens)
+        os.close(self._extras)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_prompt_tokens(self) -> npt.NDArray[np.int32]:
+        """Per row; 0 where the row has an error."""
+        return self._records["num_tokens"]
+
+    @property
+    def max_new_tokens(self) -> npt.NDArray[np.int32]:
+        """Per row, already lowered to what the model's positions leave."""
+        return self._records["max_tokens"]
+
+    def order(self) -> Indices:
+        """Usable rows, longest first, so that the rows of a block are alike.
+
+        Sorted by prompt + new tokens, then by prompt, then by place in the dataset.
+        """
+        prompts = self.num_prompt_tokens.astype(np.int64)
+        totals = prompts + self.max_new_tokens
+        usable = np.flatnonzero(prompts)
+        sequence = np.lexsort((usable, -prompts[usable], -totals[usable]))
+        return usable[sequence]
+
+    def failed(self) -> Indices:
+        """Rows that have an error instead of a prompt, in order of the dataset."""
+        return np.flatnonzero(self.num_prompt_tokens == 0)
+
+    def workload(self, indices: Indices) -> Workload:
+        """The work that the given usable rows are, at least one."""
+        prompts = self.num_prompt_tokens[indices].astype(np.int64)
+        new = self.max_new_tokens[indices].astype(np.int64)
+        return Workload(
+            num_rows=len(indices),
+            max_prompt_tokens=int(prompts.max()),
+            max_new_tokens=int(new.max()),
+            max_total_tokens=int((prompts + new).max()),
+            total_prompt_tokens=int(prompts.sum()),
+            total_new_tokens=int(new.sum()),
+        )
+
+    def request(self, index: int) -> Request:
+        """The row as the engine wants it."""
+        record = self._records[index]
+        num_tokens = int(record["num_tokens"])
+        raw = os.pread(self._tokens, 4 * num_tokens, 4 * int(record["offset"]))
+        overrides = dict(self._read_extras(index).get("overrides", {}))
+        if "stop" in overrides:
+            overrides["stop"] = tuple(overrides["stop"])
+        overrides.setdefault("seed", derive_seed(self._defaults.seed, index))
+        overrides["max_tokens"] = int(record["max_tokens"])
+        return Request(
+            index=index,
+            prompt_ids=np.frombuffer(raw, dtype="<i4").tolist(),
+            params=replace(self._defaults, **overrides),
+        )
+
+    def row_id(self, index: int) -> RowId:
+        """The row's own id, else its place in the dataset."""
+        row_id: RowId = self._read_extras(index).get("id", index)
+        return row_id
+
+    def row_error(self, index: int) -> str | None:
+        """Why the row cannot be used; ``None`` for a usable row."""
+        error: str | None = self._read_extras(index).get("error")
+        return error
+
+    def _read_extras(self, index: int) -> Mapping[str, Any]:
+        record = self._records[index]
+        num_bytes = int(record["extras_bytes"])
+        if not num_bytes:
+            return {}
+        raw = os.pread(self._extras, num_bytes, int(record["extras_offset"]))
+        extras: dict[str, Any] = json.loads(raw)
+        return extras
+
+
+def derive_seed(job_seed: int, index: int) -> int:
+    """The seed of a row without its own: the same for the same job and row, alike for no two."""
+    digest = hashlib.blake2b(f"{job_seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def open_spool(
+    directory: Path, *, key: str, defaults: SamplingParams, input_hash: str
+) -> Spool | None:
+    """The spool in a directory, if it is complete and was made for the same ``key``."""
+    try:
+        written = json.loads((directory / "spool.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if written != {"key": key, "input_hash": input_hash}:
+        return None
+    return Spool(directory, defaults=defaults, input_hash=input_hash)

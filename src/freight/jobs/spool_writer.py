@@ -1,0 +1,201 @@
+"""Tokenises a dataset into a spool, as a stream: one batch of rows in memory at a time.
+
+Knows the tokenizer and the row format; does not know which rows are done already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
+
+import numpy as np
+
+from freight.errors import FreightError, InputError
+from freight.jobs.durable import disk_errors, write_atomically
+from freight.jobs.formats import (
+    Row,
+    RowLimits,
+    fit_max_tokens,
+    parse_row,
+    refuse_broken_text,
+)
+from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
+from freight.jobs.spool import RECORD, SPOOL_FILES, Spool
+from freight.runtime.request import SamplingParams
+from freight.runtime.tokenizer import Tokenizer
+
+__all__ = ["SpoolWriter", "write_spool"]
+
+_BATCH_ROWS: Final = 512
+_BATCH_BYTES: Final = 1 << 19
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class SpoolWriter:
+    """Takes rows in order and writes the three files of a spool."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tokenizer: Tokenizer,
+        limits: RowLimits,
+        defaults: SamplingParams,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._defaults = defaults
+        self._batch: list[tuple[str, Row]] = []
+        self._batch_bytes = 0
+        self._num_ids = 0
+        self._num_extras_bytes = 0
+        self.num_rows = 0
+        tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
+        self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
+        self._records = open(records, "wb", buffering=_BUFFER_BYTES)
+        self._extras = open(extras, "wb", buffering=_BUFFER_BYTES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for file in (self._tokens, self._records, self._extras):
+            try:
+                file.close()
+            except OSError:  # a full disk refuses the buffered rest once more
+                if kind is None:
+                    raise
+
+    def add(self, where: str, line: bytes | None) -> None:
+        """Take the next line; ``where`` opens the text of an error found in it."""
+        self._batch.append((where, _parse(line, where, self._defaults)))
+        self._batch_bytes += len(line or b"")
+        if len(self._batch) >= _BATCH_ROWS or self._batch_bytes >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tokenise and write the rows taken so far."""
+        batch = [(where, self._render(where, row)) for where, row in self._batch]
+        self._batch, self._batch_bytes = [], 0
+        rows = [row for _, row in batch]
+        texts = [row.text for row in rows if row.text is not None and row.messages is None]
+        chats = [row.text for row in rows if row.text is not None and row.messages is not None]
+        text_ids = iter(self._tokenizer.encode_batch(texts))
+        chat_ids = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
+        for where, row in batch:
+            if row.error is not None:
+                ids: list[int] = []
+            elif row.token_ids is not None:
+                ids = list(row.token_ids)
+            else:
+                ids = next(text_ids if row.messages is None else chat_ids)
+            self._write(where, row, ids)
+
+    def sync(self) -> None:
+        """Make everything written durable and drop it from the page cache."""
+        for file in (self._tokens, self._records, self._extras):
+            file.flush()
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _render(self, where: str, row: Row) -> Row:
+        """A chat gets its text; it keeps its messages as the sign that BOS is in it already."""
+        if row.messages is None:
+            return row
+        try:
+            text = self._tokenizer.render_chat(row.messages)
+            refuse_broken_text(text, "messages")
+        except FreightError as error:
+            return replace(row, error=f"{where}: {error}")
+        return replace(row, text=text)
+
+    def _write(self, where: str, row: Row, ids: list[int]) -> None:
+        max_tokens, error = 0, row.error
+        if error is None:
+            try:
+                max_tokens = self._check(row, ids)
+            except InputError as refusal:
+                ids, error = [], f"{where}: {refusal}"
+        extras = _extras_blob(row, error)
+        record = np.array(
+            (self._num_ids, len(ids), max_tokens, self._num_extras_bytes, len(extras)),
+            dtype=RECORD,
+        )
+        self._tokens.write(array("i", ids).tobytes())
+        self._extras.write(extras)
+        self._records.write(record.tobytes())
+        self._num_ids += len(ids)
+        self._num_extras_bytes += len(extras)
+        self.num_rows += 1
+
+    def _check(self, row: Row, ids: list[int]) -> int:
+        wanted = row.overrides.get("max_tokens", self._defaults.max_tokens)
+        max_tokens = fit_max_tokens(len(ids), wanted, self._limits)
+        for token_id in (min(ids), max(ids)):
+            if not 0 <= token_id < self._limits.vocab_size:
+                raise InputError(
+                    f"The prompt holds token id {token_id}.",
+                    f"The model's vocabulary has the ids 0 to {self._limits.vocab_size - 1}.",
+                    "Use the tokenizer that belongs to the model.",
+                )
+        return max_tokens
+
+
+def write_spool(
+    source: BinaryIO,
+    directory: Path,
+    *,
+    name: str,
+    key: Callable[[str], str],
+    tokenizer: Tokenizer,
+    limits: RowLimits,
+    defaults: SamplingParams,
+    on_rows: Callable[[int], None],
+) -> Spool:
+    """Tokenise all of ``source`` (``name`` in messages) into an empty directory.
+
+    ``key`` makes of the input's hash what a later run compares to use the spool again.
+    """
+    reader = LineReader(source)
+    with (
+        disk_errors(directory),
+        SpoolWriter(directory, tokenizer=tokenizer, limits=limits, defaults=defaults) as writer,
+    ):
+        for number, line in reader:
+            writer.add(f"Line {number} of {name}", line)
+            if number % _BATCH_ROWS == 0:
+                on_rows(writer.num_rows)
+        writer.flush()
+        writer.sync()
+    marker = {"key": key(reader.digest), "input_hash": reader.digest}
+    write_atomically(directory / "spool.json", json.dumps(marker).encode())
+    return Spool(directory, defaults=defaults, input_hash=reader.digest)
+
+
+def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
+    if line is not None:
+        return parse_row(line, where=where, defaults=defaults)
+    limit = f"A line may have {LONGEST_LINE_BYTES >> 20} MiB"
+    return Row(error=f"{where}: It was read as a row. {limit}. Write one row per line.")
+
+
+def _extras_blob(row: Row, error: str | None) -> bytes:
+    extras: dict[str, Any] = {}
+    if row.row_id is not None:
+        extras["id"] = row.row_id
+    if error is not None:
+        extras["error"] = error
+    elif row.overrides:
+        extras["overrides"] = row.overrides
+    return json.dumps(extras).encode() if extras else b""
