@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from freight.errors import ModelError
@@ -203,6 +205,28 @@ def test_senseless_windows_are_refused(change: dict[str, Any], words: str) -> No
     with pytest.raises(ModelError) as caught:
         parse_config({**MISTRAL, **change})
     assert words in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+) | st.sampled_from([0, -1, 10**15, 10**400, 1e308])
+ROPE_KEYS = ["type", "factor", "rope_theta", "short_factor", "truncate", "low_freq_factor"]
+
+
+@given(st.data())
+def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
+    raw = {**data.draw(st.sampled_from([LLAMA, MISTRAL, QWEN2])), "rope_scaling": {**LLAMA3_ROPE}}
+    more = ["architectures", "head_dim", "hidden_act", "dtype", "sliding_window", "layer_types"]
+    keys = [*raw, *more, "use_sliding_window", "quantization_config"]
+    raw |= data.draw(st.dictionaries(st.sampled_from(keys), JSON, max_size=2))
+    if isinstance(raw["rope_scaling"], dict):
+        raw["rope_scaling"] |= data.draw(st.dictionaries(st.sampled_from(ROPE_KEYS), JSON))
+    try:
+        parse_config(raw)
+    except ModelError as error:
+        assert error.limit
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "\udcff"])

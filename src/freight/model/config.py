@@ -14,27 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError
-from freight.model.families import FAMILIES, Family, Key
+from freight.model.families import ACTIVATIONS, FAMILIES, Family, Key
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_rope
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "RopeConfig", "parse_config", "read_config"]
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-# The names of transformers' activations; several of its names are one function.
-_ACTIVATIONS: Final = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 
 # Logical name -> its dims [rows, columns], and the switch it depends on, if any. NH and KH are the
 # widths of all query and of all key/value heads.
@@ -70,6 +56,7 @@ _COUNTS: Final = (
 )
 _FLAGS: Final = ("qkv_bias", "out_bias", "mlp_bias", "tied_embeddings")
 _LAYER_KINDS: Final = ("full_attention", "sliding_attention")
+_MOST_LAYERS: Final = 10_000
 _Windows = tuple[int | None, ...]
 
 
@@ -173,7 +160,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
         )
     if not config.norm_eps > 0:
         problems.append(f"norm_eps is {config.norm_eps}, it must be more than 0")
-    for name, known in (("activation", set(_ACTIVATIONS.values())), ("dtype", set(DTYPE_BYTES))):
+    for name, known in (("activation", set(ACTIVATIONS.values())), ("dtype", set(DTYPE_BYTES))):
         if getattr(config, name) not in known:
             problems.append(
                 f"{name} is {getattr(config, name)!r}, supported are {', '.join(sorted(known))}"
@@ -205,12 +192,15 @@ def read_config(model_dir: Path) -> ModelConfig:
         raise _refusal(asked, [f"its config.json is not JSON ({error})"]) from error
     if not isinstance(raw, dict):
         raise _refusal(asked, ["its config.json holds no JSON object"])
-    return parse_config(raw)
+    return parse_config(raw, str(path))
 
 
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Turn the content of a config.json into switches. Raises ModelError with all problems."""
-    name, family = _find_family(raw)
+def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelConfig:
+    """Turn the content of a config.json into switches. Raises ModelError with all problems.
+
+    ``place`` names the file in messages.
+    """
+    name, family = _find_family(raw, place)
     config = RawConfig(raw, _unsupported(raw))
     switches: dict[str, Any] = {
         **{field: config.count(family.keys[field]) for field in _COUNTS},
@@ -224,7 +214,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     windows = _read_windows(config, family.keys, switches["num_layers"] or 0)
     _derive_heads(switches, config.problems)
     if config.problems:
-        raise _refusal(f"A config.json of the {name} family was given.", config.problems)
+        raise _refusal(f"{place} was read as a model of the {name} family.", config.problems)
     rotary_dim = int(switches["head_dim"] * (rotary_share or 1.0))
     return ModelConfig(
         family=name,
@@ -234,7 +224,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _find_family(raw: Mapping[str, Any]) -> tuple[str, Family]:
+def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list):
         architectures = [architectures]
@@ -246,7 +236,7 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     known = ", ".join(sorted(item for f in FAMILIES.values() for item in f.architectures))
     stated = ", ".join(map(str, architectures)) or f"model_type {raw.get('model_type')!r}"
     raise ModelError(
-        f"A model of architecture {stated} was given.",
+        f"{place} describes a model of architecture {stated}.",
         f"Supported architectures are {known}.",
         "Choose a model of one of these.",
     )
@@ -262,10 +252,10 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
 
 def _activation(config: RawConfig, key: Key) -> str:
     stated = config.text(key)
-    if stated and stated not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
+    if stated and stated not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
         config.problems.append(f"activation {stated!r} is not known, supported are {known}")
-    return _ACTIVATIONS.get(stated, stated)
+    return ACTIVATIONS.get(stated, stated)
 
 
 def _dtype(config: RawConfig) -> str:
@@ -292,6 +282,9 @@ def _read_windows(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
     uses_windows = config.flag(keys["uses_windows"])
     window = config.count(keys["window"])
     first = config.count(keys["first_window_layer"]) or 0
+    if num_layers > _MOST_LAYERS:
+        config.problems.append(f"{num_layers} layers are given, at most {_MOST_LAYERS} can be")
+        return ()
     if not uses_windows or window is None:
         return (None,) * num_layers
     kinds = config.raw.get("layer_types")

@@ -13,7 +13,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FAMILIES", "Family", "Fused", "Key"]
+__all__ = ["ACTIVATIONS", "FAMILIES", "Family", "Fused", "Key"]
+
+# The spellings of transformers; several are one function.
+ACTIVATIONS: Final = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 
 Scalar = str | int | float | bool | None
 

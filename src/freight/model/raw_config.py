@@ -6,7 +6,7 @@ that all problems come out together; whoever picks must look at ``problems`` bef
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +15,13 @@ from freight.model.families import Key
 __all__ = ["RawConfig"]
 
 _T = TypeVar("_T")
+
+
+def _is_number(value: object) -> bool:
+    # The comparison is false for NaN, and exact for whole numbers that no float can hold.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 class RawConfig:
@@ -46,7 +53,7 @@ class RawConfig:
         value = self.pick(key)
         if value is None:
             return None
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if _is_number(value):
             return float(value)
         return self._wrong(key, value, "a number", None)
 
@@ -65,9 +72,7 @@ class RawConfig:
         values = self.pick(key)
         if values is None:
             return ()
-        if isinstance(values, list) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in values
-        ):
+        if isinstance(values, list) and all(_is_number(value) for value in values):
             return tuple(float(value) for value in values)
         return self._wrong(key, values, "a list of numbers", ())
 
