@@ -44,7 +44,9 @@ class RawConfig:
     def count(self, key: Key) -> int | None:
         """A whole number; None where the key is absent or null and has no default."""
         value = self.pick(key)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
             return value
         return self._wrong(key, value, "a whole number", None)
 
