@@ -134,7 +134,7 @@ class Resumption:
         source = self.spec.source
         if isinstance(source, Path):
             with open_input(source) as file:
-                yield str(source), file
+                yield source.name, file
         else:
             yield "standard input", source
 

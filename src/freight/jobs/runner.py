@@ -89,7 +89,7 @@ def _answer(
         with closing(build_engine(spool.workload(pending))) as engine:
             observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=engine.status)
             started_s = time.monotonic()
-            _record_failed(spool, journal, output)
+            _record_failed(spool, journal, output, observer)
             requests = (spool.request(int(index)) for index in pending)
             for completion in engine.run(requests):
                 row = completion_row(spool.row_id(completion.index), completion)
@@ -99,7 +99,8 @@ def _answer(
                 observer.on_row(num_new_tokens=len(completion.token_ids))
             summary = engine.summary()
     else:
-        _record_failed(spool, journal, output)
+        observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=str)
+        _record_failed(spool, journal, output, observer)
     if journal.num_done != spool.num_rows:
         raise RuntimeError(f"{spool.num_rows - journal.num_done} rows came to no answer")
     return JobReport(
@@ -123,7 +124,7 @@ class _Tally:
         self.num_new_tokens += len(completion.token_ids)
 
 
-def _record_failed(spool: Spool, journal: Journal, output: Output) -> None:
+def _record_failed(spool: Spool, journal: Journal, output: Output, observer: Observer) -> None:
     """Rows with an error come to an end without the engine.
 
     Called after it was built: a journal without rows binds nobody, so a job whose engine could
@@ -133,4 +134,5 @@ def _record_failed(spool: Spool, journal: Journal, output: Output) -> None:
         error = spool.row_error(index)
         if error is not None and not journal.is_done(index):
             journal.append(index, error_row(spool.row_id(index), error), failed=True)
+            observer.on_row(num_new_tokens=0)
     output.emit()

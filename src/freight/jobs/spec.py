@@ -43,11 +43,11 @@ class Observer(Protocol):
         ...
 
     def on_start(self, *, num_rows: int, num_done: int, status: Callable[[], str]) -> None:
-        """The engine is ready; ``num_done`` rows were finished by earlier runs."""
+        """Rows begin to finish; ``num_done`` were finished by earlier runs."""
         ...
 
     def on_row(self, *, num_new_tokens: int) -> None:
-        """One more row is finished and recorded."""
+        """One more row is finished and recorded, with an answer or an error."""
         ...
 
 

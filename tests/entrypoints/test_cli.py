@@ -1,0 +1,318 @@
+"""The command as people meet it: flags, messages, exit statuses, and being stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.entrypoints.cli import main
+from freight.entrypoints.run import parse_shares
+from freight.errors import InputError
+from freight.runtime.options import EngineOptions
+
+from ..jobs.fakes import FakeEngine
+from ..jobs.tiny_model import write_tiny_tokenizer
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+
+
+class Desk:
+    """A model directory, an input and an output, and the options that the engine was built with."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = write_tiny_tokenizer(directory / "model")
+        (self.model / "config.json").write_text(json.dumps(CONFIG))
+        self.source, self.sink = directory / "in.jsonl", directory / "out.jsonl"
+        self.source.write_text('{"prompt": "the cat"}\n{"prompt": []}\n{"prompt": [1, 2]}\n')
+        self.options: list[EngineOptions] = []
+        self.failure: BaseException | None = None
+
+    def build_engine(self, model_dir: Path, *, options: Any, workload: Any) -> FakeEngine:
+        assert model_dir == self.model
+        self.options.append(options)
+        return FakeEngine(
+            workload, fail_after=None if self.failure is None else 1, failure=self.failure
+        )
+
+    def run(self, *flags: str) -> int:
+        return main(["run", str(self.source), "-o", str(self.sink), "-m", str(self.model), *flags])
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk(tmp_path)
+    engine = types.ModuleType("freight.runtime.engine")
+    engine.build_engine = desk.build_engine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "freight.runtime.engine", engine)
+    return desk
+
+
+def test_a_job(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    assert desk.run() == 0
+    rows = [json.loads(line) for line in desk.sink.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, 1, 2] and "error" in rows[1]
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "3 rows: 2 answered, 1 with an error" in err and "generated token/s" in err
+    assert "freight: fake engine\nfreight: two lines\n" in err
+    assert desk.run() == 0
+    assert "already complete" in capfd.readouterr().err
+    assert desk.run("--restart", "--quiet") == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:
+    flags = (
+        "--cpu-memory 2GiB --gpu-memory 1450MiB --device sim --dtype float32 --weights 20/80/0 "
+        "--kv 0/50/50 --activations 40/60 --micro-batch-size 3 --num-micro-batches 2 --no-overlap "
+        "--sim-bandwidth 2GB --dummy-weights"
+    )
+    assert desk.run(*flags.split(), "--disk-dir", str(tmp_path)) == 0
+    assert desk.options == [
+        EngineOptions(
+            device="sim",
+            dtype="float32",
+            cpu_memory_bytes=2 << 30,
+            gpu_memory_bytes=1450 << 20,
+            disk_dir=tmp_path,
+            weights_percent=(20, 80, 0),
+            kv_percent=(0, 50, 50),
+            activations_percent=(0, 40, 60),
+            micro_batch_size=3,
+            num_micro_batches=2,
+            overlap=False,
+            sim_bytes_per_s=2_000_000_000,
+            dummy_seed=0,
+        )
+    ]
+
+
+def test_sampling_flags(desk: Desk) -> None:
+    desk.source.write_text('{"prompt": [1, 2, 3, 4]}\n')
+    assert desk.run("--max-tokens", "2", "--seed", "5", "--stop", "a", "--stop", "b") == 0
+    assert json.loads(desk.sink.read_text())["completion_tokens"] == 2
+    for flag, value in (
+        ("--max-tokens", "0"),
+        ("--temperature", "-1"),
+        ("--top-p", "2"),
+        ("--stop", ""),
+    ):
+        assert desk.run(flag, value) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        (["--weights", "20/80"], 0, ""),
+        (["--weights", "20/81/0"], 2, "add up to 100"),
+        (["--weights", "a/b/c"], 2, "three percentages"),
+        (["--weights", "100"], 2, "three percentages"),
+        (["--weights", "nan/50/50"], 2, "add up to 100"),
+        (["--weights", "120/-20/0"], 2, "add up to 100"),
+        (["--weights", "20/80/0", "--device", "cpu"], 2, "no GPU to hold"),
+        (["--kv", "50/50"], 2, "--disk-dir"),
+        (["--cpu-memory", "lots"], 2, "not a number with a unit"),
+        (["--cpu-memory", "0"], 2, "more than zero"),
+        (["--micro-batch-size", "0"], 2, "more than zero"),
+        (["--gpu-memory", "1GiB", "--device", "cpu"], 2, "Leave one"),
+        (["--sim-bandwidth", "2GB"], 2, "--device sim"),
+        (["--device", "tpu"], 2, "auto, cuda, cpu, sim"),
+        (["--dtype", "int3"], 2, "bfloat16"),
+        (["--output", "/nowhere/out.jsonl"], 2, "no directory"),
+        (["--model", "no such model"], 2, "--model demo"),
+    ],
+)
+def test_flags_that_cannot_work(
+    desk: Desk,
+    capfd: pytest.CaptureFixture[str],
+    flags: list[str],
+    status: int,
+    message: str,
+) -> None:
+    assert desk.run(*flags) == status
+    err = capfd.readouterr().err
+    assert message in err and "Traceback" not in err
+    if status:
+        first, limit, advice = err.splitlines()
+        assert first.startswith("freight: error: ")
+        assert limit.startswith("  ") and advice.startswith("  ")
+
+
+def test_no_model(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(desk.source), "-o", str(desk.sink)]) == 2
+    err = capfd.readouterr().err
+    assert "--model" in err and "demo" in err
+
+
+def test_the_hub_is_asked_for_what_is_needed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def download(hub_id: str, *, allow_patterns: list[str]) -> str:
+        assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
+        if hub_id == "owner/gone":
+            raise OSError("offline\nlong story")
+        return str(desk.model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert desk.run("--model", "owner/there") == 0
+    assert desk.run("--model", "owner/gone") == 1
+    assert "offline" in capfd.readouterr().err
+
+
+def test_other_work_exits_1_and_bad_input_2(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    desk.run()
+    assert desk.run("--max-tokens", "3") == 1
+    assert "max-tokens was 256, now 3" in capfd.readouterr().err
+    desk.source.unlink()
+    assert desk.run() == 2
+
+
+def test_ctrl_c(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    desk.failure = KeyboardInterrupt()
+    assert desk.run() == 130
+    assert "stopped with 2 of 3 rows done and kept" in capfd.readouterr().err
+    desk.failure = None
+    assert desk.run() == 0
+    err = capfd.readouterr().err
+    assert "going on: 2 of 3 rows are done" in err and "2 of them by earlier runs" in err
+    assert len(desk.sink.read_text().splitlines()) == 3
+
+
+def test_streams(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = desk.source.read_bytes()
+    out = open(tmp_path / "stdout", "w")
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(text)))
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["run", "-", "-o", "-", "-m", str(desk.model)]) == 0
+    out.close()
+    lines = (tmp_path / "stdout").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [0, 1, 2]
+
+
+def test_the_bar_of_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("freight.entrypoints.progress._REFRESH_S", 0.01)
+    slow = FakeEngine(delay_s=0.1)
+    monkeypatch.setattr(desk, "build_engine", lambda *_, **__: slow)
+    sys.modules["freight.runtime.engine"].build_engine = desk.build_engine  # type: ignore
+    assert desk.run() == 0
+    assert "token/s, fake" in terminal.getvalue() and "/3" in terminal.getvalue()
+
+
+def test_shares() -> None:
+    assert parse_shares("--kv", None) is None
+    assert parse_shares("--kv", "0.5/99.5/0") == (0.5, 99.5, 0)
+    assert parse_shares("--kv", "40/60") == (0, 40, 60)
+    with pytest.raises(InputError):
+        parse_shares("--kv", "1/2/3/4")
+
+
+SLOW = """
+import sys, types
+sys.path.insert(0, {tests!r})
+from fakes import FakeEngine
+engine = types.ModuleType("freight.runtime.engine")
+engine.build_engine = lambda *a, options, workload: FakeEngine(workload, delay_s=0.02)
+sys.modules["freight.runtime.engine"] = engine
+from freight.entrypoints.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(desk: Desk, *arguments: str) -> subprocess.Popen[bytes]:
+    code = SLOW.format(tests=str(Path(__file__).parents[1] / "jobs"))
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "run", str(desk.source), "-m", str(desk.model), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for_rows(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not (path.exists() and path.read_bytes().count(b"\n") > 5):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(desk: Desk, number: int, status: int) -> None:
+    desk.source.write_text('{"prompt": [1, 2, 3]}\n' * 100)
+    process = start(desk, "-o", str(desk.sink))
+    wait_for_rows(desk.directory / "out.jsonl.freight" / "journal.jsonl")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == status and out == b""
+    assert b"Run the same command again" in err and b"Traceback" not in err
+    assert desk.run() == 0
+    ids = [json.loads(line)["id"] for line in desk.sink.read_text().splitlines()]
+    assert ids == list(range(100))
+
+
+def test_a_reader_that_leaves(desk: Desk) -> None:
+    desk.source.write_text('{"prompt": [1, 2, 3]}\n' * 100)
+    process = start(desk, "-o", "-")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith(b'{"id": 0')
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(20) == 1
+    assert err == b""
+    process.stderr.close()
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom freight.entrypoints.cli import main\n"
+        "try: main(['run', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules)"
+    )
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.monotonic() - started < 2, "0.05 s where nothing else runs"
+
+
+def test_a_run_needs_neither_transformers_nor_torch_of_its_own(desk: Desk) -> None:
+    code = SLOW.format(tests=str(Path(__file__).parents[1] / "jobs")).replace(
+        "sys.exit(main(sys.argv[1:]))",
+        "assert main(sys.argv[1:]) == 0\nassert not {'torch', 'transformers'} & set(sys.modules)",
+    )
+    arguments = ["run", str(desk.source), "-m", str(desk.model), "-o", str(desk.sink), "--quiet"]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=dict(os.environ))
+
+
+def test_version_and_no_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out.startswith("freight ")
+    assert main([]) == 2

@@ -1,0 +1,136 @@
+"""What an input row may say, and that whatever it says it becomes one row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freight.errors import InputError
+from freight.jobs.formats import (
+    RowLimits,
+    completion_row,
+    error_row,
+    fit_max_tokens,
+    parse_row,
+)
+from freight.runtime.request import Completion, SamplingParams
+
+DEFAULTS = SamplingParams(max_tokens=9)
+
+
+def parse(record: object) -> Any:
+    line = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return parse_row(line, where="Line 3 of rows.jsonl", defaults=DEFAULTS)
+
+
+def test_usable_rows() -> None:
+    row = parse({"prompt": "hi", "id": "a", "label": {"mine": 1}, "max_tokens": None})
+    assert (row.row_id, row.text, row.error, row.overrides) == ("a", "hi", None, {})
+    assert parse({"prompt": [1, 2], "id": 7}).token_ids == [1, 2]
+    messages = [{"role": "user", "content": "x"}]
+    assert parse({"messages": messages, "prompt": None}).messages == messages
+    row = parse({"prompt": "", "stop": "a", "temperature": 1, "top_p": 0.5, "seed": 3, "top_k": 2})
+    assert row.overrides == {
+        "stop": ("a",),
+        "temperature": 1.0,
+        "top_p": 0.5,
+        "seed": 3,
+        "top_k": 2,
+    }
+    assert parse({"prompt": "x", "stop": ["a", "b"]}).overrides == {"stop": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"{", "not: "),
+        (b'{"prompt": "\xff"}', "Byte 13 of the line is not"),
+        (b"[" * 100_000, "read as JSON"),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "read as JSON"),
+        ([1], "holds a list"),
+        ("x", "holds a string"),
+        ({"id": 1}, 'neither of "prompt" and "messages"'),
+        ({"prompt": "x", "messages": [{}]}, "both of"),
+        ({"prompt": 4}, '"prompt" is a number'),
+        ({"prompt": ["a"]}, "token ids"),
+        ({"prompt": [1, True]}, "token ids"),
+        ({"prompt": "\ud800"}, "surrogate"),
+        ({"messages": []}, '"messages" is a list'),
+        ({"messages": ["x"]}, "at least one object"),
+        ({"prompt": "x", "id": 1.5}, '"id" is a number'),
+        ({"prompt": "x", "id": True}, '"id" is true or false'),
+        ({"prompt": "x", "id": "\udc00"}, "surrogate"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"prompt": "x", "max_tokens": 2.5}, '"max_tokens" is a number. It must be a whole number'),
+        ({"prompt": "x", "temperature": float("nan")}, "temperature must be"),
+        ({"prompt": "x", "temperature": 10**400}, "temperature must be"),
+        ({"prompt": "x", "temperature": "hot"}, '"temperature" is a string'),
+        ({"prompt": "x", "top_p": 0}, "top_p must be"),
+        ({"prompt": "x", "top_k": -1}, "top_k must be"),
+        ({"prompt": "x", "seed": -1}, "seed must be"),
+        ({"prompt": "x", "stop": [""]}, "non-empty"),
+        ({"prompt": "x", "stop": [1]}, '"stop" is a list'),
+    ],
+)
+def test_unusable_rows(record: object, reason: str) -> None:
+    row = parse(record)
+    assert row.error is not None and row.error.startswith("Line 3 of rows.jsonl: ")
+    assert reason in row.error
+    json.loads(error_row(row.row_id or 0, row.error))
+
+
+def test_an_error_keeps_the_rows_id() -> None:
+    assert parse({"id": "mine", "prompt": 5}).row_id == "mine"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = ["id", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON)
+def test_anything_becomes_one_row(record: object) -> None:
+    row = parse(record)
+    given = [row.text, row.token_ids, row.messages, row.error]
+    assert sum(value is not None for value in given) == 1
+
+
+@given(st.binary())
+def test_any_bytes_become_one_row(line: bytes) -> None:
+    row = parse(line)
+    assert row.error is not None or row.text is not None
+
+
+def test_positions() -> None:
+    limits = RowLimits(max_positions=10, vocab_size=5)
+    assert fit_max_tokens(3, 5, limits) == 5
+    assert fit_max_tokens(3, 7, limits) == 7
+    assert fit_max_tokens(3, 8, limits) == 7
+    assert fit_max_tokens(9, 8, limits) == 1
+    with pytest.raises(InputError, match=r"10 tokens.*10 positions"):
+        fit_max_tokens(10, 1, limits)
+    with pytest.raises(InputError, match="empty"):
+        fit_max_tokens(0, 1, limits)
+
+
+@given(st.text(), st.text() | st.integers())
+def test_output_rows_are_one_line_of_json(text: str, row_id: str | int) -> None:
+    completion = Completion(
+        index=0, token_ids=(1, 2), text=text, finish_reason="stop", num_prompt_tokens=3
+    )
+    raw = completion_row(row_id, completion)
+    assert len(raw.decode().splitlines()) == 1
+    assert json.loads(raw) == {
+        "id": row_id,
+        "text": text,
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "finish_reason": "stop",
+    }

@@ -1,0 +1,172 @@
+"""The spool gives back what the input said, in an order fit for blocks, from bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.errors import BudgetError
+from freight.jobs import spool_writer
+from freight.jobs.formats import RowLimits
+from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader, hash_stream
+from freight.jobs.spool import RECORD, Spool, derive_seed, open_spool
+from freight.jobs.spool_writer import write_spool
+from freight.runtime.request import SamplingParams
+from freight.runtime.tokenizer import Tokenizer
+
+LIMITS = RowLimits(max_positions=64, vocab_size=320)
+DEFAULTS = SamplingParams(max_tokens=10, temperature=0.5, seed=3)
+
+
+def spool_of(
+    rows: Iterable[object], directory: Path, tokenizer: Tokenizer, limits: RowLimits = LIMITS
+) -> Spool:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    return write_spool(
+        io.BytesIO(text.encode()),
+        directory,
+        name="rows.jsonl",
+        key=lambda input_hash: "key " + input_hash,
+        tokenizer=tokenizer,
+        limits=limits,
+        defaults=DEFAULTS,
+        on_rows=lambda num_rows: None,
+    )
+
+
+def test_rows_come_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "the cat"}]
+    rows = [
+        {"prompt": "the cat", "id": "first"},
+        {"prompt": [5, 6, 7], "max_tokens": 100, "seed": 9, "stop": ["x"], "temperature": 0},
+        {"prompt": []},
+        {"messages": chat},
+        {"messages": [{"role": "broken", "content": ""}], "id": 4},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"prompt": [320]},
+        {"prompt": [-1]},
+        {"prompt": [1] * 64},
+        {"prompt": [1] * 63},
+    ]
+    spool = spool_of(rows, tmp_path, tokenizer)
+    assert spool.num_rows == 10
+    first = spool.request(0)
+    assert first.prompt_ids == tokenizer.encode("the cat") and first.index == 0
+    assert first.params == SamplingParams(max_tokens=10, temperature=0.5, seed=derive_seed(3, 0))
+    second = spool.request(1)
+    assert list(second.prompt_ids) == [5, 6, 7]
+    assert second.params == SamplingParams(max_tokens=61, temperature=0, seed=9, stop=("x",))
+    assert spool.request(3).prompt_ids == tokenizer.encode_chat(chat)
+    assert spool.request(9).params.max_tokens == 1
+    assert [spool.row_id(index) for index in range(5)] == ["first", 1, 2, 3, 4]
+    reasons = ["empty", "no such role", "surrogate", "token id 320", "token id -1", "64 tokens"]
+    assert spool.failed().tolist() == [2, 4, 5, 6, 7, 8]
+    for index, reason in zip(spool.failed(), reasons, strict=True):
+        error = spool.row_error(int(index))
+        assert error is not None and f"Line {index + 1} of rows.jsonl: " in error
+        assert reason in error
+    assert spool.row_error(0) is None
+    spool.close()
+
+
+def test_order_and_workload(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lengths = [(3, 5), (10, 5), (5, 10), (0, 1), (3, 5), (1, 1)]
+    rows = [{"prompt": [1] * prompt, "max_tokens": new} for prompt, new in lengths]
+    spool = spool_of(rows, tmp_path, tokenizer)
+    assert spool.order().tolist() == [1, 2, 0, 4, 5]
+    workload = spool.workload(spool.order())
+    assert (workload.num_rows, workload.max_total_tokens) == (5, 15)
+    assert (workload.max_prompt_tokens, workload.max_new_tokens) == (10, 10)
+    assert (workload.total_prompt_tokens, workload.total_new_tokens) == (22, 26)
+    assert spool.workload(np.array([5])).max_total_tokens == 2
+    spool.close()
+
+
+def test_reuse_needs_the_same_key_and_a_complete_spool(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    written = spool_of([{"prompt": "x"}], tmp_path, tokenizer)
+    input_hash, key = written.input_hash, "key " + written.input_hash
+    written.close()
+    again = open_spool(tmp_path, key=key, defaults=DEFAULTS, input_hash=input_hash)
+    assert again is not None and again.request(0).prompt_ids == tokenizer.encode("x")
+    again.close()
+    assert open_spool(tmp_path, key="other", defaults=DEFAULTS, input_hash=input_hash) is None
+    assert open_spool(tmp_path, key=key, defaults=DEFAULTS, input_hash="other") is None
+    (tmp_path / "spool.json").write_text("{")
+    assert open_spool(tmp_path, key=key, defaults=DEFAULTS, input_hash=input_hash) is None
+    (tmp_path / "spool.json").unlink()
+    assert open_spool(tmp_path, key=key, defaults=DEFAULTS, input_hash=input_hash) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.integers(1, 5))
+def test_batches_do_not_change_ids(
+    tokenizer: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+    prompts: list[str],
+    batch_rows: int,
+) -> None:
+    limits = RowLimits(max_positions=1000, vocab_size=320)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_writer, "_BATCH_ROWS", batch_rows)
+        rows = [{"prompt": prompt} for prompt in prompts]
+        spool = spool_of(rows, tmp_path_factory.mktemp("spool"), tokenizer, limits)
+    for index, prompt in enumerate(prompts):
+        assert spool.request(index).prompt_ids == tokenizer.encode(prompt)
+    spool.close()
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = ({"prompt": [1] * 50, "id": f"row {index} " + "x" * 100} for index in range(4000))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tracemalloc.start()
+    with open(tmp_path / "in.jsonl", "rb") as file:
+        spool = write_spool(
+            file,
+            tmp_path,
+            name="in",
+            key=str,
+            tokenizer=tokenizer,
+            limits=LIMITS,
+            defaults=DEFAULTS,
+            on_rows=lambda num_rows: None,
+        )
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert RECORD.itemsize <= 32
+    assert kept < 4000 * 32 + 200_000
+    assert peak < 8_000_000
+    spool.close()
+
+
+def test_lines() -> None:
+    text = b'\xef\xbb\xbf{"a":1}\r\n\n  \n{"b":2}\nlast'
+    reader = LineReader(io.BytesIO(text))
+    assert list(reader) == [(1, b'{"a":1}'), (4, b'{"b":2}'), (5, b"last")]
+    assert reader.digest == hash_stream(io.BytesIO(text))
+    huge = b"x" * (2 * LONGEST_LINE_BYTES + 5)
+    reader = LineReader(io.BytesIO(huge + b"\nnext\n" + b"y" * LONGEST_LINE_BYTES + b"\n"))
+    lines = list(reader)
+    assert lines[:2] == [(1, None), (2, b"next")] and len(lines[2][1] or b"") == LONGEST_LINE_BYTES
+
+
+def test_seeds_are_stable_and_differ() -> None:
+    assert derive_seed(0, 1) == derive_seed(0, 1)
+    seeds = {derive_seed(job, index) for job in range(10) for index in range(100)}
+    assert len(seeds) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_full_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name in ("tokens.bin", "extras.bin"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(BudgetError, match="no room"):
+        spool_of([{"prompt": "the cat", "id": 1}], tmp_path, tokenizer)
