@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from freight.memory.disk import BLOCK, DirectFile
-from freight.memory.transfer import copy_bytes
+from freight.memory.transfer import host_view
 from freight.quantities import align_up
 
 __all__ = ["Activations", "TokenCut", "gather", "scatter", "slot_bytes"]
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,25 +81,26 @@ class Activations:
         assert self._file is not None
         stretch = self._disk_stretch(cut, slot)
         wanted = cut.disk * self.row_bytes
-        self._file.read(k * self._disk_stride, memoryview(stretch.numpy()), wanted)
+        self._file.read(k * self._disk_stride, host_view(stretch), wanted)
 
     def write_disk(self, k: int, cut: TokenCut, slot: torch.Tensor) -> None:
         assert self._file is not None
         stretch = self._disk_stretch(cut, slot)
         wanted = cut.disk * self.row_bytes
-        self._file.write(k * self._disk_stride, memoryview(stretch.numpy()), wanted)
+        self._file.write(k * self._disk_stride, host_view(stretch), wanted)
 
-    def copy_in(self, k: int, cut: TokenCut, slot: torch.Tensor) -> None:
+    def pair_in(self, k: int, cut: TokenCut, slot: torch.Tensor) -> Pair:
+        """What to copy of the cpu tier's rows: (home, place in the slot)."""
         size = cut.cpu * self.row_bytes
-        copy_bytes(self._cpu[k, :size], slot[:size])
+        return self._cpu[k, :size], slot[:size]
 
-    def copy_out(self, k: int, cut: TokenCut, slot: torch.Tensor) -> None:
+    def pair_out(self, k: int, cut: TokenCut, slot: torch.Tensor) -> Pair:
         size = cut.cpu * self.row_bytes
-        copy_bytes(slot[:size], self._cpu[k, :size])
+        return slot[:size], self._cpu[k, :size]
 
-    def copy_staged(self, cut: TokenCut, source: torch.Tensor, target: torch.Tensor) -> None:
-        """The disk's rows from one slot to another."""
-        copy_bytes(self._disk_stretch(cut, source), self._disk_stretch(cut, target))
+    def staged_pair(self, cut: TokenCut, source: torch.Tensor, target: torch.Tensor) -> Pair:
+        """The disk's rows in one slot and in another."""
+        return self._disk_stretch(cut, source), self._disk_stretch(cut, target)
 
     def _disk_stretch(self, cut: TokenCut, slot: torch.Tensor) -> torch.Tensor:
         offset = align_up(cut.cpu * self.row_bytes, BLOCK)

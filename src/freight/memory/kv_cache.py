@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from freight.memory.disk import DirectFile
-from freight.memory.transfer import copy_bytes
+from freight.memory.transfer import copy_bytes, host_view
 
 __all__ = [
     "Home",
@@ -24,9 +24,9 @@ __all__ = [
     "PageRun",
     "Passage",
     "RowPages",
-    "copy_staged",
     "num_pages_of",
     "plan_passage",
+    "staged_pairs",
 ]
 
 Home = Literal["compute", "cpu", "disk"]
@@ -211,7 +211,7 @@ class KVCache:
         """Full pages from the file, the page in progress from RAM."""
         for run, offset, pages in self._disk_runs(layer, passage.disk_in, slot):
             assert self._file is not None
-            self._file.read(offset, memoryview(pages.view(-1).numpy()), run.count * self.page_bytes)
+            self._file.read(offset, host_view(pages), run.count * self.page_bytes)
         for run in passage.tails_in:
             copy_bytes(self._tails[layer, run.home : run.home + run.count], _pages(slot, run))
 
@@ -219,23 +219,25 @@ class KVCache:
         """Pages that are full now to the file, those in progress to RAM."""
         for run, offset, pages in self._disk_runs(layer, passage.disk_out, slot):
             assert self._file is not None
-            self._file.write(
-                offset, memoryview(pages.view(-1).numpy()), run.count * self.page_bytes
-            )
+            self._file.write(offset, host_view(pages), run.count * self.page_bytes)
         for run in passage.tails_out:
             copy_bytes(_pages(slot, run), self._tails[layer, run.home : run.home + run.count])
 
-    def copy_in(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
-        """Pages of rows on the cpu tier to a slot on the device."""
+    def pairs_in(
+        self, layer: int, passage: Passage, slot: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What to copy for rows on the cpu tier: (home, place in the slot)."""
+        pool = self.pools["cpu"][layer]
         for run in passage.cpu_in:
-            pool = self.pools["cpu"][layer]
-            copy_bytes(pool[run.home : run.home + run.count], _pages(slot, run))
+            yield pool[run.home : run.home + run.count], _pages(slot, run)
 
-    def copy_out(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
-        """Touched pages of rows on the cpu tier from a slot on the device."""
+    def pairs_out(
+        self, layer: int, passage: Passage, slot: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What to copy back: (place in the slot, home) of touched pages."""
+        pool = self.pools["cpu"][layer]
         for run in passage.cpu_out:
-            pool = self.pools["cpu"][layer]
-            copy_bytes(_pages(slot, run), pool[run.home : run.home + run.count])
+            yield _pages(slot, run), pool[run.home : run.home + run.count]
 
     def _disk_runs(
         self, layer: int, runs: Sequence[PageRun], slot: torch.Tensor
@@ -245,10 +247,12 @@ class KVCache:
             yield run, offset, _pages(slot, run)
 
 
-def copy_staged(runs: Sequence[PageRun], source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy the slot pages of ``runs`` from one slot to another of the same geometry."""
+def staged_pairs(
+    runs: Sequence[PageRun], source: torch.Tensor, target: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The slot pages of ``runs`` in one slot and in another of the same geometry."""
     for run in runs:
-        copy_bytes(_pages(source, run), _pages(target, run))
+        yield _pages(source, run), _pages(target, run)
 
 
 def _pages(slot: torch.Tensor, run: PageRun) -> torch.Tensor:

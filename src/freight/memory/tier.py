@@ -69,7 +69,7 @@ def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
 
 def device_arena(num_bytes: int, device: torch.device) -> Arena:
     """Memory of a CUDA device, in one allocation."""
-    return Arena(torch.empty(max(num_bytes, _ALIGNMENT), dtype=torch.uint8, device=device))
+    return Arena(torch.zeros(max(num_bytes, _ALIGNMENT), dtype=torch.uint8, device=device))
 
 
 def _advise(memory: mmap.mmap, advice: int) -> bool:

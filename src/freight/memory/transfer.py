@@ -11,13 +11,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-__all__ = ["LaneTimeline", "LaneWorker", "Throttle", "copy_bytes"]
+from freight.memory.disk import Traffic
+
+__all__ = ["LaneStopped", "LaneTimeline", "LaneWorker", "Link", "copy_bytes", "host_view"]
 
 
 class LaneTimeline:
@@ -114,17 +116,27 @@ class LaneWorker:
             self.timeline.reach(task.index)
 
 
-class Throttle:
-    """Makes a link of the simulated device as slow as asked: a copy lasts at least bytes / rate."""
+class Link:
+    """Copies between host and device memory, counted; of the simulated device, no faster than
+    ``bytes_per_s``."""
 
-    def __init__(self, bytes_per_s: float | None) -> None:
-        self.bytes_per_s = bytes_per_s
+    def __init__(self, name: str, traffic: Traffic, bytes_per_s: float | None = None) -> None:
+        self._name = name
+        self._traffic = traffic
+        self._bytes_per_s = bytes_per_s
 
-    def pace(self, started_s: float, num_bytes: int) -> None:
-        if self.bytes_per_s is not None:
-            left = started_s + num_bytes / self.bytes_per_s - time.perf_counter()
-            if left > 0:
-                time.sleep(left)
+    def move(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy each (source, target), uint8 tensors of equal size."""
+        started_s = time.perf_counter()
+        num_bytes = 0
+        for source, target in pairs:
+            copy_bytes(source, target)
+            num_bytes += source.numel()
+        self._traffic.add(self._name, num_bytes)
+        if self._bytes_per_s is not None:
+            left_s = started_s + num_bytes / self._bytes_per_s - time.perf_counter()
+            if left_s > 0:
+                time.sleep(left_s)
 
 
 def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -136,3 +148,8 @@ def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
     else:
         np.copyto(target.numpy(), source.numpy())
+
+
+def host_view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous uint8 tensor in host memory, for reading and writing files."""
+    return memoryview(tensor.view(-1).numpy())  # type: ignore[arg-type]

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
-from freight.model.batch import RowSpan
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
+from freight.quantities import align_up
 
 __all__ = ["KVView", "RowGroup", "append", "attend", "index_rows", "merge"]
-
-# Gathered keys and values, and scores, of one group of rows stay under this (one row may exceed
-# it): large enough to keep the cores busy, small enough to stay near the caches.
-_GROUP_BYTES: Final = 16 << 20
-_QUERY_BLOCK: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +76,8 @@ def index_rows(
             token_places.append(position % page_tokens)
     groups = []
     place = 0
-    for first, last in _group_ranges(rows, num_heads, num_kv_heads * head_dim, element_bytes):
+    kv_width = num_kv_heads * head_dim
+    for first, last in _group_ranges(rows, page_tokens, num_heads, kv_width, element_bytes):
         group = _index_group(
             rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
         )
@@ -97,20 +93,20 @@ def index_rows(
 
 
 def _group_ranges(
-    rows: Sequence[RowSpan], num_heads: int, kv_width: int, element_bytes: int
+    rows: Sequence[RowSpan], page_tokens: int, num_heads: int, kv_width: int, element_bytes: int
 ) -> Iterator[tuple[int, int]]:
     """Ranges of rows with equally many new tokens, bounded by what they need in the workspace."""
     first = 0
     longest = 0
     for place, span in enumerate(rows):
-        longest = max(longest, span.total_len)
+        longest = max(longest, align_up(span.total_len, page_tokens))
         count = place - first + 1
-        queries = min(span.num_new, _QUERY_BLOCK)
+        queries = min(span.num_new, QUERY_BLOCK)
         per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
         same = span.num_new == rows[first].num_new
-        if place > first and not (same and count * per_row <= _GROUP_BYTES):
+        if place > first and not (same and count * per_row <= GROUP_BYTES):
             yield first, place
-            first, longest = place, span.total_len
+            first, longest = place, align_up(span.total_len, page_tokens)
     if rows:
         yield first, len(rows)
 
@@ -170,7 +166,7 @@ def attend(
         with workspace.frame():
             keys = _gather(pool, group.key_rows, group, step, workspace)
             values = _gather(pool, group.value_rows, group, step, workspace)
-            for block in range(0, group.num_queries, _QUERY_BLOCK):
+            for block in range(0, group.num_queries, QUERY_BLOCK):
                 with workspace.frame():
                     _attend_block(
                         step, q, keys, values, view.start, group, block, out, workspace, lse
@@ -203,7 +199,7 @@ def _attend_block(
     """One block of Q queries per row, at ``block`` of the group's queries."""
     R, K, H = group.num_rows, step.num_kv_heads, step.head_dim
     G = step.num_heads // K
-    Q = min(_QUERY_BLOCK, group.num_queries - block)
+    Q = min(QUERY_BLOCK, group.num_queries - block)
     tokens = slice(view_start + group.start, view_start + group.start + R * group.num_queries)
 
     def heads_first(x: torch.Tensor) -> torch.Tensor:

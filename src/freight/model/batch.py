@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["MicroBatch", "RowSpan", "chunk_rows"]
+__all__ = ["GROUP_BYTES", "QUERY_BLOCK", "MicroBatch", "RowSpan", "chunk_rows"]
+
+GROUP_BYTES: Final = 16 << 20
+"""Rows attended together: their keys and values, and their scores, each stay under this (one row
+may exceed it). Enough to keep the cores busy, and near the caches."""
+
+QUERY_BLOCK: Final = 256
+"""Queries of one row attended at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

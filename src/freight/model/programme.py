@@ -287,9 +287,7 @@ def build_programme(config: ModelConfig) -> Programme:
     builder = _Builder(config)
     table = builder.matrix("embedding", "V", "D")
     units = [
-        Unit(
-            name="embedding", kind="embedding", layer=None, steps=(Embed(out="x", weight=table),)
-        )
+        Unit(name="embedding", kind="embedding", layer=None, steps=(Embed(out="x", weight=table),))
     ]
     for layer in range(config.num_layers):
         units += [builder.attention(layer), builder.mlp(layer)]

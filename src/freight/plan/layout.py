@@ -108,6 +108,24 @@ class WeightLayout:
             totals[part.tier] += part.num_elements * self.element_bytes
         return totals
 
+    def held_bytes(self) -> dict[Tier, int]:
+        """Bytes that weights take in each memory: whole blocks per unit, as they are allocated."""
+        held: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
+        own = () if self.tied_embeddings else self.embedding
+        stretches = [unit.resident for unit in self.units] + [
+            [part for part in own if part.tier == self.compute_tier]
+        ]
+        for parts in stretches:
+            size = sum(align_up(p.num_elements * self.element_bytes, 64) for p in parts)
+            held[self.compute_tier] += align_up(size, BLOCK)
+        if self.compute_tier == "gpu":
+            size = sum(
+                align_up(p.num_elements * self.element_bytes, 64) for p in own if p.tier == "cpu"
+            )
+            held["cpu"] = align_up(size, BLOCK)
+            held["cpu"] += sum(align_up(unit.host_bytes, BLOCK) for unit in self.units)
+        return held
+
     @property
     def slot_bytes(self) -> int:
         return max((unit.slot_bytes for unit in self.units), default=0)
@@ -187,7 +205,11 @@ def _lay_out_unit(
     host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
     host_bytes = slot.add_host(host, dtype, policy.piece_bytes)
     size = DTYPE_BYTES[dtype]
-    foreign = [s.part for s in slot.streamed if s.dtype != dtype]
+    foreign = [
+        s.part
+        for s in slot.streamed
+        if s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype]  # cast, or not aligned
+    ]
     return UnitLayout(
         unit=unit,
         resident=tuple(p for p in parts if p.tier == tier),

@@ -73,10 +73,12 @@ class Operation:
     """One step of a schedule.
 
     ``unit`` counts in the programme (0 is the embedding). ``slot`` is the place in the ring that a
-    load fills or a store empties, ``source_slot`` the one it comes from where there is one.
-    ``after`` holds the earlier operations of other lanes that it waits for, by lane and index. ``num_bytes`` is what crosses the
-    link, alignment included. ``is_last`` marks the computation after which a micro-batch's new
-    tokens are known.
+    load fills or a store empties, ``source_slot`` the one it comes from where there is one. A
+    computation finds its weights in ``slot``, KV or embedding rows in ``source_slot``, offloaded
+    rows of the residual stream in ``activation_slot`` (-1: none are there).
+    ``after`` holds the earlier operations of other lanes that it waits for, by lane and index.
+    ``num_bytes`` is what crosses the link, alignment included. ``is_last`` marks the computation
+    after which a micro-batch's new tokens are known.
     """
 
     index: int
@@ -91,6 +93,7 @@ class Operation:
     piece: int = 0
     slot: int = -1
     source_slot: int = -1
+    activation_slot: int = -1
     is_last: bool = False
 
     def __str__(self) -> str:

@@ -133,7 +133,7 @@ class _Stream:
         slot = self.weight_slots[sweep, unit]
         accesses = [
             read("weights", slot, (sweep, unit)),
-            write("decoded weights", 0, (sweep, unit)),
+            write("decoded weights", 0, (sweep, unit), 0),
         ]
         kind, lane = Kind.DECODE_WEIGHTS, Lane.COMPUTE
         return self.board.make(kind, lane, accesses, sweep=sweep, unit=unit, source_slot=slot)
@@ -152,10 +152,12 @@ class _Stream:
             return
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         arrival = write("kv slot", slot, (sweep, unit, k, 0), work.kv_slot_bytes)
-        disk = [self.board.home(f"kv on disk, layer {layer}", k)] if work.kv_load.disk else []
-        host = [self.board.home(f"kv on cpu, layer {layer}", k)] if work.kv_load.cpu else []
+        load = work.kv_load
+        from_disk = bool(load.disk or load.tails)
+        disk = [self.board.home(f"kv on disk, layer {layer}", k)] if from_disk else []
+        host = [self.board.home(f"kv on cpu, layer {layer}", k)] if load.cpu else []
         if not self.on_device:
-            moved = work.kv_load.disk
+            moved = load.disk
             tail = [self.board.home(f"kv on disk, layer {layer}", k)]
             accesses = [*tail, arrival]
             yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=slot, num_bytes=moved)
@@ -163,11 +165,11 @@ class _Stream:
         source = -1
         if disk:
             source = self.board.take_slot("kv in")
-            moved = work.kv_load.disk
+            moved = load.disk
             accesses = [*disk, write("kv in", source, (sweep, unit, k), work.kv_slot_bytes)]
             yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=source, num_bytes=moved)
             host.append(read("kv in", source, (sweep, unit, k)))
-        moved = work.kv_load.cpu + work.kv_load.disk
+        moved = load.cpu + load.disk + load.tails
         yield make(
             Kind.COPY_KV,
             Lane.TO_DEVICE,
@@ -195,10 +197,11 @@ class _Stream:
             return
         accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
         out = -1
-        if work.kv_store.disk:
+        to_disk = bool(work.kv_store.disk or work.kv_store.tails)
+        if to_disk:
             out = self.board.take_slot("kv out")
             accesses.append(write("kv out", out, (sweep, unit, k), work.kv_slot_bytes))
-        moved = work.kv_store.cpu + work.kv_store.disk
+        moved = work.kv_store.cpu + work.kv_store.disk + work.kv_store.tails
         yield make(
             Kind.COPY_BACK_KV,
             Lane.FROM_DEVICE,
@@ -207,7 +210,7 @@ class _Stream:
             source_slot=slot,
             num_bytes=moved,
         )
-        if work.kv_store.disk:
+        if to_disk:
             accesses = [read("kv out", out, (sweep, unit, k))]
             accesses.append(self.board.new_home(disk_home, k, (sweep,)))
             moved = work.kv_store.disk
@@ -322,6 +325,7 @@ class _Stream:
             accesses += self.board.in_place(
                 "kv slot", self.kv_slots[k], (sweep, unit, k), work.kv_load
             )
+        activation_slot = self.activation_slots.get(k, -1)
         accesses += self.activation_accesses(sweep, unit, work)
         is_last = unit == len(self.model.units) - 1
         if is_last:
@@ -335,6 +339,7 @@ class _Stream:
             batch=work.batch,
             slot=slot,
             source_slot=self.place_of_rows(unit, k),
+            activation_slot=activation_slot,
             is_last=is_last,
         )
 

@@ -78,6 +78,7 @@ class Scoreboard:
         piece: int = 0,
         slot: int = -1,
         source_slot: int = -1,
+        activation_slot: int = -1,
         is_last: bool = False,
     ) -> Operation:
         index = self.next_index
@@ -95,6 +96,7 @@ class Scoreboard:
             piece=piece,
             slot=slot,
             source_slot=source_slot,
+            activation_slot=activation_slot,
             is_last=is_last,
         )
 

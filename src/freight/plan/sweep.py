@@ -16,13 +16,17 @@ __all__ = ["BatchWork", "Moved", "StreamModel", "StreamUnit", "Sweep"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """Bytes of one load or store, by the tier whose home they leave or reach."""
+    """Bytes of one load or store, by the tier whose home they leave or reach.
+
+    ``tails`` counts the KV pages in progress of rows on disk, which are in RAM: they cross no disk.
+    """
 
     cpu: int = 0
     disk: int = 0
+    tails: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.cpu or self.disk)
+        return bool(self.cpu or self.disk or self.tails)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

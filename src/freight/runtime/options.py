@@ -29,7 +29,8 @@ class EngineOptions:
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``disk_dir`` holds offloaded KV cache and
     activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
-    for random weights, made from config.json alone with this seed.
+    for random weights, made from config.json alone with this seed. ``verify`` proves every
+    operation legal before it runs.
     """
 
     device: str = "auto"
@@ -45,6 +46,7 @@ class EngineOptions:
     overlap: bool = True
     sim_bytes_per_s: int | None = None
     dummy_seed: int | None = None
+    verify: bool = False
 
     def __post_init__(self) -> None:
         self._check_names()

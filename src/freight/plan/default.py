@@ -1,0 +1,239 @@
+"""A plain policy that fits, where flags leave the choice open; and refusal where nothing fits.
+
+Block sizes are tried from a short list, weights fill what memory is left, fastest tier first, and
+the candidates are compared by nominal rates. A planner that measures the machine does better; this
+one needs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from freight.errors import BudgetError
+from freight.model.checkpoint import TensorSource
+from freight.model.config import ModelConfig
+from freight.model.programme import Programme, build_programme
+from freight.plan.geometry import Geometry, measure
+from freight.plan.layout import BLOCK, WeightLayout, lay_out
+from freight.plan.policy import Policy, Split, Tier
+from freight.plan.workload import Workload
+from freight.quantities import format_bytes
+
+__all__ = ["Plan", "Planner", "Wishes"]
+
+_DISK_BYTES_PER_S: Final = 2e9
+_LINK_BYTES_PER_S: Final = 12e9
+_FLOPS: Final[Mapping[Tier, float]] = {"cpu": 5e11, "gpu": 5e13}
+_SWEEP_OVERHEAD_S: Final = 2e-3
+_MOST_BATCH_ROWS: Final = 256
+_MOST_BATCH_TOKENS: Final = 16384
+_STEPS: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What the user has fixed; None leaves it open."""
+
+    weights: Split | None = None
+    kv: Split | None = None
+    activations: Split | None = None
+    micro_batch_size: int | None = None
+    num_micro_batches: int | None = None
+    overlap: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A policy with what follows from it."""
+
+    policy: Policy
+    layout: WeightLayout
+    geometry: Geometry
+    workload: Workload
+
+    def with_sources(
+        self, config: ModelConfig, sources: Mapping[str, TensorSource], dtype: str
+    ) -> Plan:
+        """The same plan for weights that lie elsewhere."""
+        tied = config.tied_embeddings
+        programme = build_programme(config)
+        layout = lay_out(programme, sources, self.policy, dtype=dtype, tied_embeddings=tied)
+        geometry = measure(config, layout, self.policy, self.workload)
+        return replace(self, layout=layout, geometry=geometry)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planner:
+    """Plans one model and workload for one machine. ``room`` is what may be taken of each tier;
+    ``taken_bytes`` of the cpu budget are the process's own already. KV goes to
+    disk only where ``has_disk_dir`` or the user says so."""
+
+    config: ModelConfig
+    programme: Programme
+    sources: Mapping[str, TensorSource]
+    dtype: str
+    workload: Workload
+    compute_tier: Tier
+    room: Mapping[Tier, int]
+    taken_bytes: int
+    has_disk_dir: bool
+    wishes: Wishes
+
+    def plan(self) -> Plan:
+        """The candidate with the shortest nominal time per row; BudgetError if none fits."""
+        best: Plan | None = None
+        best_s = float("inf")
+        smallest: Plan | None = None
+        for policy in self._candidates():
+            plan = self._fill(policy)
+            if not self._excess(plan):
+                seconds = self._seconds_per_row(plan)
+                if seconds < best_s:
+                    best, best_s = plan, seconds
+            elif smallest is None or _size(plan) < _size(smallest):
+                smallest = plan
+        if best is not None:
+            return best
+        assert smallest is not None
+        raise self._refusal(smallest)
+
+    def _candidates(self) -> Iterator[Policy]:
+        wishes = self.wishes
+        splits = [Split(gpu=1.0), Split(cpu=1.0), Split(disk=1.0)]
+        near = splits if self.compute_tier == "gpu" else splits[1:]
+        open_kvs = near if self.has_disk_dir else near[:-1]
+        kvs = [wishes.kv] if wishes.kv else open_kvs
+        for kv in kvs:
+            for size, count in self._block_shapes():
+                yield Policy(
+                    compute_tier=self.compute_tier,
+                    weights=wishes.weights or Split(disk=1.0),
+                    kv=kv,
+                    activations=wishes.activations or near[0],
+                    micro_batch_size=size,
+                    num_micro_batches=count,
+                    max_batch_tokens=size * self.workload.max_prompt_tokens,
+                    page_tokens=self._page_tokens(),
+                    overlap=wishes.overlap,
+                )
+
+    def _block_shapes(self) -> Iterator[tuple[int, int]]:
+        """(rows per micro-batch, micro-batches), no larger than the dataset."""
+        rows = self.workload.num_rows
+        most = max(1, min(rows, _MOST_BATCH_ROWS))
+        most = min(most, max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens))
+        sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
+        if self.wishes.micro_batch_size:
+            sizes = [self.wishes.micro_batch_size]
+        for size in sizes:
+            counts = sorted({min(count, -(-rows // size)) for count in (1, 2, 4, 8)})
+            if self.wishes.num_micro_batches:
+                counts = [self.wishes.num_micro_batches]
+            for count in counts:
+                yield size, count
+
+    def _page_tokens(self) -> int:
+        """At least 32 tokens, and a whole number of disk blocks."""
+        tokens = 32
+        per_token = 2 * self.config.num_kv_heads * self.config.head_dim * _size_of(self.dtype)
+        while tokens * per_token % BLOCK:
+            tokens *= 2
+        return tokens
+
+    # -- filling memory with weights -----------------------------------------------------------
+
+    def _fill(self, policy: Policy) -> Plan:
+        """Place as much of the weights as fits, fastest tier first, unless the user did."""
+        plan = self._derive(policy)
+        if self.wishes.weights is not None or self._excess(plan):
+            return plan
+        tiers: list[Tier] = ["gpu", "cpu"] if self.compute_tier == "gpu" else ["cpu"]
+        shares: dict[Tier, float] = {"gpu": 0.0, "cpu": 0.0}
+        for tier in tiers:
+            low, high = 0, 2**_STEPS
+            most = 1 - sum(shares.values())
+            while low < high:
+                middle = (low + high + 1) // 2
+                share = most * middle / 2**_STEPS
+                candidate = self._derive(_with_weights(policy, {**shares, tier: share}))
+                low, high = (low, middle - 1) if self._excess(candidate) else (middle, high)
+                if low == middle:
+                    plan = candidate
+            shares[tier] = most * low / 2**_STEPS
+        return plan
+
+    def _derive(self, policy: Policy) -> Plan:
+        tied = self.config.tied_embeddings
+        layout = lay_out(
+            self.programme, self.sources, policy, dtype=self.dtype, tied_embeddings=tied
+        )
+        geometry = measure(self.config, layout, policy, self.workload)
+        return Plan(policy=policy, layout=layout, geometry=geometry, workload=self.workload)
+
+    def _excess(self, plan: Plan) -> dict[Tier, int]:
+        """Bytes over the room of each tier that has too little."""
+        excess = {tier: plan.geometry.total(tier) - room for tier, room in self.room.items()}
+        return {tier: over for tier, over in excess.items() if over > 0}
+
+    def _seconds_per_row(self, plan: Plan) -> float:
+        policy, layout = plan.policy, plan.layout
+        rows = min(policy.block_rows, self.workload.num_rows)
+        disk_s = layout.streamed_bytes("disk")[1] / _DISK_BYTES_PER_S
+        link_bytes = layout.streamed_bytes("cpu")[1]
+        kv_bytes = rows * self.workload.max_total_tokens * plan.geometry.page_bytes
+        kv_bytes = kv_bytes // policy.page_tokens * self.config.num_layers
+        if self.compute_tier == "gpu":
+            link_bytes += layout.streamed_bytes("disk")[1]
+            link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
+        disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
+        flops = 2 * sum(unit.num_elements for unit in self.programme.units[1:])
+        io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
+        rate = _FLOPS[self.compute_tier]
+        overhead_s = _SWEEP_OVERHEAD_S * policy.num_micro_batches
+        prefill_s = max(io_s, flops * rows * self.workload.max_prompt_tokens / rate)
+        decode_s = max(io_s, flops * rows / rate) + overhead_s
+        return (prefill_s + (self.workload.max_new_tokens - 1) * decode_s) / rows
+
+    # -- refusal -------------------------------------------------------------------------------
+
+    def _refusal(self, plan: Plan) -> BudgetError:
+        asked, limits, advice = [], [], []
+        for tier, over in self._excess(plan).items():
+            usage = plan.geometry.usage[tier]
+            items = sorted(((size, name) for name, size in usage.items() if size), reverse=True)
+            needs = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
+            own = self.taken_bytes if tier == "cpu" else 0
+            process = f", the process itself {format_bytes(own)}" if own else ""
+            total = plan.geometry.total(tier) + own
+            given = self.room[tier] + own
+            asked.append(
+                f"The smallest plan needs {format_bytes(total)} on {tier} ({needs}{process})."
+            )
+            limits.append(
+                f"The budget is {format_bytes(given)}: {format_bytes(over)} are missing on {tier}."
+            )
+            advice.append(_ADVICE[tier])
+        return BudgetError(" ".join(asked), " ".join(limits), " ".join(advice))
+
+
+_ADVICE: Final[Mapping[Tier, str]] = {
+    "gpu": "Raise --gpu-memory, or give the cpu or the disk a larger share.",
+    "cpu": "Raise --cpu-memory, lower --micro-batch-size, or give the disk a larger share.",
+    "disk": "Name a larger disk with --disk-dir, or give it a smaller share.",
+}
+
+
+def _with_weights(policy: Policy, shares: Mapping[Tier, float]) -> Policy:
+    gpu, cpu = shares["gpu"], shares["cpu"]
+    return replace(policy, weights=Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu)))
+
+
+def _size(plan: Plan) -> int:
+    tiers: tuple[Tier, ...] = ("gpu", "cpu")
+    return sum(plan.geometry.total(tier) for tier in tiers)
+
+
+def _size_of(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2

@@ -1,0 +1,166 @@
+"""The sizes of everything a run holds, from its policy: what the engine takes is what was planned.
+
+All are upper bounds for the workload, fixed before anything is loaded. Knows no devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
+from freight.model.config import ModelConfig
+from freight.plan.layout import BLOCK, WeightLayout
+from freight.plan.policy import Policy, Split, Tier
+from freight.plan.scoreboard import RING_SLOTS
+from freight.plan.workload import Workload
+from freight.quantities import align_up
+
+__all__ = ["Geometry", "measure"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """Counts and sizes in bytes.
+
+    ``usage`` is what each tier holds, by purpose. ``kv_pages`` are the pages per layer on each
+    tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
+    disk, all micro-batches. ``activation_rows`` are the tokens of one micro-batch on each tier.
+    """
+
+    page_bytes: int
+    kv_pages: dict[Tier, int]
+    kv_slot_pages: int
+    num_tails: int
+    activation_rows: dict[Tier, int]
+    activation_slot_bytes: int
+    activation_disk_stride: int
+    embedding_bytes: int
+    logits_bytes: int
+    last_bytes: int
+    workspace_bytes: int
+    usage: dict[Tier, dict[str, int]]
+
+    def total(self, tier: Tier) -> int:
+        """Bytes to take of a tier; every purpose may be cut in a few aligned stretches."""
+        return sum(align_up(size, BLOCK) + 2 * BLOCK for size in self.usage[tier].values() if size)
+
+
+def most_rows(split: Split, num_rows: int) -> dict[Tier, int]:
+    """The most rows that each tier gets of a micro-batch of up to ``num_rows``."""
+    cuts = [split.cut(count) for count in range(num_rows + 1)]
+    tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
+    return {tier: max(cut[tier] for cut in cuts) for tier in tiers}
+
+
+def most_tokens(split: Split, num_tokens: int) -> dict[Tier, int]:
+    """Likewise of tokens, with one more for rounding where a tier has only a share."""
+    tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
+    return {tier: _bounded(split.share(tier), num_tokens) for tier in tiers}
+
+
+def _bounded(share: float, count: int) -> int:
+    return min(count, int(share * count) + 1) if share else 0
+
+
+def measure(
+    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
+) -> Geometry:
+    """Size everything for ``policy`` on ``workload``."""
+    size = layout.element_bytes
+    token_bytes = 2 * config.num_kv_heads * config.head_dim * size
+    page_bytes = policy.page_tokens * token_bytes
+    kv_rows = most_rows(policy.kv, policy.micro_batch_size)
+    row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+    home = policy.compute_tier
+    offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
+    row_bytes = config.hidden_size * size
+    tokens = most_tokens(policy.activations, policy.max_batch_tokens)
+    disk_stride = align_up(tokens["disk"] * row_bytes, BLOCK)
+    host_tokens = tokens["cpu"] if home == "gpu" else 0
+    slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
+    block = policy.num_micro_batches
+    elsewhere = any(part.tier != home for part in layout.embedding)
+    geometry = Geometry(
+        page_bytes=page_bytes,
+        kv_pages={tier: block * rows * row_pages for tier, rows in kv_rows.items()},
+        kv_slot_pages=offloaded * row_pages,
+        num_tails=block * kv_rows["disk"],
+        activation_rows=tokens,
+        activation_slot_bytes=slot_bytes,
+        activation_disk_stride=disk_stride,
+        embedding_bytes=policy.max_batch_tokens * row_bytes if elsewhere else 0,
+        logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
+        last_bytes=block * policy.micro_batch_size * row_bytes,
+        workspace_bytes=workspace_bytes(config, layout, policy, workload),
+        usage={"gpu": {}, "cpu": {}, "disk": {}},
+    )
+    _count_weights(geometry, layout, policy)
+    _count_block(geometry, config, layout, policy)
+    return geometry
+
+
+def workspace_bytes(
+    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
+) -> int:
+    """Scratch for the arithmetic, the largest of what its units take (``model.layers``)."""
+    size, D, F = layout.element_bytes, config.hidden_size, config.intermediate_size
+    query_width = config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    norm = 2 * D * 4
+    tokens = max(policy.chunk_tokens, workload.max_prompt_tokens, 1)
+    keys = align_up(workload.max_total_tokens, policy.page_tokens)
+    queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
+    gathered = max(GROUP_BYTES, 2 * keys * kv_width * size)
+    scores = max(GROUP_BYTES, keys * config.num_heads * queries * size)
+    attended = gathered + 2 * scores + tokens * query_width * size
+    attention = tokens * (3 * D + 2 * query_width + 2 * kv_width) * size
+    attention += max(attended, tokens * max(norm, query_width * size))
+    mlp = policy.chunk_tokens * ((3 * D + 2 * F) * size + norm)
+    columns = max(w.num_rows for u in layout.units if u.unit.kind == "head" for w in u.unit.weights)
+    head = policy.micro_batch_size * ((2 * D + columns) * size + norm)
+    slack = 64 * 64  # every value begins on a cache line
+    return max(attention, mlp, head) + slack
+
+
+def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
+    usage = geometry.usage
+    home = policy.compute_tier
+    held = layout.held_bytes()
+    usage[home]["weights"] = held[home]
+    usage[home]["weight slots"] = RING_SLOTS["weights"] * layout.slot_bytes
+    usage[home]["decoded weights"] = layout.decoded_bytes
+    if home == "gpu":
+        usage["cpu"]["weights"] = held["cpu"]
+        staged = any(p.tier == "disk" for unit in layout.units for p in unit.pieces)
+        size = align_up(policy.piece_bytes, BLOCK) if staged else 0
+        usage["cpu"]["weight staging"] = RING_SLOTS["weight staging"] * size
+
+
+def _count_block(
+    geometry: Geometry, config: ModelConfig, layout: WeightLayout, policy: Policy
+) -> None:
+    """What the block's rows take: KV cache, activations, logits and scratch."""
+    g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
+    row_bytes = config.hidden_size * layout.element_bytes
+    layer_pages = {t: config.num_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
+    slot = g.kv_slot_pages * g.page_bytes
+    near, host = g.usage[home], g.usage["cpu"]
+    near["KV cache"] = layer_pages[home]
+    near["KV slots"] = RING_SLOTS["kv slot"] * slot
+    near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)
+    near["activation slots"] = RING_SLOTS["activation slot"] * g.activation_slot_bytes
+    near["logits"] = g.logits_bytes + g.last_bytes
+    near["workspace"] = g.workspace_bytes
+    host["KV tails"] = config.num_layers * g.num_tails * g.page_bytes
+    host["embedding rows"] = RING_SLOTS["embedding rows"] * g.embedding_bytes
+    if home == "gpu":
+        near["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes
+        host["KV cache"] = layer_pages["cpu"]
+        if g.num_tails:
+            host["KV staging"] = (RING_SLOTS["kv in"] + RING_SLOTS["kv out"]) * slot
+        host["activations"] = block * align_up(g.activation_rows["cpu"] * row_bytes, BLOCK)
+        if g.activation_rows["disk"]:
+            slots = RING_SLOTS["activations in"] + RING_SLOTS["activations out"]
+            host["activation staging"] = slots * g.activation_slot_bytes
+    g.usage["disk"]["KV cache"] = layer_pages["disk"]
+    g.usage["disk"]["activations"] = block * g.activation_disk_stride

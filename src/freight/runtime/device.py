@@ -1,0 +1,132 @@
+"""Which device computes, in which number format, and how much memory is there to take.
+
+Probes rather than trusts flags of the CPU. Knows no model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.errors import BudgetError, DeviceError, InputError
+from freight.memory.tier import process_bytes, system_memory_bytes
+from freight.plan.policy import Tier
+from freight.quantities import GIB, MIB, format_bytes
+
+__all__ = ["ComputeDevice", "choose_dtype", "find_device", "quiet_allocator", "room_on_cpu"]
+
+_PROBE_SIZE: Final = 1024
+_PROBE_ROWS: Final = 128
+_DEFAULT_SHARE: Final = 0.8
+_GROWTH_BYTES: Final = 64 * MIB
+"""What the process still takes beside its arenas: indices, threads, the libraries' own scratch."""
+_CUDA_CONTEXT_BYTES: Final = 768 * MIB
+_SIM_DEFAULT_BYTES: Final = 1 * GIB
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_MAX: Final = -4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeDevice:
+    """``kind`` is "cuda", "sim" or "cpu"; ``torch_device`` is where its tensors live."""
+
+    kind: str
+    torch_device: torch.device
+
+    @property
+    def tier(self) -> Tier:
+        return "cpu" if self.kind == "cpu" else "gpu"
+
+    def room_bytes(self, budget_bytes: int | None) -> int:
+        """What may be taken of its own memory, everything it needs for itself left out."""
+        if self.kind == "sim":
+            return _SIM_DEFAULT_BYTES if budget_bytes is None else budget_bytes
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        if budget_bytes is None:
+            return int(free * 0.9) - _CUDA_CONTEXT_BYTES // 4
+        if budget_bytes > free + _CUDA_CONTEXT_BYTES:
+            raise BudgetError(
+                f"--gpu-memory {format_bytes(budget_bytes)} was given.",
+                f"The device has {format_bytes(free)} free.",
+                "Lower it, or leave it out.",
+            )
+        return budget_bytes - _CUDA_CONTEXT_BYTES
+
+
+def find_device(name: str) -> ComputeDevice:
+    """The device called "auto", "cuda", "sim" or "cpu"; DeviceError if it is absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            "--device cuda was given.",
+            "No CUDA device is usable here: torch finds none.",
+            "Leave --device out to compute on the CPU, or install a torch build with CUDA.",
+        )
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        return ComputeDevice(kind="cuda", torch_device=torch.device("cuda", 0))
+    kind = "sim" if name == "sim" else "cpu"
+    return ComputeDevice(kind=kind, torch_device=torch.device("cpu"))
+
+
+def choose_dtype(name: str, device: ComputeDevice) -> str:
+    """ "auto" is bfloat16 where the device is faster at it than at float32, else float32."""
+    if name != "auto":
+        return name
+    if device.kind == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    return "bfloat16" if _seconds(torch.bfloat16) < _seconds(torch.float32) / 1.5 else "float32"
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    """The best of a few small matrix products."""
+    weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
+    x = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
+    out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
+    best = float("inf")
+    for _ in range(8):
+        started_s = time.perf_counter()
+        torch.mm(x, weight.t(), out=out)
+        best = min(best, time.perf_counter() - started_s)
+    return best
+
+
+def room_on_cpu(budget_bytes: int | None) -> tuple[int, int]:
+    """(what may be taken for tensors, what the process has and needs already), in bytes."""
+    own = process_bytes() + _GROWTH_BYTES
+    available = system_memory_bytes()
+    if budget_bytes is None:
+        budget_bytes = max(own, int(available * _DEFAULT_SHARE))
+    elif budget_bytes > available:
+        raise BudgetError(
+            f"--cpu-memory {format_bytes(budget_bytes)} was given.",
+            f"The machine has {format_bytes(available)} for this process.",
+            "Lower it, or leave it out.",
+        )
+    return budget_bytes - own, own
+
+
+def quiet_allocator() -> None:
+    """Let glibc keep what it has taken: memory given back and faulted in again costs more than the
+    arithmetic on it."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_TOP_PAD, 16 * MIB)
+    except (OSError, AttributeError):
+        return  # another C library: slower, not wrong
+
+
+def check_disk_dir(needs_disk: bool, named: object) -> None:
+    """KV cache and activations go only where the user has said."""
+    if needs_disk and named is None:
+        raise InputError(
+            "The policy puts KV cache or activations on disk.",
+            "No directory was given for them.",
+            "Name one on a fast disk with --disk-dir.",
+        )

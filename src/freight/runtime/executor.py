@@ -1,0 +1,120 @@
+"""Runs operations: each lane in order, lanes side by side, waits on what an operation names.
+
+The compute lane is the caller's thread; every link has a thread of its own. Without overlap the
+same operations run one after the other. Knows no tensors: the work itself comes as a function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker
+from freight.plan.operation import Lane, Operation
+
+__all__ = ["Executor"]
+
+_DEVICE_LANES = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
+
+
+class Executor:
+    """``perform`` does an operation's work, on the lane's CUDA stream where it has one, and
+    returns the new tokens after the last computation of a micro-batch."""
+
+    def __init__(
+        self,
+        perform: Callable[[Operation], list[int] | None],
+        *,
+        device: torch.device,
+        overlap: bool,
+        record: Callable[[Operation, float, float], None] | None = None,
+    ) -> None:
+        self._perform = perform
+        self._overlap = overlap
+        self._record = record
+        self._error: Exception | None = None
+        streams: Mapping[Lane, Any] = {}
+        if device.type == "cuda":
+            streams = {lane: _stream(device) for lane in _DEVICE_LANES}
+        self._timelines = {lane: LaneTimeline(streams.get(lane)) for lane in Lane}
+        self._workers: dict[Lane, LaneWorker] = {}
+
+    def run(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, list[int]]]:
+        """Run all; yields (operation, new tokens) whenever a micro-batch's tokens are known."""
+        try:
+            for operation in operations:
+                self._raise_error()
+                if self._overlap and operation.lane is not Lane.COMPUTE:
+                    self._submit(operation)
+                    continue
+                tokens = self._run_here(operation)
+                if operation.is_last:
+                    assert tokens is not None
+                    yield operation, tokens
+            self._finish()
+            self._raise_error()
+        finally:
+            self._stop()
+
+    def _run_here(self, operation: Operation) -> list[int] | None:
+        timeline = self._timelines[operation.lane]
+        try:
+            for lane, index in operation.after:
+                self._timelines[lane].wait(index, timeline.stream)
+        except LaneStopped:
+            self._raise_error()
+            raise
+        stream = timeline.stream
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            tokens = self._work(operation)
+        timeline.reach(operation.index)
+        return tokens
+
+    def _work(self, operation: Operation) -> list[int] | None:
+        started_s = time.perf_counter()
+        tokens = self._perform(operation)
+        if self._record is not None:
+            self._record(operation, started_s, time.perf_counter())
+        return tokens
+
+    def _submit(self, operation: Operation) -> None:
+        lane = operation.lane
+        if lane not in self._workers:
+            self._workers[lane] = LaneWorker(lane.value, self._timelines[lane], self._fail)
+        waits = [(self._timelines[other], index) for other, index in operation.after]
+        self._workers[lane].submit(operation.index, waits, partial(self._work_in_lane, operation))
+
+    def _work_in_lane(self, operation: Operation) -> None:
+        self._work(operation)
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        for timeline in self._timelines.values():
+            timeline.fail()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _finish(self) -> None:
+        """Let the lanes finish what they were given."""
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.close()
+
+    def _stop(self) -> None:
+        """End the lanes' threads, also when the caller has stopped in the middle."""
+        if self._workers:
+            for timeline in self._timelines.values():
+                timeline.fail()
+            self._finish()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

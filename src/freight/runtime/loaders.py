@@ -1,0 +1,109 @@
+"""Where the rows of a weight come from when they are placed in memory: a checkpoint, or dice.
+
+Rows arrive in the compute dtype, whatever the checkpoint's; only a small buffer is in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from freight.memory.disk import BLOCK, DirectFile, Traffic
+from freight.memory.tier import Arena
+from freight.memory.transfer import host_view
+from freight.model.checkpoint import TensorSource
+from freight.model.dummy import dummy_rows
+from freight.quantities import MIB, align_down, align_up
+
+__all__ = ["BOUNCE_BYTES", "CheckpointFiles", "DummyWeights", "RowLoader", "torch_dtype"]
+
+BOUNCE_BYTES: Final = 8 * MIB
+
+_DTYPES: Final = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return _DTYPES[name]
+
+
+class RowLoader(Protocol):
+    """Fills tensors with rows of a weight."""
+
+    def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
+        """``out`` [n, columns], on any device, becomes rows ``first_row`` and on."""
+
+
+class CheckpointFiles:
+    """The checkpoint's files, opened once; weights and single rows are read in place."""
+
+    def __init__(
+        self, sources: Mapping[str, TensorSource], traffic: Traffic, bounce: torch.Tensor
+    ) -> None:
+        self.sources = sources
+        self._traffic = traffic
+        self._bounce = bounce
+        self._files: dict[Path, DirectFile] = {}
+
+    def file(self, path: Path) -> DirectFile:
+        if path not in self._files:
+            self._files[path] = DirectFile(path, self._traffic)
+        return self._files[path]
+
+    def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
+        num_rows = out.shape[0]
+        source = self.sources[name]
+        row_bytes = source.num_bytes // (source.shape[0] if len(source.shape) > 1 else 1)
+        step = max(1, (self._bounce.numel() - 2 * BLOCK) // row_bytes)
+        for begin in range(0, num_rows, step):
+            count = min(step, num_rows - begin)
+            rows = self.rows(source, (first_row + begin) * row_bytes, count, row_bytes)
+            out[begin : begin + count].copy_(rows)
+
+    def rows(self, source: TensorSource, offset: int, count: int, row_bytes: int) -> torch.Tensor:
+        """``count`` rows from byte ``offset`` of a tensor on, in its own dtype, until the next
+        call."""
+        size = count * row_bytes
+        begin = align_down(source.offset + offset, BLOCK)
+        end = align_up(source.offset + offset + size, BLOCK)
+        stretch = self._bounce[: end - begin]
+        self.file(source.path).read(begin, host_view(stretch), size)
+        skip = source.offset + offset - begin
+        dtype = torch_dtype(source.dtype)
+        raw = stretch[skip : skip + size]
+        if skip % dtype.itemsize:
+            raw = raw.clone()  # a file whose data is not even aligned to its own elements
+        return raw.view(dtype).view(count, -1)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class DummyWeights:
+    """Random rows, the same for a seed wherever they are placed."""
+
+    def __init__(self, seed: int, *, tied_embeddings: bool) -> None:
+        self._seed = seed
+        self._tied = tied_embeddings
+
+    def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
+        if self._tied and name == "head.weight":
+            name = "embedding"
+        if out.is_cuda:
+            host = torch.empty(out.shape, dtype=out.dtype)
+            dummy_rows(name, first_row, self._seed, host)
+            out.copy_(host)
+        else:
+            dummy_rows(name, first_row, self._seed, out)
+
+
+def bounce_buffer(arena: Arena, row_bytes: int) -> torch.Tensor:
+    """A buffer for single reads: large enough for one row of any weight."""
+    return arena.take(max(BOUNCE_BYTES, align_up(row_bytes, BLOCK) + 2 * BLOCK), "read buffer")

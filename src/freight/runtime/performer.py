@@ -1,0 +1,367 @@
+"""Does the work of each operation: binds the schedule's places to the tensors that are there.
+
+Nothing is decided here and nothing waits; the executor calls in an order that is proven legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.memory.activations import Activations, gather, scatter
+from freight.memory.kv_cache import KVCache, staged_pairs
+from freight.memory.transfer import Link
+from freight.model.attention import KVView
+from freight.model.batch import MicroBatch
+from freight.model.config import ModelConfig
+from freight.model.layers import Frame, run_unit
+from freight.model.programme import Programme, Unit
+from freight.model.workspace import Workspace
+from freight.plan.operation import Kind, Operation
+from freight.plan.policy import Policy
+from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
+from freight.runtime.weights import EmbeddingTable, WeightStore
+
+__all__ = ["Buffers", "Performer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffers:
+    """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
+    block's head leaves: ``last`` [K, B, D] and ``logits`` [K, B, V] float32."""
+
+    weight_staging: torch.Tensor
+    embedding_rows: torch.Tensor
+    embedding_slot: torch.Tensor
+    kv_slot: torch.Tensor
+    kv_in: torch.Tensor
+    kv_out: torch.Tensor
+    activation_slot: torch.Tensor
+    activations_in: torch.Tensor
+    activations_out: torch.Tensor
+    last: torch.Tensor
+    logits: torch.Tensor
+
+
+class Performer:
+    """``perform`` is called once per operation, on the operation's lane."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        programme: Programme,
+        policy: Policy,
+        weights: WeightStore,
+        embedding: EmbeddingTable,
+        kv_cache: KVCache,
+        activations: Activations,
+        buffers: Buffers,
+        workspace: Workspace,
+        batches: BatchPreparer,
+        to_device: Link,
+        from_device: Link,
+        sample: Callable[[MicroBatch, torch.Tensor], list[int]],
+    ) -> None:
+        self._config = config
+        self._programme = programme
+        self._policy = policy
+        self._weights = weights
+        self._embedding = embedding
+        self._kv = kv_cache
+        self._activations = activations
+        self._buffers = buffers
+        self._workspace = workspace
+        self._batches = batches
+        self._to_device = to_device
+        self._from_device = from_device
+        self._sample = sample
+        self._on_device = policy.compute_tier == "gpu"
+        self._activation_slots: dict[int, int] = {}
+        self._work: Final[Mapping[Kind, Callable[[Operation], list[int] | None]]] = {
+            Kind.READ_WEIGHTS: self._read_weights,
+            Kind.COPY_WEIGHTS: self._copy_weights,
+            Kind.DECODE_WEIGHTS: self._decode_weights,
+            Kind.READ_EMBEDDING: self._read_embedding,
+            Kind.COPY_EMBEDDING: self._copy_embedding,
+            Kind.READ_KV: self._read_kv,
+            Kind.COPY_KV: self._copy_kv,
+            Kind.COPY_BACK_KV: self._copy_back_kv,
+            Kind.WRITE_KV: self._write_kv,
+            Kind.READ_HIDDEN: self._read_activations,
+            Kind.COPY_HIDDEN: self._copy_activations,
+            Kind.COPY_BACK_HIDDEN: self._copy_back_activations,
+            Kind.WRITE_HIDDEN: self._write_activations,
+            Kind.COMPUTE: self._compute,
+        }
+
+    def perform(self, operation: Operation) -> list[int] | None:
+        """The operation's work; new tokens after the last computation of a micro-batch."""
+        with torch.inference_mode():
+            return self._work[operation.kind](operation)
+
+    def _prepared(self, operation: Operation) -> PreparedBatch:
+        assert operation.batch is not None
+        return self._batches.get(operation.sweep, operation.batch.index)
+
+    def _layer(self, operation: Operation) -> int:
+        layer = self._programme.units[operation.unit].layer
+        assert layer is not None
+        return layer
+
+    # -- weights and embedding rows ----------------------------------------------------------
+
+    def _read_weights(self, operation: Operation) -> None:
+        piece = self._weights.piece(operation.unit, operation.piece)
+        if self._on_device:
+            into = self._buffers.weight_staging[operation.slot, : piece.num_bytes]
+        else:
+            slot = self._weights.slot(operation.slot)
+            into = slot[piece.slot_offset : piece.slot_offset + piece.num_bytes]
+        self._weights.read(piece, into)
+
+    def _copy_weights(self, operation: Operation) -> None:
+        piece = self._weights.piece(operation.unit, operation.piece)
+        if piece.path is None:
+            source = self._weights.host_stretch(operation.unit, piece)
+        else:
+            source = self._buffers.weight_staging[operation.source_slot, : piece.num_bytes]
+        slot = self._weights.slot(operation.slot)
+        target = slot[piece.slot_offset : piece.slot_offset + piece.num_bytes]
+        self._to_device.move([(source, target)])
+
+    def _decode_weights(self, operation: Operation) -> None:
+        self._weights.decode(operation.unit, operation.source_slot)
+
+    def _read_embedding(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        token_ids = prepared.token_ids[prepared.far_places]
+        rows = self._rows(self._buffers.embedding_rows[operation.slot], len(token_ids))
+        self._embedding.fetch(token_ids, rows)
+
+    def _copy_embedding(self, operation: Operation) -> None:
+        num_bytes = operation.num_bytes
+        source = self._buffers.embedding_rows[operation.source_slot, :num_bytes]
+        target = self._buffers.embedding_slot[operation.slot, :num_bytes]
+        self._to_device.move([(source, target)])
+
+    def _rows(self, buffer: torch.Tensor, count: int) -> torch.Tensor:
+        used = buffer[: count * self._activations.row_bytes]
+        return used.view(self._activations.dtype).view(count, self._config.hidden_size)
+
+    # -- KV cache ----------------------------------------------------------------------------
+
+    def _read_kv(self, operation: Operation) -> None:
+        ring = self._buffers.kv_in if self._on_device else self._buffers.kv_slot
+        passage = self._prepared(operation).passage
+        self._kv.read_disk(self._layer(operation), passage, ring[operation.slot])
+
+    def _copy_kv(self, operation: Operation) -> None:
+        passage, slot = self._prepared(operation).passage, self._buffers.kv_slot[operation.slot]
+        pairs = [*self._kv.pairs_in(self._layer(operation), passage, slot)]
+        if operation.source_slot >= 0:
+            source = self._buffers.kv_in[operation.source_slot]
+            pairs += staged_pairs((*passage.disk_in, *passage.tails_in), source, slot)
+        self._to_device.move(pairs)
+
+    def _copy_back_kv(self, operation: Operation) -> None:
+        passage = self._prepared(operation).passage
+        slot = self._buffers.kv_slot[operation.source_slot]
+        pairs = [*self._kv.pairs_out(self._layer(operation), passage, slot)]
+        if operation.slot >= 0:
+            target = self._buffers.kv_out[operation.slot]
+            pairs += staged_pairs((*passage.disk_out, *passage.tails_out), slot, target)
+        self._from_device.move(pairs)
+
+    def _write_kv(self, operation: Operation) -> None:
+        ring = self._buffers.kv_out if self._on_device else self._buffers.kv_slot
+        passage = self._prepared(operation).passage
+        self._kv.write_disk(self._layer(operation), passage, ring[operation.source_slot])
+
+    # -- activations -------------------------------------------------------------------------
+
+    def _read_activations(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        buffers = self._buffers
+        ring = buffers.activations_in if self._on_device else buffers.activation_slot
+        self._activations.read_disk(prepared.batch.index, prepared.cut, ring[operation.slot])
+
+    def _copy_activations(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        cut, slot = prepared.cut, self._buffers.activation_slot[operation.slot]
+        pairs = [self._activations.pair_in(prepared.batch.index, cut, slot)]
+        if operation.source_slot >= 0:
+            source = self._buffers.activations_in[operation.source_slot]
+            pairs.append(self._activations.staged_pair(cut, source, slot))
+        self._to_device.move(pairs)
+
+    def _copy_back_activations(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        cut, slot = prepared.cut, self._buffers.activation_slot[operation.source_slot]
+        pairs = [self._activations.pair_out(prepared.batch.index, cut, slot)]
+        if operation.slot >= 0:
+            target = self._buffers.activations_out[operation.slot]
+            pairs.append(self._activations.staged_pair(cut, slot, target))
+        self._from_device.move(pairs)
+
+    def _write_activations(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        buffers = self._buffers
+        ring = buffers.activations_out if self._on_device else buffers.activation_slot
+        source = ring[operation.source_slot]
+        self._activations.write_disk(prepared.batch.index, prepared.cut, source)
+
+    # -- computation -------------------------------------------------------------------------
+
+    def _compute(self, operation: Operation) -> list[int] | None:
+        prepared = self._prepared(operation)
+        unit = self._programme.units[operation.unit]
+        if unit.kind == "embedding":
+            self._embed(operation, prepared)
+        elif unit.kind == "attention":
+            self._attention(operation, prepared, unit)
+        elif unit.kind == "mlp":
+            self._mlp(operation, prepared, unit)
+        else:
+            self._head(operation, prepared, unit)
+        if not operation.is_last:
+            return None
+        num_logits = prepared.batch.num_logits
+        return self._sample(prepared.batch, self._buffers.logits[prepared.batch.index, :num_logits])
+
+    def _activation_parts(
+        self, operation: Operation, prepared: PreparedBatch
+    ) -> list[tuple[int, torch.Tensor]]:
+        index = operation.activation_slot
+        slot = self._buffers.activation_slot[index] if index >= 0 else None
+        return self._activations.parts(prepared.batch.index, prepared.cut, slot)
+
+    def _embed(self, operation: Operation, prepared: PreparedBatch) -> None:
+        parts = self._activation_parts(operation, prepared)
+        near = {first: rows for first, rows in self._embedding.near}
+        far = prepared.far_places
+        if len(far):
+            ring = self._buffers
+            buffer = (ring.embedding_slot if self._on_device else ring.embedding_rows)[
+                operation.source_slot
+            ]
+            far_rows = self._rows(buffer, len(far))
+        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
+            with self._workspace.frame():
+                x = self._workspace.take(
+                    end - start, self._config.hidden_size, dtype=self._activations.dtype
+                )
+                token_ids = prepared.token_ids[start:end]
+                for first, rows in near.items():
+                    here = (token_ids >= first) & (token_ids < first + rows.shape[0])
+                    places = torch.from_numpy(here.nonzero()[0]).to(x.device)
+                    ids = torch.from_numpy(token_ids[here] - first).to(x.device)
+                    x.index_copy_(0, places, rows.index_select(0, ids))
+                inside = (far >= start) & (far < end)
+                if inside.any():
+                    begin, count = int((far < start).sum()), int(inside.sum())
+                    places = torch.from_numpy(far[inside] - start).to(x.device)
+                    x.index_copy_(0, places, far_rows[begin : begin + count])
+                scatter(parts, start, x)
+
+    def _attention(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._activation_parts(operation, prepared)
+        layer = self._layer(operation)
+        for chunk in prepared.chunks:
+            with self._rows_of(parts, chunk.start, chunk.end) as x:
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values={"x": x},
+                    cos=prepared.cos[chunk.start : chunk.end],
+                    sin=prepared.sin[chunk.start : chunk.end],
+                    kv=self._pools(layer, chunk, operation.source_slot),
+                )
+                run_unit(unit, frame)
+
+    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[torch.Tensor, KVView]]:
+        kv = []
+        if chunk.near is not None:
+            kv.append((self._pages(self._kv.pools["compute"][layer]), chunk.near))
+        if chunk.slot is not None:
+            kv.append((self._pages(self._buffers.kv_slot[slot]), chunk.slot))
+        return kv
+
+    def _pages(self, pool: torch.Tensor) -> torch.Tensor:
+        """uint8 [P, page bytes] as [P, 2, K, page, H]."""
+        config = self._config
+        shape = (-1, 2, config.num_kv_heads, self._policy.page_tokens, config.head_dim)
+        return pool.view(self._activations.dtype).view(shape)
+
+    def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._activation_parts(operation, prepared)
+        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
+            with self._rows_of(parts, start, end) as x:
+                frame = Frame(weights=weights, workspace=self._workspace, values={"x": x})
+                run_unit(unit, frame)
+
+    def _head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        k, count = prepared.batch.index, prepared.batch.num_logits
+        last = self._buffers.last[k, :count]
+        if self._programme.units[operation.unit - 1].kind != "head":
+            for first, rows in self._activation_parts(operation, prepared):
+                inside = (prepared.logit_places >= first) & (
+                    prepared.logit_places < first + rows.shape[0]
+                )
+                last[inside] = rows[prepared.logit_places[inside] - first]
+        weights = self._weights.parts(operation.unit, operation.slot)
+        matrix = next(weight for weight in unit.weights if weight.is_matrix)
+        with self._workspace.frame():
+            columns = self._workspace.take(count, matrix.num_rows, dtype=last.dtype)
+            values = {"x": last, "logits": columns}
+            run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
+            end = matrix.first_row + matrix.num_rows
+            self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
+
+    def _rows_of(
+        self, parts: Sequence[tuple[int, torch.Tensor]], start: int, end: int
+    ) -> _BorrowedRows:
+        return _BorrowedRows(parts, start, end, self._workspace)
+
+
+class _BorrowedRows:
+    """Tokens ``start`` to ``end`` as one tensor: in place where they lie together, else a copy
+    that is written back."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[int, torch.Tensor]],
+        start: int,
+        end: int,
+        workspace: Workspace,
+    ) -> None:
+        self._parts = list(parts)
+        self._start, self._end = start, end
+        self._frame = workspace.frame()
+        self._workspace = workspace
+        self._copy: torch.Tensor | None = None
+
+    def __enter__(self) -> torch.Tensor:
+        self._frame.__enter__()
+        for first, rows in self._parts:
+            if first <= self._start and self._end <= first + rows.shape[0]:
+                return rows[self._start - first : self._end - first]
+        columns, dtype = self._parts[0][1].shape[1], self._parts[0][1].dtype
+        self._copy = self._workspace.take(self._end - self._start, columns, dtype=dtype)
+        gather(self._parts, self._start, self._copy)
+        return self._copy
+
+    def __exit__(self, *exception: object) -> None:
+        if self._copy is not None and exception[0] is None:
+            scatter(self._parts, self._start, self._copy)
+        self._frame.__exit__(None, None, None)
+
+
+def _ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, total, step):
+        yield start, min(start + step, total)

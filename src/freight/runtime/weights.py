@@ -1,0 +1,255 @@
+"""The model's weights in the tiers' memory: what stays, what passes through slots, and lookups.
+
+Binds the plan's layout to tensors. Knows names and rows, not what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from freight.memory.tier import Arena
+from freight.memory.transfer import host_view
+from freight.model.layers import WeightParts
+from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
+from freight.plan.scoreboard import RING_SLOTS
+from freight.quantities import align_up
+from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
+
+__all__ = ["EmbeddingTable", "WeightStore"]
+
+_ALIGNMENT = 64
+_JOIN_BYTES = 32 * 1024
+
+
+@dataclass(kw_only=True, slots=True)
+class _UnitWeights:
+    """One unit's tensors that stay where they are; ``host`` is its stretch of the cpu tier."""
+
+    resident: list[tuple[Part, torch.Tensor]]
+    host: torch.Tensor
+
+
+class WeightStore:
+    """All weights. ``near`` is the compute tier's memory, ``host`` the cpu tier's."""
+
+    def __init__(
+        self,
+        layout: WeightLayout,
+        *,
+        near: Arena,
+        host: Arena,
+        dtype: torch.dtype,
+        loader: RowLoader,
+        files: CheckpointFiles | None,
+    ) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._files = files
+        self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.units]
+        size = layout.slot_bytes
+        ring = near.take(RING_SLOTS["weights"] * size, "weight slots")
+        self._slots = ring.view(RING_SLOTS["weights"], size)
+        self._decoded = near.take(layout.decoded_bytes, "decoded weights")
+
+    def slot(self, index: int) -> torch.Tensor:
+        return self._slots[index]
+
+    def piece(self, unit: int, number: int) -> Piece:
+        """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
+        return self._layout.units[unit - 1].pieces[number]
+
+    def read(self, piece: Piece, into: torch.Tensor) -> None:
+        """Read a piece from disk into a uint8 tensor of its size."""
+        assert self._files is not None and piece.path is not None
+        file = self._files.file(piece.path)
+        file.read(piece.offset, host_view(into), piece.logical_bytes)
+
+    def host_stretch(self, unit: int, piece: Piece) -> torch.Tensor:
+        """The bytes of a piece that lies on the cpu tier."""
+        host = self._units[unit - 1].host
+        return host[piece.offset : piece.offset + piece.num_bytes]
+
+    def decode(self, unit: int, slot: int) -> None:
+        """Cast what arrived in another dtype than the computation's."""
+        offset = 0
+        for streamed in self._layout.units[unit - 1].streamed:
+            if _is_foreign(streamed, self._dtype):
+                target = _view(self._decoded, offset, streamed.part, self._dtype)
+                target.copy_(_raw_view(self._slots[slot], streamed))
+                offset = _after(offset, streamed.part, self._dtype)
+
+    def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
+        """The unit's weights on the compute tier, by name; ``slot`` holds the streamed ones."""
+        found: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        for part, tensor in self._units[unit - 1].resident:
+            found.setdefault(part.weight.name, []).append((part.first_row, tensor))
+        offset = 0
+        for streamed in self._layout.units[unit - 1].streamed:
+            part = streamed.part
+            if _is_foreign(streamed, self._dtype):
+                tensor = _view(self._decoded, offset, part, self._dtype)
+                offset = _after(offset, part, self._dtype)
+            else:
+                tensor = _view(self._slots[slot], streamed.slot_offset, part, self._dtype)
+            found.setdefault(part.weight.name, []).append((part.first_row, tensor))
+        return found
+
+    def resident_rows(self, kind: str) -> list[tuple[int, torch.Tensor]]:
+        """(first row in the tensor, rows) of the matrices of units of a kind that stay here."""
+        return [
+            (part.weight.first_row + part.first_row, tensor)
+            for unit, own in zip(self._layout.units, self._units, strict=True)
+            if unit.unit.kind == kind
+            for part, tensor in own.resident
+            if part.weight.is_matrix
+        ]
+
+    def host_rows(self, kind: str) -> list[tuple[int, torch.Tensor]]:
+        """Likewise of those that lie on the cpu tier while another one computes."""
+        rows = []
+        for unit, own in zip(self._layout.units, self._units, strict=True):
+            offset = 0
+            for streamed in unit.streamed:
+                part = streamed.part
+                if part.tier == "cpu":
+                    if unit.unit.kind == kind:
+                        tensor = _view(own.host, offset, part, self._dtype)
+                        rows.append((part.weight.first_row + part.first_row, tensor))
+                    offset = _after(offset, part, self._dtype)
+        return rows
+
+
+def _is_foreign(streamed: SlotPart, dtype: torch.dtype) -> bool:
+    own = torch_dtype(streamed.dtype)
+    return own != dtype or bool(streamed.slot_offset % own.itemsize)
+
+
+def _after(offset: int, part: Part, dtype: torch.dtype) -> int:
+    return offset + align_up(part.num_elements * dtype.itemsize, _ALIGNMENT)
+
+
+def _view(buffer: torch.Tensor, offset: int, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    end = offset + part.num_elements * dtype.itemsize
+    return buffer[offset:end].view(dtype).view(part.num_rows, -1)
+
+
+def _raw_view(slot: torch.Tensor, streamed: SlotPart) -> torch.Tensor:
+    """A part as it lies in the slot, in its own dtype."""
+    own = torch_dtype(streamed.dtype)
+    size = streamed.part.num_elements * own.itemsize
+    raw = slot[streamed.slot_offset : streamed.slot_offset + size]
+    if streamed.slot_offset % own.itemsize:
+        raw = raw.clone()
+    return raw.view(own).view(streamed.part.num_rows, -1)
+
+
+def _stretch_bytes(parts: Sequence[Part], dtype: torch.dtype) -> int:
+    return sum(align_up(part.num_elements * dtype.itemsize, _ALIGNMENT) for part in parts)
+
+
+def _place(
+    parts: Sequence[Part], arena: Arena, dtype: torch.dtype, loader: RowLoader
+) -> tuple[list[tuple[Part, torch.Tensor]], torch.Tensor]:
+    """Take one stretch for the parts and fill it."""
+    stretch = arena.take(_stretch_bytes(parts, dtype), "weights")
+    placed = []
+    offset = 0
+    for part in parts:
+        tensor = _view(stretch, offset, part, dtype)
+        loader.fill(part.weight.name, part.weight.first_row + part.first_row, tensor)
+        placed.append((part, tensor))
+        offset = _after(offset, part, dtype)
+    return placed, stretch
+
+
+def _place_unit(
+    unit: UnitLayout, near: Arena, host: Arena, dtype: torch.dtype, loader: RowLoader
+) -> _UnitWeights:
+    resident, _ = _place(unit.resident, near, dtype, loader)
+    waiting = [s.part for s in unit.streamed if s.part.tier == "cpu"]
+    _, stretch = _place(waiting, host, dtype, loader)
+    return _UnitWeights(resident=resident, host=stretch)
+
+
+class EmbeddingTable:
+    """The embedding's rows on all tiers; ``near`` ones are looked up where the arithmetic is, the
+    others are fetched row by row."""
+
+    def __init__(
+        self,
+        layout: WeightLayout,
+        store: WeightStore,
+        *,
+        near: Arena,
+        host: Arena,
+        dtype: torch.dtype,
+        loader: RowLoader,
+        files: CheckpointFiles | None,
+    ) -> None:
+        self._files = files
+        self._dtype = dtype
+        if layout.tied_embeddings:
+            self.near = store.resident_rows("head")
+            self._host = store.host_rows("head")
+        else:
+            by_tier = {
+                tier: [part for part in layout.embedding if part.tier == tier]
+                for tier in ("gpu", "cpu", "disk")
+            }
+            placed, _ = _place(by_tier[layout.compute_tier], near, dtype, loader)
+            self.near = [(part.first_row, tensor) for part, tensor in placed]
+            self._host = []
+            if layout.compute_tier == "gpu":
+                placed, _ = _place(by_tier["cpu"], host, dtype, loader)
+                self._host = [(part.first_row, tensor) for part, tensor in placed]
+
+    def far_places(self, token_ids: np.ndarray) -> np.ndarray:
+        """Places of the tokens whose rows are not near."""
+        far = np.ones(len(token_ids), dtype=bool)
+        for first, rows in self.near:
+            far &= (token_ids < first) | (token_ids >= first + rows.shape[0])
+        return np.flatnonzero(far)
+
+    def fetch(self, token_ids: np.ndarray, out: torch.Tensor) -> None:
+        """Fill ``out`` [n, D] on the host with the rows of far tokens."""
+        left = np.ones(len(token_ids), dtype=bool)
+        for first, rows in self._host:
+            here = (token_ids >= first) & (token_ids < first + rows.shape[0])
+            found = rows.index_select(0, torch.from_numpy(token_ids[here] - first))
+            out.index_copy_(0, torch.from_numpy(np.flatnonzero(here)), found)
+            left &= ~here
+        places = np.flatnonzero(left)
+        if len(places):
+            self._fetch_from_disk(token_ids[places], places, out)
+
+    def _fetch_from_disk(
+        self, token_ids: np.ndarray, places: np.ndarray, out: torch.Tensor
+    ) -> None:
+        """Each distinct row once, near neighbours in one request."""
+        assert self._files is not None
+        source = self._files.sources["embedding"]
+        row_bytes = source.num_bytes // source.shape[0]
+        order = np.argsort(token_ids, kind="stable")
+        ids, places = token_ids[order], places[order]
+        most = max(1, (BOUNCE_BYTES - 2 * BLOCK) // row_bytes)
+        begin = 0
+        while begin < len(ids):
+            end = begin + 1
+            while (
+                end < len(ids)
+                and (ids[end] - ids[end - 1]) * row_bytes <= _JOIN_BYTES
+                and ids[end] - ids[begin] < most
+            ):
+                end += 1
+            first, last = int(ids[begin]), int(ids[end - 1])
+            rows = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
+            found = rows.index_select(0, torch.from_numpy(ids[begin:end] - first))
+            out.index_copy_(0, torch.from_numpy(places[begin:end]), found.to(out.dtype))
+            begin = end
+
+
+assert _ALIGNMENT <= BLOCK
