@@ -27,7 +27,7 @@ DEFAULTS = SamplingParams(max_tokens=10, temperature=0.5, seed=3)
 
 
 def spool_of(
-    rows: Iterable[object], directory: Path, tokenizer: Tokenizer, limits: RowLimits = LIMITS
+    rows: Iterable[object], directory: Path, tokenizer: Tokenizer | None, limits: RowLimits = LIMITS
 ) -> Spool:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     return write_spool(
@@ -145,6 +145,35 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: Tokenizer
     assert RECORD.itemsize <= 32
     assert kept < 4000 * 32 + 200_000
     assert peak < 8_000_000
+    spool.close()
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    rows = [{"prompt": [1]}, {"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}]
+    spool = spool_of(rows, tmp_path, None)
+    assert spool.order().tolist() == [0]
+    assert "no tokenizer" in (spool.row_error(1) or "")
+    spool.close()
+
+
+def test_endless_text_is_refused_before_it_takes_memory(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    longest = 0
+
+    class Watched:
+        def encode(self, text: str) -> list[int]:
+            return tokenizer.encode(text)
+
+        def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+            nonlocal longest
+            longest = max(longest, *map(len, texts))
+            return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    rows = [{"prompt": "日本" * 100_000}, {"prompt": "x" * 80}, {"prompt": "x" * 30}]
+    spool = spool_of(rows, tmp_path, Watched())  # type: ignore[arg-type]
+    assert longest == 80
+    assert spool.failed().tolist() == [0, 1] and "more than" in (spool.row_error(0) or "")
     spool.close()
 
 

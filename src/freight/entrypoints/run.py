@@ -26,7 +26,7 @@ from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import SamplingParams
-from freight.runtime.tokenizer import Tokenizer
+from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
 __all__ = ["engine_options", "job_spec", "parse_shares", "run"]
 
@@ -128,9 +128,11 @@ def _run_job(
 
         return build_engine(model_dir, options=options, workload=workload)
 
+    # Random weights need no more than config.json, and then the rows are token ids.
+    can_do_without = options.dummy_seed is not None and not has_tokenizer(model_dir)
     return run_job(
         spec,
-        tokenizer=Tokenizer(model_dir),
+        tokenizer=None if can_do_without else Tokenizer(model_dir),
         limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
         identity=identity,
         build_engine=build,

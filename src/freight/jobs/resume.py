@@ -40,7 +40,7 @@ class Resumption:
 
     spec: JobSpec
     directory: JobDirectory
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     limits: RowLimits
     identity: Mapping[str, str]
 

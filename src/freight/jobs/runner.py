@@ -29,7 +29,7 @@ __all__ = ["Engine", "JobReport", "JobSpec", "Observer", "run_job"]
 def run_job(
     spec: JobSpec,
     *,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     limits: RowLimits,
     identity: Mapping[str, str],
     build_engine: Callable[[Workload], Engine],
@@ -37,6 +37,7 @@ def run_job(
 ) -> JobReport:
     """Answer every row of ``spec.source`` once, going on where an earlier run was stopped.
 
+    Without a tokenizer, rows of token ids are answered and rows of text become errors.
     ``identity`` says whose answers they are: ``model_identity`` and what else changes tokens. The
     engine is built only if a row is still to be answered. Raises ``FreightError``; whatever is
     raised, finished rows are kept.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,9 @@ from freight.runtime.tokenizer import Tokenizer
 __all__ = ["SpoolWriter", "write_spool"]
 
 _BATCH_ROWS: Final = 512
-_BATCH_BYTES: Final = 1 << 19
+# Tokenising takes about 140 bytes of memory per byte of text.
+_BATCH_BYTES: Final = 1 << 17
+_PROBE_CHARS: Final = 16
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -44,7 +46,7 @@ class SpoolWriter:
         self,
         directory: Path,
         *,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         limits: RowLimits,
         defaults: SamplingParams,
     ) -> None:
@@ -88,11 +90,8 @@ class SpoolWriter:
         """Tokenise and write the rows taken so far."""
         batch = [(where, self._render(where, row)) for where, row in self._batch]
         self._batch, self._batch_bytes = [], 0
-        rows = [row for _, row in batch]
-        texts = [row.text for row in rows if row.text is not None and row.messages is None]
-        chats = [row.text for row in rows if row.text is not None and row.messages is not None]
-        text_ids = iter(self._tokenizer.encode_batch(texts))
-        chat_ids = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
+        text_ids = self._encode(row for _, row in batch if row.messages is None)
+        chat_ids = self._encode(row for _, row in batch if row.messages is not None)
         for where, row in batch:
             if row.error is not None:
                 ids: list[int] = []
@@ -101,6 +100,15 @@ class SpoolWriter:
             else:
                 ids = next(text_ids if row.messages is None else chat_ids)
             self._write(where, row, ids)
+
+    def _encode(self, rows: Iterable[Row]) -> Iterator[list[int]]:
+        """Token ids of rows with a text; those of one call are all chats or all prompts."""
+        usable = [row for row in rows if row.text is not None and row.error is None]
+        if self._tokenizer is None or not usable:
+            return iter(())
+        texts = [row.text for row in usable if row.text is not None]
+        are_chats = usable[0].messages is not None
+        return iter(self._tokenizer.encode_batch(texts, add_special_tokens=not are_chats))
 
     def sync(self) -> None:
         """Make everything written durable and drop it from the page cache."""
@@ -111,14 +119,36 @@ class SpoolWriter:
 
     def _render(self, where: str, row: Row) -> Row:
         """A chat gets its text; it keeps its messages as the sign that BOS is in it already."""
-        if row.messages is None:
+        if row.error is not None or row.token_ids is not None:
             return row
         try:
-            text = self._tokenizer.render_chat(row.messages)
-            refuse_broken_text(text, "messages")
+            if self._tokenizer is None:
+                raise InputError(
+                    "The row is text.",
+                    "The model's directory has no tokenizer.",
+                    'Give token ids, like {"prompt": [1, 2, 3]}, or add the tokenizer\'s files.',
+                )
+            if row.messages is not None:
+                row = replace(row, text=self._tokenizer.render_chat(row.messages))
+            self._check_text(row.text or "", self._tokenizer)
         except FreightError as error:
             return replace(row, error=f"{where}: {error}")
-        return replace(row, text=text)
+        return row
+
+    def _check_text(self, text: str, tokenizer: Tokenizer) -> None:
+        """Refuse text that cannot be encoded, and text so long that encoding it takes too much
+        memory: its first part alone has twice the tokens that the model takes."""
+        refuse_broken_text(text, "text")
+        most = self._limits.max_positions
+        if len(text) <= _PROBE_CHARS * most:
+            return
+        num_tokens = len(tokenizer.encode(text[: _PROBE_CHARS * most]))
+        if num_tokens >= 2 * most:
+            raise InputError(
+                f"The prompt has more than {num_tokens} tokens.",
+                f"The model has {most} positions, one of them for an answer.",
+                "Shorten the prompt.",
+            )
 
     def _write(self, where: str, row: Row, ids: list[int]) -> None:
         max_tokens, error = 0, row.error
@@ -158,7 +188,7 @@ def write_spool(
     *,
     name: str,
     key: Callable[[str], str],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     limits: RowLimits,
     defaults: SamplingParams,
     on_rows: Callable[[int], None],

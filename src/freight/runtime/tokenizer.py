@@ -17,7 +17,9 @@ import tokenizers
 from freight.errors import ModelError
 from freight.runtime.chat_template import ChatTemplate, read_chat_template
 
-__all__ = ["Detokenizer", "Tokenizer"]
+__all__ = ["Detokenizer", "Tokenizer", "has_tokenizer"]
+
+_OLDER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 
 # A held-back stretch of tokens is given up as broken text after this many; see Detokenizer.
 _MOST_HELD_TOKENS = 64
@@ -164,6 +166,11 @@ class Detokenizer:
         self._start_text = self._tokenizer.decode(self._ids[self._start :])
 
 
+def has_tokenizer(model_dir: Path) -> bool:
+    """Whether a directory holds tokenizer files at all; one with a config alone does not."""
+    return any((model_dir / name).is_file() for name in ("tokenizer.json", *_OLDER_FILES))
+
+
 def _load_backend(model_dir: Path) -> tokenizers.Tokenizer:
     path = model_dir / "tokenizer.json"
     if path.is_file():
@@ -179,8 +186,7 @@ def _load_backend(model_dir: Path) -> tokenizers.Tokenizer:
 
 
 def _convert_older_format(model_dir: Path) -> tokenizers.Tokenizer:
-    older = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
-    present = [name for name in older if (model_dir / name).is_file()]
+    present = [name for name in _OLDER_FILES if (model_dir / name).is_file()]
     if not present:
         raise ModelError(
             f"The tokenizer of {model_dir} was asked for.",
