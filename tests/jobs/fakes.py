@@ -44,6 +44,7 @@ class FakeEngine:
                 yield answer(request)
 
     def status(self) -> str:
+        assert not self.closed
         return "fake"
 
     def summary(self) -> str:
@@ -71,6 +72,7 @@ class Watcher:
         self.num_read = 0
         self.started: tuple[int, int] | None = None
         self.num_rows = 0
+        self.ended = False
 
     def on_reading(self, num_rows: int) -> None:
         self.num_read = num_rows
@@ -81,3 +83,6 @@ class Watcher:
 
     def on_row(self, *, num_new_tokens: int) -> None:
         self.num_rows += 1
+
+    def on_end(self) -> None:
+        self.ended = True

@@ -134,7 +134,7 @@ def test_an_engine_that_breaks_costs_nothing(
     if fail_after < 5:
         with pytest.raises(RuntimeError, match="the engine broke"):
             bench.run({"fail_after": fail_after, "block_size": 2}, unordered=unordered)
-        assert bench.engines[0].closed
+        assert bench.engines[0].closed and bench.watcher.ended
     report = bench.run({"block_size": 3}, unordered=unordered)
     assert report.num_resumed == (fail_after + 2 if fail_after < 5 else 0)
     answered = [row for row in bench.rows() if "error" not in row]
@@ -189,6 +189,7 @@ def test_a_job_without_rows_binds_nobody(bench: Bench) -> None:
     bench.engine_class = refuse
     with pytest.raises(BudgetError):
         bench.run()
+    assert not bench.sink.exists()
     bench.engine_class = FakeEngine
     report = bench.run(sampling=SamplingParams(max_tokens=3))
     assert report.num_resumed == 0 and report.num_rows == 7

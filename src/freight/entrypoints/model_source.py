@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import InputError, ModelError
+from freight.runtime.options import EngineOptions
+from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
-__all__ = ["find_model"]
+__all__ = ["find_model", "open_tokenizer"]
 
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES: Final = (
@@ -54,6 +56,13 @@ def find_model(name: str | None) -> Path:
             "Check the path, or use --model demo for the tiny model in the package.",
         )
     return _download(name)
+
+
+def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
+    """The model's tokenizer. Random weights can do without: then the rows are token ids."""
+    if options.dummy_seed is not None and not has_tokenizer(model_dir):
+        return None
+    return Tokenizer(model_dir)
 
 
 def _download(hub_id: str) -> Path:

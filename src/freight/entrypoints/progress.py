@@ -45,15 +45,11 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._close_bar()
+        self.on_end()
 
     def say(self, text: str) -> None:
         """A line for people, unless they asked for quiet."""
         if not self._is_quiet:
-            self._close_bar()
             print(f"freight: {text}", file=self._file, flush=True)
 
     def on_reading(self, num_rows: int) -> None:
@@ -63,7 +59,7 @@ class Progress:
             self._bar.update(num_rows - self._bar.n)
 
     def on_start(self, *, num_rows: int, num_done: int, status: Callable[[], str]) -> None:
-        self._close_bar()
+        self.on_end()
         self.num_rows, self.num_done = num_rows, num_done
         if num_done:
             self.say(f"going on: {num_done} of {num_rows} rows are done")
@@ -71,6 +67,7 @@ class Progress:
         self._started_s = time.monotonic()
         self._bar = self._make_bar(total=num_rows, initial=num_done, unit="row")
         if self._bar is not None:
+            self._stopped.clear()
             self._thread = threading.Thread(target=self._keep_fresh, daemon=True)
             self._thread.start()
 
@@ -79,6 +76,16 @@ class Progress:
         self._num_new_tokens += num_new_tokens
         if self._bar is not None:
             self._bar.update(1)
+
+    def on_end(self) -> None:
+        """Take the bar down. The thread ends first: it asks the engine, which is about to close."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def _make_bar(self, **settings: Any) -> Any:
         if self._is_quiet or not self._file.isatty():
@@ -91,11 +98,6 @@ class Progress:
         while not self._stopped.wait(_REFRESH_S):
             rate = self._num_new_tokens / (time.monotonic() - self._started_s)
             self._bar.set_postfix_str(f"{rate:.1f} token/s, {self._status()}")
-
-    def _close_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 def format_report(report: JobReport) -> list[str]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from freight.entrypoints.model_source import find_model
+from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.version import freight_version
 from freight.errors import InputError
@@ -26,7 +26,6 @@ from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import SamplingParams
-from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
 __all__ = ["engine_options", "job_spec", "parse_shares", "run"]
 
@@ -128,11 +127,9 @@ def _run_job(
 
         return build_engine(model_dir, options=options, workload=workload)
 
-    # Random weights need no more than config.json, and then the rows are token ids.
-    can_do_without = options.dummy_seed is not None and not has_tokenizer(model_dir)
     return run_job(
         spec,
-        tokenizer=None if can_do_without else Tokenizer(model_dir),
+        tokenizer=open_tokenizer(model_dir, options),
         limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
         identity=identity,
         build_engine=build,

@@ -7,9 +7,10 @@ output. Knows no model and no device: the engine is anything that turns requests
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from freight.jobs.directory import DoneRecord, JobDirectory
 from freight.jobs.formats import RowLimits, completion_row, error_row
@@ -18,9 +19,9 @@ from freight.jobs.output import Output
 from freight.jobs.paths import check_paths, job_directory_of
 from freight.jobs.resume import Resumption
 from freight.jobs.spec import Engine, JobReport, JobSpec, Observer
-from freight.jobs.spool import Spool
+from freight.jobs.spool import Indices, Spool
 from freight.plan.workload import Workload
-from freight.runtime.request import Completion
+from freight.runtime.request import Completion, Request
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["Engine", "JobReport", "JobSpec", "Observer", "run_job"]
@@ -57,51 +58,70 @@ def run_job(
             closing(resumption.open_spool(observer)) as spool,
             closing(resumption.open_journal(spool)) as journal,
         ):
-            output = Output(spec.sink, journal=journal, unordered=spec.unordered)
-            with closing(output):
-                report = _answer(spool, journal, output, build_engine, observer)
+            order = spool.order()
+            pending = order[~journal.done[order]]
+            engine = build_engine(spool.workload(pending)) if len(pending) else _Idle()
+            # The output is touched only now: a job whose engine is refused leaves none behind.
+            with closing(engine), closing(_open_output(spec, journal)) as output:
+                report = _answer(engine, pending, spool, journal, output, observer)
                 output.sync()
                 journal.sync()
-            if not isinstance(spec.sink, int):
-                directory.finish(
-                    DoneRecord(
-                        fingerprint=journal.fingerprint,
-                        num_rows=report.num_rows,
-                        num_failed=report.num_failed,
-                        output_bytes=spec.sink.stat().st_size,
-                    )
-                )
+            if isinstance(spec.sink, Path):
+                directory.finish(_done_record(report, journal, spec.sink))
         return report
 
 
+def _open_output(spec: JobSpec, journal: Journal) -> Output:
+    return Output(spec.sink, journal=journal, unordered=spec.unordered)
+
+
+def _done_record(report: JobReport, journal: Journal, sink: Path) -> DoneRecord:
+    return DoneRecord(
+        fingerprint=journal.fingerprint,
+        num_rows=report.num_rows,
+        num_failed=report.num_failed,
+        output_bytes=sink.stat().st_size,
+    )
+
+
+class _Idle:
+    """The engine of a job in which no row is left to answer."""
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
+        return iter(())
+
+    def status(self) -> str:
+        return ""
+
+    def summary(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
 def _answer(
+    engine: Engine,
+    pending: Indices,
     spool: Spool,
     journal: Journal,
     output: Output,
-    build_engine: Callable[[Workload], Engine],
     observer: Observer,
 ) -> JobReport:
     """Answer the rows that the journal does not hold yet."""
-    num_resumed = journal.num_done
-    order = spool.order()
-    pending = order[~journal.done[order]]
-    tally, summary, started_s = _Tally(), "", time.monotonic()
-    if len(pending):
-        with closing(build_engine(spool.workload(pending))) as engine:
-            observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=engine.status)
-            started_s = time.monotonic()
-            _record_failed(spool, journal, output, observer)
-            requests = (spool.request(int(index)) for index in pending)
-            for completion in engine.run(requests):
-                row = completion_row(spool.row_id(completion.index), completion)
-                journal.append(completion.index, row)
-                output.emit()
-                tally.add(completion)
-                observer.on_row(num_new_tokens=len(completion.token_ids))
-            summary = engine.summary()
-    else:
-        observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=str)
+    num_resumed, tally, started_s = journal.num_done, _Tally(), time.monotonic()
+    observer.on_start(num_rows=spool.num_rows, num_done=num_resumed, status=engine.status)
+    try:
         _record_failed(spool, journal, output, observer)
+        requests = (spool.request(int(index)) for index in pending)
+        for completion in engine.run(requests):
+            row = completion_row(spool.row_id(completion.index), completion)
+            journal.append(completion.index, row)
+            output.emit()
+            tally.add(completion)
+            observer.on_row(num_new_tokens=len(completion.token_ids))
+    finally:
+        observer.on_end()
     if journal.num_done != spool.num_rows:
         raise RuntimeError(f"{spool.num_rows - journal.num_done} rows came to no answer")
     return JobReport(
@@ -111,7 +131,7 @@ def _answer(
         num_prompt_tokens=tally.num_prompt_tokens,
         num_new_tokens=tally.num_new_tokens,
         elapsed_s=time.monotonic() - started_s,
-        engine_summary=summary,
+        engine_summary=engine.summary(),
     )
 
 

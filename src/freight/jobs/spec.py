@@ -50,6 +50,10 @@ class Observer(Protocol):
         """One more row is finished and recorded, with an answer or an error."""
         ...
 
+    def on_end(self) -> None:
+        """No more rows come, for whatever reason; ``status`` must not be called any more."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
