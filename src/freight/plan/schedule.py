@@ -288,6 +288,7 @@ class _Stream:
         accesses = [read("activation slot", slot, (sweep, unit, k, 1))]
         source = slot
         if self.on_device:
+            source = -1
             if work.activations.cpu:
                 accesses.append(self.board.new_home("activations on cpu", k, (sweep, unit)))
             if work.activations.disk:
