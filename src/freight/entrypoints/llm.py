@@ -1,0 +1,290 @@
+"""The Python API: a model, and rows through it.
+
+    with LLM("meta-llama/Llama-3.1-8B", cpu_memory="16GiB", weights=(20, 30, 50)) as llm:
+        for row in llm.generate(prompts, SamplingParams(max_tokens=64)):
+            print(row.index, row.text)
+
+A call is a job without a journal: the same spool, the same checks, the same seeds per row. Knows no
+model code; torch is imported when the first row runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import operator
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from freight.entrypoints.model_source import find_model, open_tokenizer
+from freight.entrypoints.run import parse_shares
+from freight.errors import InputError
+from freight.jobs.formats import RowLimits
+from freight.jobs.spool import Spool
+from freight.jobs.spool_writer import SpoolWriter
+from freight.model.config import read_config
+from freight.quantities import parse_bytes
+from freight.runtime.options import EngineOptions, Shares
+from freight.runtime.request import Completion, SamplingParams
+from freight.runtime.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+_MOST_ERRORS: Final = 3
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams]
+Record = dict[str, Any]
+
+
+class LLM:
+    """A model on this machine. Each call of ``generate`` or ``chat`` plans for its own rows.
+
+    ``model`` is a directory, a Hugging Face Hub id, or "demo". Sizes are "8GiB" or bytes:
+    ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
+    ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
+    (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
+    choice changes the answers. ``device`` "sim" is a simulated GPU whose link carries
+    ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        cpu_memory: str | int | None = None,
+        gpu_memory: str | int | None = None,
+        disk_dir: str | os.PathLike[str] | None = None,
+        weights: str | Sequence[float] | None = None,
+        kv: str | Sequence[float] | None = None,
+        activations: str | Sequence[float] | None = None,
+        micro_batch_size: int | None = None,
+        num_micro_batches: int | None = None,
+        overlap: bool = True,
+        sim_bandwidth: str | int | None = None,
+        dummy_weights: bool = False,
+    ) -> None:
+        self._options = EngineOptions(
+            device=device,
+            dtype=dtype,
+            cpu_memory_bytes=_read_size(cpu_memory),
+            gpu_memory_bytes=_read_size(gpu_memory),
+            disk_dir=None if disk_dir is None else Path(disk_dir),
+            weights_percent=_read_shares("weights", weights),
+            kv_percent=_read_shares("kv", kv),
+            activations_percent=_read_shares("activations", activations),
+            micro_batch_size=micro_batch_size,
+            num_micro_batches=num_micro_batches,
+            overlap=overlap,
+            sim_bytes_per_s=_read_size(sim_bandwidth),
+            dummy_seed=0 if dummy_weights else None,
+        )
+        self._model_dir = find_model(os.fspath(model))
+        config = read_config(self._model_dir)
+        self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
+        self._running: weakref.WeakSet[Generator[Completion]] = weakref.WeakSet()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iterators that are not exhausted, and give back what they held."""
+        for answers in list(self._running):
+            answers.close()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None where random weights are used without one."""
+        return open_tokenizer(self._model_dir, self._options)
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: Params | None = None
+    ) -> Iterator[Completion]:
+        """Answers in the order of the prompts, each as soon as it and those before it are done.
+
+        A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+        ``params`` are for all prompts, each row's seed derived of theirs, or one for each prompt.
+        The prompts are read to their end here, because the plan depends on how many and how long
+        they are; token ids wait in a temporary file. Raises ``InputError`` before anything runs
+        if any of them is unusable. The model is loaded when the first answer is asked for, and
+        given back when the iterator ends or is closed.
+        """
+        return self._start(_as_prompts(prompts), _prompt_record, params)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Iterable[Sequence[Message]],
+        params: Params | None = None,
+    ) -> Iterator[Completion]:
+        """``generate`` for one conversation or many, written by the model's chat template.
+
+        A message is {"role": ..., "content": ...}.
+        """
+        chats: list[Any] = list(messages)
+        if chats and all(isinstance(message, Mapping) for message in chats):
+            chats = [chats]
+        return self._start(chats, _chat_record, params)
+
+    def _start(
+        self, items: list[Any], read: Callable[[Any], Record], params: Params | None
+    ) -> Iterator[Completion]:
+        if not items:
+            return iter(())
+        shared = _normal(SamplingParams() if params is None else params)
+        spool = self._spool(items, read, shared)
+        answers = self._answer(spool)
+        weakref.finalize(answers, spool.close)
+        self._running.add(answers)
+        return answers
+
+    def _spool(
+        self,
+        items: list[Any],
+        read: Callable[[Any], Record],
+        params: SamplingParams | list[SamplingParams],
+    ) -> Spool:
+        """Every row checked and tokenised. Its files live on without a name while it is open."""
+        defaults = SamplingParams() if isinstance(params, list) else params
+        own = params if isinstance(params, list) else [None] * len(items)
+        _check_lengths(len(items), len(own))
+        with tempfile.TemporaryDirectory(prefix="freight-") as name:
+            directory = Path(name)
+            with SpoolWriter(
+                directory, tokenizer=self.tokenizer, limits=self._limits, defaults=defaults
+            ) as writer:
+                for index, (item, row_params) in enumerate(zip(items, own, strict=True)):
+                    record = _read_item(index, item, read)
+                    record |= {} if row_params is None else asdict(row_params)
+                    writer.add(f"Prompt {index}", _encode(index, record))
+                writer.flush()
+            spool = Spool(directory, defaults=defaults, input_hash="")
+        _refuse_failed(spool)
+        return spool
+
+    def _answer(self, spool: Spool) -> Generator[Completion]:
+        try:
+            yield from self._run(spool)
+        finally:
+            # An engine refers to itself, and its memory is wanted for the next one.
+            gc.collect()
+
+    def _run(self, spool: Spool) -> Generator[Completion]:
+        from freight.runtime.engine import build_engine  # imports torch, which takes seconds
+
+        order = spool.order()
+        waiting: dict[int, Completion] = {}
+        next_index = 0
+        workload = spool.workload(order)
+        engine = build_engine(self._model_dir, options=self._options, workload=workload)
+        with closing(engine):
+            for completion in engine.run(spool.request(int(index)) for index in order):
+                waiting[completion.index] = completion
+                while next_index in waiting:
+                    yield waiting.pop(next_index)
+                    next_index += 1
+
+
+def _read_size(value: str | int | None) -> int | None:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | None:
+    if value is None or isinstance(value, str):
+        return parse_shares(name, value)
+    return parse_shares(name, "/".join(map(str, value)))
+
+
+def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def _normal(params: Params) -> SamplingParams | list[SamplingParams]:
+    """Stop strings as a tuple, where one string or a list was given."""
+    if not isinstance(params, SamplingParams):
+        return [replace(own, stop=_stop_texts(own)) for own in params]
+    return replace(params, stop=_stop_texts(params))
+
+
+def _stop_texts(params: SamplingParams) -> tuple[str, ...]:
+    return (params.stop,) if isinstance(params.stop, str) else tuple(params.stop)
+
+
+def _check_lengths(num_prompts: int, num_params: int) -> None:
+    if num_prompts != num_params:
+        raise InputError(
+            f"{num_prompts} prompts and {num_params} sampling parameters were given.",
+            "A list of parameters has one for each prompt.",
+            "Give one SamplingParams for all prompts, or as many as there are prompts.",
+        )
+
+
+def _prompt_record(item: Any) -> Record:
+    """The row that a prompt is, in the words of a dataset."""
+    if isinstance(item, str | list | tuple):
+        return {"prompt": item}
+    if isinstance(item, Mapping):
+        ids, text = item.get("prompt_token_ids"), item.get("prompt")
+        if (ids is None) != (text is None):
+            return {"prompt": text if ids is None else ids}
+    raise InputError(
+        f"A {type(item).__name__} was given as a prompt.",
+        'A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.',
+        "Give one of these.",
+    )
+
+
+def _chat_record(item: Any) -> Record:
+    return {"messages": list(item) if isinstance(item, Sequence) else item}
+
+
+def _read_item(index: int, item: Any, read: Callable[[Any], Record]) -> Record:
+    try:
+        return read(item)
+    except InputError as error:
+        raise InputError(f"Prompt {index}: {error.asked}", error.limit, error.advice) from error
+
+
+def _encode(index: int, record: Record) -> bytes:
+    try:
+        return json.dumps(record, default=operator.index).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"Prompt {index} was given.",
+            f"It holds something that is neither text nor number: {error}.",
+            "Give plain strings, whole numbers, lists and dictionaries.",
+        ) from error
+
+
+def _refuse_failed(spool: Spool) -> None:
+    failed = spool.failed()
+    if not len(failed):
+        return
+    reasons = [spool.row_error(int(index)) or "" for index in failed[:_MOST_ERRORS]]
+    spool.close()
+    raise InputError(
+        f"{spool.num_rows} prompts were given.",
+        f"{len(failed)} cannot be used. {' '.join(reasons)}",
+        "Leave such prompts out, or run them as a file, where each becomes an output row.",
+    )

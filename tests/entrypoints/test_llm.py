@@ -1,0 +1,216 @@
+"""The Python API: what it takes, what it refuses before anything runs, and what it gives back."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import freight
+from freight import LLM, Completion, SamplingParams
+from freight.errors import InputError, ModelError
+from freight.jobs.spool import derive_seed
+
+from ..jobs.fakes import FakeEngine
+from ..jobs.tiny_model import write_tiny_tokenizer
+from ..runtime.tiny import make_model, prompts, reference, tokens
+
+GREEDY = SamplingParams(max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    make_model(directory)
+    return write_tiny_tokenizer(directory)
+
+
+@pytest.fixture
+def llm(model_dir: Path) -> Iterator[LLM]:
+    with LLM(model_dir, device="cpu", dtype="float32") as llm:
+        yield llm
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Engines that answer without a model, as they are built."""
+    import freight.runtime.engine as engine
+
+    built: list[Any] = []
+
+    def build(model_dir: Path, *, options: Any, workload: Any) -> FakeEngine:
+        built.append(FakeEngine(workload))
+        return built[-1]
+
+    monkeypatch.setattr(engine, "build_engine", build)
+    return built
+
+
+def test_the_names_are_these_and_resolve() -> None:
+    assert freight.__all__ == ["LLM", "Completion", "SamplingParams"]
+    assert all(getattr(freight, name).__name__ == name for name in freight.__all__)
+    assert set(freight.__all__) <= set(dir(freight))
+    with pytest.raises(AttributeError, match="no attribute 'Llm'"):
+        freight.Llm  # noqa: B018
+
+
+def test_tokens_are_those_of_transformers_in_the_order_of_the_prompts(tmp_path: Path) -> None:
+    model, rows = make_model(tmp_path), prompts(5, 20)
+    write_tiny_tokenizer(tmp_path)
+    for policy in ({}, {"weights": (0, 100)}, {"weights": "30/70", "micro_batch_size": 2}):
+        with LLM(tmp_path, device="cpu", dtype="float32", **policy) as llm:  # type: ignore[arg-type]
+            answers = list(llm.generate(rows, SamplingParams(max_tokens=6)))
+        assert [answer.index for answer in answers] == [0, 1, 2, 3, 4]
+        assert [answer.num_prompt_tokens for answer in answers] == [len(row) for row in rows]
+        found = [list(answer.token_ids) for answer in answers]
+        for ids, expected in zip(found, tokens(reference(model, rows, 6)), strict=True):
+            assert ids == expected[: len(ids)]  # the tokenizer's own end of sequence ends a row
+            assert ids == expected or expected[len(ids)] == 1
+
+
+def test_every_form_of_a_prompt_is_the_same_prompt(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    text = "the cat sat"
+    ids = llm.tokenizer.encode(text)
+    forms: list[Any] = [
+        text,
+        ids,
+        [ids],
+        [tuple(ids)],
+        [np.array(ids).tolist()],
+        [list(np.array(ids))],
+        {"prompt": text},
+        [{"prompt_token_ids": ids}],
+        (form for form in [text]),
+    ]
+    answers = [next(iter(llm.generate(form, GREEDY))) for form in forms]
+    assert all(isinstance(answer, Completion) for answer in answers)
+    assert {(a.index, a.token_ids, a.text, a.finish_reason) for a in answers} == {
+        (0, answers[0].token_ids, answers[0].text, answers[0].finish_reason)
+    }
+    assert answers[0].num_prompt_tokens == len(ids)
+
+
+def test_a_chat_is_its_template_without_a_second_bos(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    chat = [{"role": "user", "content": "the cat"}]
+    ids = llm.tokenizer.encode_chat(chat)
+    (one,) = llm.chat(chat, GREEDY)
+    two, same = llm.chat([chat, chat], GREEDY)
+    (plain,) = llm.generate(ids, GREEDY)
+    assert one.num_prompt_tokens == len(ids)
+    assert one.token_ids == two.token_ids == same.token_ids == plain.token_ids
+
+
+def test_no_prompts_have_no_answers(llm: LLM, seen: list[Any]) -> None:
+    assert list(llm.generate([])) == list(llm.chat([])) == []
+    assert not seen
+
+
+def test_unusable_prompts_are_refused_before_anything_runs(llm: LLM, seen: list[Any]) -> None:
+    long = [1] * 256
+    cases: list[tuple[Any, str]] = [
+        (["the cat", []], "2 prompts were given. 1 cannot be used. Prompt 1: The prompt is empty"),
+        (["the cat", long], "Prompt 1: The prompt has 256 tokens"),
+        ([[1, 320]], "Prompt 0: The prompt holds token id 320"),
+        ([[1, -1]], "token id -1"),
+        ([[1, True]], "a list of whole numbers"),
+        ([[1, "x"]], "a list of whole numbers"),
+        ([[1, None, object()]], "Prompt 0 was given. It holds something"),
+        (["the \ud83d"], "half a surrogate"),
+        ([3.5], "A float was given as a prompt"),
+        ([{"prompt": "a", "prompt_token_ids": [1]}], "A dict was given as a prompt"),
+        ([{"text": "a"}], "A dict was given as a prompt"),
+    ]
+    for given, message in cases:
+        with pytest.raises(InputError) as caught:
+            llm.generate(given)
+        assert message in str(caught.value)
+    with pytest.raises(InputError, match=r"Prompt 0: .*no such role"):
+        llm.chat([{"role": "broken", "content": "x"}])
+    with pytest.raises(InputError, match="2 cannot be used"):
+        llm.chat([[], 3])  # type: ignore[list-item]
+    assert not seen
+
+
+def test_parameters_are_for_all_or_for_each(llm: LLM, seen: list[Any]) -> None:
+    own = [SamplingParams(max_tokens=2, seed=7), SamplingParams(max_tokens=3, stop=("x", "y"))]
+    assert len(list(llm.generate(["the", "cat"], own))) == 2
+    assert len(list(llm.generate(["the", "cat"], SamplingParams(max_tokens=300, seed=7)))) == 2
+    each, shared = ({r.index: r.params for r in engine.requests} for engine in seen)
+    assert each == dict(enumerate(own))
+    assert [shared[i].seed for i in (0, 1)] == [derive_seed(7, 0), derive_seed(7, 1)]
+    assert shared[0].max_tokens < 256  # lowered to the positions that the prompt leaves
+    with pytest.raises(InputError, match="3 prompts and 2 sampling parameters"):
+        llm.generate(["a", "b", "c"], own)
+
+
+def test_a_stop_string_may_be_given_bare(llm: LLM, seen: list[Any]) -> None:
+    params = SamplingParams(max_tokens=2, stop="the")  # type: ignore[arg-type]
+    list(llm.generate(["a"], params))
+    list(llm.generate(["a"], [params]))
+    assert [engine.requests[0].params.stop for engine in seen] == [("the",), ("the",)]
+
+
+def test_answers_come_as_they_are_ready_and_stop_when_closed(llm: LLM, seen: list[Any]) -> None:
+    answers = llm.generate(["a"] * 40)
+    assert not seen  # nothing is loaded before the first answer is asked for
+    assert next(answers).index == 0
+    assert not seen[0].closed
+    llm.close()
+    assert seen[0].closed
+    assert list(answers) == []
+
+
+def test_nothing_is_left_behind(llm: LLM, seen: list[Any], tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    llm.generate(["never asked for"])
+    for _ in llm.generate(["a"] * 3):
+        pass
+    next(llm.generate(["dropped"] * 3))
+    gc.collect()
+    assert all(engine.closed for engine in seen)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> None:
+    for settings, message in (
+        ({"weights": (20, 20, 20)}, "add up to 100"),
+        ({"kv": "a/b"}, "kv a/b was given"),
+        ({"weights": (10,)}, "weights 10 was given"),
+        ({"cpu_memory": "many"}, "amount of memory"),
+        ({"cpu_memory": 0}, "more than zero"),
+        ({"device": "tpu"}, "not known"),
+    ):
+        with pytest.raises(InputError, match=message):
+            LLM(model_dir, **settings)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no such directory"):
+        LLM("no-such-model")
+    with pytest.raises(ModelError):
+        LLM(Path(__file__).parent)
+
+
+def test_random_weights_need_a_configuration_alone(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    with LLM(tmp_path, device="cpu", dummy_weights=True, cpu_memory="64GiB") as bare:
+        assert bare.tokenizer is None
+        with pytest.raises(InputError, match="no tokenizer"):
+            bare.generate("text")
+    with LLM(tmp_path, device="cpu", dtype="float32", dummy_weights=True) as bare:
+        (answer,) = bare.generate([1, 2, 3], GREEDY)
+        assert len(answer.token_ids) == 6 and answer.text == ""
+
+
+def test_calls_do_not_add_up_in_memory(llm: LLM) -> None:
+    from freight.memory.tier import process_bytes
+
+    sizes = []
+    for _ in range(6):
+        list(llm.generate(["the cat"] * 4, GREEDY))
+        sizes.append(process_bytes())
+    assert sizes[-1] - sizes[1] < 16 << 20
