@@ -1,44 +1,79 @@
-"""Tiny random models, made by transformers from a config, as the oracle of the engine's tests."""
+"""Tiny random models, made by transformers from a config, as the oracle of the engine's tests.
+
+The oracle runs row by row, so that nothing of it depends on padding or on the other rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from freight.model.batch import MicroBatch
 from freight.plan.workload import Workload
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Request, SamplingParams
 
+VOCAB = 320
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+
+ON_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "weights_percent": (0.0, 30.0, 70.0),
+    "kv_percent": (0.0, 40.0, 60.0),
+    "activations_percent": (0.0, 37.0, 63.0),
+    "micro_batch_size": 2,
+    "num_micro_batches": 2,
+}
+ON_SIM: dict[str, Any] = {
+    "device": "sim",
+    "weights_percent": (37.0, 21.0, 42.0),
+    "kv_percent": (37.0, 21.0, 42.0),
+    "activations_percent": (37.0, 21.0, 42.0),
+    "micro_batch_size": 3,
+    "num_micro_batches": 2,
+}
+
 
 def make_model(
-    directory: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any
+    directory: Path,
+    *,
+    config: PretrainedConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **changes: Any,
 ) -> PreTrainedModel:
-    """A seeded Llama, or what ``config`` says, saved in ``directory``; returned in float32."""
-    config = changes.pop("config", None) or LlamaConfig(
-        **{
-            "vocab_size": 320,
-            "hidden_size": 64,
-            "intermediate_size": 160,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "eos_token_id": None,
-            "bos_token_id": None,
-            **changes,
-        }
-    )
+    """A seeded Llama, or what ``config`` says, saved in ``directory``; returned in float32.
+
+    Gains and biases are random too: as transformers makes them, 1 and 0, they would hide errors.
+    """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        config or LlamaConfig(**{**SIZES, **changes}), attn_implementation="eager"
+    )
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.15)
+            else:
+                parameter.normal_(mean=float("norm" in name), std=0.3)
     model = model.to(dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model.float().eval()
@@ -56,44 +91,90 @@ def workload(prompts: Sequence[Sequence[int]], max_tokens: int) -> Workload:
     )
 
 
-def build(
+@contextmanager
+def engine(
     directory: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any
-) -> Engine:
+) -> Iterator[Engine]:
+    """An engine in float32 that proves every operation before it runs, closed at the end."""
     defaults = {"dtype": "float32", "verify": True, "disk_dir": directory}
-    return build_engine(
+    built = build_engine(
         directory,
         options=EngineOptions(**{**defaults, **options}),
         workload=workload(prompts, max_tokens),
     )
+    try:
+        yield built
+    finally:
+        built.close()
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
-    """New tokens of each prompt, in order."""
-    requests = (
-        Request(index=i, prompt_ids=prompt, params=params) for i, prompt in enumerate(prompts)
-    )
-    done = {completion.index: list(completion.token_ids) for completion in engine.run(requests)}
+def requests(prompts: Sequence[Sequence[int]], params: SamplingParams) -> Iterator[Request]:
+    for index, prompt in enumerate(prompts):
+        yield Request(index=index, prompt_ids=prompt, params=params)
+
+
+def run(
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, **params: Any
+) -> list[list[int]]:
+    """New tokens of each prompt, in order; each row is answered exactly once."""
+    settings = SamplingParams(max_tokens=max_tokens, **params)
+    done: dict[int, list[int]] = {}
+    for completion in engine.run(requests(prompts, settings)):
+        assert completion.index not in done
+        done[completion.index] = list(completion.token_ids)
     assert sorted(done) == list(range(len(prompts)))
     return [done[i] for i in range(len(prompts))]
 
 
-def reference(model: PreTrainedModel, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-    """Greedy tokens by plain forward passes, a row at a time."""
-    outputs = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            ids = model.generate(
-                torch.tensor([list(prompt)]),
-                max_new_tokens=steps,
-                do_sample=False,
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                pad_token_id=0,
-            )
-            outputs.append(ids[0, len(prompt) :].tolist())
-    return outputs
+def capture_logits(engine: Engine) -> dict[tuple[int, int], torch.Tensor]:
+    """Logits [V] that ``engine`` samples from, by row and by the place of the token they make."""
+    captured: dict[tuple[int, int], torch.Tensor] = {}
+    sample = engine._sample
+
+    def capture(batch: MicroBatch, logits: torch.Tensor) -> list[int]:
+        for span, values in zip(batch.rows, logits, strict=True):
+            captured[span.row, span.total_len] = values.clone()
+        return sample(batch, logits)
+
+    engine._sample = capture  # type: ignore[method-assign]
+    return captured
 
 
-def prompts(num_rows: int, longest: int, vocab: int = 320, seed: int = 1) -> list[list[int]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The oracle's greedy tokens, and the logits [steps, V] that they were taken from."""
+
+    token_ids: list[int]
+    logits: torch.Tensor
+
+
+def reference(model: PreTrainedModel, prompts: Sequence[Sequence[int]], steps: int) -> list[Answer]:
+    """Greedy answers of transformers, a row at a time."""
+    return [_answer(model, prompt, steps) for prompt in prompts]
+
+
+def tokens(answers: Sequence[Answer]) -> list[list[int]]:
+    return [answer.token_ids for answer in answers]
+
+
+@torch.inference_mode()
+def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer:
+    # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
+    rope = model.model.rotary_emb
+    model.model.rotary_emb = type(rope)(config=model.config)
+    cache, pending, token_ids, rows = None, list(prompt), [], []
+    for _ in range(steps):
+        out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        rows.append(out.logits[0, -1].float())
+        pending = [int(rows[-1].argmax())]
+        token_ids += pending
+    return Answer(token_ids=token_ids, logits=torch.stack(rows))
+
+
+def prompts(num_rows: int, longest: int, vocab: int = VOCAB, seed: int = 1) -> list[list[int]]:
+    """Random prompts of 1 to ``longest`` tokens; one of them is as long as that."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (num_rows,), generator=generator).tolist()
+    lengths[num_rows // 2] = longest
     return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
