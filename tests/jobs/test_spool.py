@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.errors import BudgetError
+from freight.errors import BudgetError, InputError
 from freight.jobs import spool_writer
 from freight.jobs.formats import RowLimits
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader, hash_stream
 from freight.jobs.spool import RECORD, Spool, derive_seed, open_spool
 from freight.jobs.spool_writer import write_spool
+from freight.plan.workload import Workload
 from freight.runtime.request import SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
@@ -199,3 +200,28 @@ def test_a_full_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(BudgetError, match="no room"):
         spool_of([{"prompt": "the cat", "id": 1}], tmp_path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_rows": 0},
+        {"max_new_tokens": 0},
+        {"max_total_tokens": 16},
+        {"max_total_tokens": 10},
+        {"total_prompt_tokens": 31},
+        {"total_new_tokens": 2},
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
+    possible = {
+        "num_rows": 3,
+        "max_prompt_tokens": 10,
+        "max_new_tokens": 5,
+        "max_total_tokens": 15,
+        "total_prompt_tokens": 20,
+        "total_new_tokens": 15,
+    }
+    Workload(**possible)
+    with pytest.raises(InputError):
+        Workload(**(possible | changes))
