@@ -24,11 +24,12 @@ from freight.model.dummy import write_dummy_checkpoint
 from freight.model.programme import build_programme
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan, Planner, Wishes
+from freight.plan.geometry import ring_blocks
 from freight.plan.operation import Operation
 from freight.plan.policy import Split, Tier
 from freight.plan.schedule import schedule
 from freight.plan.scoreboard import RING_SLOTS
-from freight.plan.sweep import StreamModel, StreamUnit
+from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 from freight.plan.verify import Ring, verify
 from freight.plan.workload import Workload
 from freight.quantities import align_up, format_bytes
@@ -53,7 +54,7 @@ from freight.runtime.performer import Buffers, Performer
 from freight.runtime.request import Completion, Request, SamplingParams
 from freight.runtime.sampler import sample
 from freight.runtime.scheduler import Scheduler
-from freight.runtime.tokenizer import Tokenizer
+from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 from freight.runtime.weights import EmbeddingTable, WeightStore
 
 __all__ = ["Engine", "build_engine"]
@@ -80,12 +81,8 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         device=device,
         plan=plan,
         options=options,
-        tokenizer=Tokenizer(model_dir) if _has_tokenizer(model_dir) else None,
+        tokenizer=Tokenizer(model_dir) if has_tokenizer(model_dir) else None,
     )
-
-
-def _has_tokenizer(model_dir: Path) -> bool:
-    return any((model_dir / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def _imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:
@@ -297,6 +294,8 @@ class Engine:
             layout,
             near=self._near,
             host=self._host,
+            num_blocks=ring_blocks(layout, self.plan.policy),
+            block_bytes=self.plan.policy.piece_bytes,
             dtype=self.dtype,
             loader=loader,
             files=self._files,
@@ -388,17 +387,26 @@ class Engine:
                 StreamUnit(
                     kind=layout.unit.kind,
                     layer=layout.unit.layer,
-                    pieces=tuple((piece.tier, piece.num_bytes) for piece in layout.pieces),
+                    pieces=tuple(
+                        StreamPiece(
+                            tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset
+                        )
+                        for piece in layout.pieces
+                    ),
                     needs_decode=layout.decoded_bytes > 0,
                 )
             )
-        return StreamModel(units=tuple(units), compute_tier=self.plan.policy.compute_tier)
+        return StreamModel(
+            units=tuple(units),
+            compute_tier=self.plan.policy.compute_tier,
+            ring_blocks=self._weights.ring_blocks,
+            block_bytes=self.plan.policy.piece_bytes,
+        )
 
     def _rings(self) -> dict[str, Ring]:
         """The rings as they were allocated, for the verifier."""
         b = self._buffers
         sizes = {
-            "weights": self.plan.layout.slot_bytes,
             "decoded weights": self.plan.layout.decoded_bytes,
             "weight staging": b.weight_staging[0].numel(),
             "embedding rows": b.embedding_rows[0].numel(),
@@ -410,9 +418,11 @@ class Engine:
             "activations in": b.activations_in[0].numel(),
             "activations out": b.activations_out[0].numel(),
         }
-        return {
+        rings = {
             name: Ring(num_slots=RING_SLOTS[name], slot_bytes=size) for name, size in sizes.items()
         }
+        blocks, size = self._weights.ring_blocks, self.plan.policy.piece_bytes
+        return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
 
     # -- telling -------------------------------------------------------------------------------
 
