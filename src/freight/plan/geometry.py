@@ -15,7 +15,7 @@ from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "measure"]
+__all__ = ["Geometry", "measure", "ring_blocks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +99,17 @@ def measure(
     return geometry
 
 
+def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
+    """Blocks (of ``policy.piece_bytes``) in the ring that weights stream through.
+
+    Twice the largest two neighbours: while one pair is computed the next one comes, so that units
+    that are long to load hide behind those that are long to compute. Never more than all of them.
+    """
+    sizes = [-(-unit.slot_bytes // policy.piece_bytes) for unit in layout.units if unit.pieces]
+    pairs = [first + second for first, second in zip(sizes, sizes[1:] + sizes[:1], strict=True)]
+    return min(2 * max(pairs), sum(sizes)) if sizes else 0
+
+
 def workspace_bytes(
     config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
 ) -> int:
@@ -127,7 +138,7 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     home = policy.compute_tier
     held = layout.held_bytes()
     usage[home]["weights"] = held[home]
-    usage[home]["weight slots"] = RING_SLOTS["weights"] * layout.slot_bytes
+    usage[home]["weight slots"] = ring_blocks(layout, policy) * policy.piece_bytes
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]

@@ -127,10 +127,6 @@ class WeightLayout:
         return held
 
     @property
-    def slot_bytes(self) -> int:
-        return max((unit.slot_bytes for unit in self.units), default=0)
-
-    @property
     def decoded_bytes(self) -> int:
         return max((unit.decoded_bytes for unit in self.units), default=0)
 

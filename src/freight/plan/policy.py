@@ -56,7 +56,7 @@ class Policy:
     ``num_micro_batches`` micro-batches of ``micro_batch_size`` rows. ``max_batch_tokens`` bounds
     the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
-    ``piece_bytes`` is the largest single read or copy of weights.
+    ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring.
     """
 
     compute_tier: Tier
@@ -68,7 +68,7 @@ class Policy:
     max_batch_tokens: int
     chunk_tokens: int = 512
     page_tokens: int = 32
-    piece_bytes: int = 8 << 20
+    piece_bytes: int = 4 << 20
     overlap: bool = True
 
     def __post_init__(self) -> None:

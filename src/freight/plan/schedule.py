@@ -2,9 +2,9 @@
 
 A sweep is one pass over the units in which each unit's weights are brought once for the whole
 block of rows. Row-by-row and zig-zag differ only in the sweeps that come in. While a unit is
-computed, the next unit's weights come in slices across the micro-batches, also over the border of
-a sweep; the KV and activations of the next micro-batch are fetched, those of the previous one are
-stored. Waits are between operations: each lists those of other lanes that it needs.
+computed, later units' weights come in slices across the micro-batches, also over the border of a
+sweep (``weight_stream``); the KV and activations of the next micro-batch are fetched, those of the
+previous one are stored. Waits are between operations: each lists those of other lanes it needs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import Scoreboard, read, write
 from freight.plan.sweep import BatchWork, StreamModel, Sweep
+from freight.plan.weight_stream import WeightStream
 
 __all__ = ["schedule"]
 
@@ -28,7 +29,9 @@ def schedule(
     Each sweep is asked for after the last operation of the one before has been taken, so that its
     rows can depend on the tokens. A wrong guess costs loads that nobody uses.
     """
-    return _Stream(model=model, expects_more=expects_more).run(sweeps)
+    board = Scoreboard()
+    weights = WeightStream(model=model, board=board, expects_more=expects_more)
+    return _Stream(model=model, board=board, weights=weights).run(sweeps)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,11 +39,8 @@ class _Stream:
     """The generator's state: what is where, and what was issued."""
 
     model: StreamModel
-    expects_more: Callable[[], bool]
-    board: Scoreboard = field(default_factory=Scoreboard)
-    target: tuple[int, int] | None = None
-    next_piece: int = 0
-    weight_slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    board: Scoreboard
+    weights: WeightStream
     kv_slots: dict[int, int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
     embedding_slots: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Stream:
             yield from self.load_activations(sweep.index, *steps[0])
             for place, (unit, work) in enumerate(steps):
                 turn = place % len(sweep.works)
-                yield from self.bring_weights(sweep.index, unit, turn, len(sweep.works))
+                yield from self.weights.bring(sweep.index, unit, turn, len(sweep.works))
                 following = steps[place + 1] if place + 1 < len(steps) else None
                 apart = following is not None and following[1] is not work
                 if following is not None:
@@ -66,77 +66,12 @@ class _Stream:
                 if following is not None and apart:
                     yield from self.load_activations(sweep.index, *following)
                 if turn == 0 and self.model.units[unit].needs_decode:
-                    yield self.decode(sweep.index, unit)
+                    yield self.weights.decode(sweep.index, unit)
                 yield self.compute(sweep.index, unit, work)
                 yield from self.store_kv(sweep.index, unit, work)
                 yield from self.store_activations(sweep.index, unit, work)
                 if following is not None and not apart:
                     yield from self.load_activations(sweep.index, *following)
-
-    # -- weights -----------------------------------------------------------------------------
-
-    def bring_weights(
-        self, sweep: int, unit: int, turn: int, num_turns: int
-    ) -> Iterator[Operation]:
-        """This turn's slice of the unit that streams next; nothing if it is on its way already."""
-        target = self.upcoming(sweep, unit)
-        if target is None:
-            return
-        if target != self.target:
-            self.target, self.next_piece = target, 0
-            current = {k: slot for k, slot in self.weight_slots.items() if k >= (sweep, unit)}
-            self.weight_slots = {**current, target: self.board.take_slot("weights")}
-        end = (turn + 1) * len(self.model.units[target[1]].pieces) // num_turns
-        while self.next_piece < end:
-            yield from self.bring_piece(target, self.next_piece)
-            self.next_piece += 1
-
-    def upcoming(self, sweep: int, unit: int) -> tuple[int, int] | None:
-        """(sweep, unit) of the next unit with anything to bring, after this one."""
-        units = self.model.units
-        for later in range(unit + 1, len(units)):
-            if units[later].pieces:
-                return sweep, later
-        for first in range(unit + 1):
-            if units[first].pieces:
-                return (sweep + 1, first) if self.expects_more() else None
-        return None
-
-    def bring_piece(self, target: tuple[int, int], number: int) -> Iterator[Operation]:
-        sweep, unit = target
-        pieces = self.model.units[unit].pieces
-        tier, num_bytes = pieces[number]
-        slot = self.weight_slots[target]
-        arrival = Access(
-            place=("weights", slot),
-            owner=target,
-            is_write=True,
-            piece=number,
-            num_pieces=len(pieces),
-            num_bytes=num_bytes,
-        )
-        make = partial(self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=num_bytes)
-        if not self.on_device:
-            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [arrival], slot=slot)
-            return
-        reads: list[Access] = []
-        staging = -1
-        if tier == "disk":
-            staging = self.board.take_slot("weight staging")
-            staged = write("weight staging", staging, (sweep, unit, number), num_bytes)
-            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [staged], slot=staging)
-            reads.append(read("weight staging", staging, (sweep, unit, number)))
-        accesses = [*reads, arrival]
-        yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=slot, source_slot=staging)
-
-    def decode(self, sweep: int, unit: int) -> Operation:
-        slot = self.weight_slots[sweep, unit]
-        accesses = [
-            read("weights", slot, (sweep, unit)),
-            write("decoded weights", 0, (sweep, unit), 0),
-        ]
-        kind, lane = Kind.DECODE_WEIGHTS, Lane.COMPUTE
-        return self.board.make(kind, lane, accesses, sweep=sweep, unit=unit, source_slot=slot)
 
     # -- KV cache ----------------------------------------------------------------------------
 
@@ -318,8 +253,8 @@ class _Stream:
         accesses: list[Access] = []
         slot = -1
         if model_unit.pieces:
-            slot = self.weight_slots[sweep, unit]
-            accesses.append(read("weights", slot, (sweep, unit)))
+            slot = self.weights.first_block(sweep, unit)
+            accesses += self.weights.reads(sweep, unit)
             if model_unit.needs_decode:
                 accesses.append(read("decoded weights", 0, (sweep, unit)))
         if model_unit.kind == "attention" and work.kv_slot_bytes:

@@ -15,7 +15,6 @@ from freight.plan.operation import Access, Kind, Lane, Operation, Owner, Place
 __all__ = ["RING_SLOTS", "Scoreboard", "read", "write"]
 
 RING_SLOTS: Final = {
-    "weights": 2,
     "decoded weights": 1,
     "weight staging": 3,
     "embedding rows": 2,
@@ -27,7 +26,8 @@ RING_SLOTS: Final = {
     "activations in": 2,
     "activations out": 2,
 }
-"""Slots per ring. Three where content is fetched, used and stored; two where it passes one way."""
+"""Slots per ring; the ring of weights is sized by the layout. Three where content is fetched, used
+and stored; two where it passes one way."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from freight.model.batch import MicroBatch
 from freight.model.programme import UnitKind
 from freight.plan.policy import Tier
 
-__all__ = ["BatchWork", "Moved", "StreamModel", "StreamUnit", "Sweep"]
+__all__ = ["BatchWork", "Moved", "StreamModel", "StreamPiece", "StreamUnit", "Sweep"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,18 +57,57 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StreamPiece:
+    """One load of weights: from which tier, and where in the unit's stretch of the ring."""
+
+    tier: Tier
+    num_bytes: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamUnit:
-    """What the schedule must know of a unit: its kind, and (tier, bytes) of each piece to bring."""
+    """What the schedule must know of a unit: its kind, and what is to be brought for it."""
 
     kind: UnitKind
     layer: int | None
-    pieces: tuple[tuple[Tier, int], ...] = ()
+    pieces: tuple[StreamPiece, ...] = ()
     needs_decode: bool = False
+
+    @property
+    def slot_bytes(self) -> int:
+        return max((piece.offset + piece.num_bytes for piece in self.pieces), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
-    """The units in order, the embedding first, and where they are computed."""
+    """The units in order, the embedding first, where they are computed, and the ring of weights:
+    ``ring_blocks`` blocks of ``block_bytes``."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
+    ring_blocks: int
+    block_bytes: int
+
+    def __post_init__(self) -> None:
+        most = max((self.num_blocks(unit) for unit in range(len(self.units))), default=0)
+        assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
+
+    def num_blocks(self, unit: int) -> int:
+        return -(-self.units[unit].slot_bytes // self.block_bytes)
+
+    def blocks_of(self, unit: int, number: int) -> list[tuple[int, int, int]]:
+        """Blocks that a piece lies in: (block of the unit, pieces that share it, bytes there)."""
+        pieces = self.units[unit].pieces
+        own = pieces[number]
+        blocks = []
+        for block in self._range(own):
+            sharing = sum(block in self._range(piece) for piece in pieces)
+            begin = max(own.offset, block * self.block_bytes)
+            end = min(own.offset + own.num_bytes, (block + 1) * self.block_bytes)
+            blocks.append((block, sharing, end - begin))
+        return blocks
+
+    def _range(self, piece: StreamPiece) -> range:
+        end = piece.offset + piece.num_bytes
+        return range(piece.offset // self.block_bytes, -(-end // self.block_bytes))

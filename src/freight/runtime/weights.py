@@ -15,7 +15,6 @@ from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import WeightParts
 from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
-from freight.plan.scoreboard import RING_SLOTS
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
 
@@ -34,7 +33,10 @@ class _UnitWeights:
 
 
 class WeightStore:
-    """All weights. ``near`` is the compute tier's memory, ``host`` the cpu tier's."""
+    """All weights. ``near`` is the compute tier's memory, ``host`` the cpu tier's.
+
+    Streamed ones pass through a ring of ``num_blocks`` blocks on the former.
+    """
 
     def __init__(
         self,
@@ -42,6 +44,8 @@ class WeightStore:
         *,
         near: Arena,
         host: Arena,
+        num_blocks: int,
+        block_bytes: int,
         dtype: torch.dtype,
         loader: RowLoader,
         files: CheckpointFiles | None,
@@ -50,13 +54,17 @@ class WeightStore:
         self._dtype = dtype
         self._files = files
         self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.units]
-        size = layout.slot_bytes
-        ring = near.take(RING_SLOTS["weights"] * size, "weight slots")
-        self._slots = ring.view(RING_SLOTS["weights"], size)
+        self._block_bytes = block_bytes
+        self._ring = near.take(num_blocks * block_bytes, "weight slots")
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
 
-    def slot(self, index: int) -> torch.Tensor:
-        return self._slots[index]
+    @property
+    def ring_blocks(self) -> int:
+        return self._ring.numel() // self._block_bytes
+
+    def slot(self, first_block: int) -> torch.Tensor:
+        """The ring from this block on; a unit that begins there lies in it without a gap."""
+        return self._ring[first_block * self._block_bytes :]
 
     def piece(self, unit: int, number: int) -> Piece:
         """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
@@ -79,11 +87,11 @@ class WeightStore:
         for streamed in self._layout.units[unit - 1].streamed:
             if _is_foreign(streamed, self._dtype):
                 target = _view(self._decoded, offset, streamed.part, self._dtype)
-                target.copy_(_raw_view(self._slots[slot], streamed))
+                target.copy_(_raw_view(self.slot(slot), streamed))
                 offset = _after(offset, streamed.part, self._dtype)
 
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
-        """The unit's weights on the compute tier, by name; ``slot`` holds the streamed ones."""
+        """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
         found: dict[str, list[tuple[int, torch.Tensor]]] = {}
         for part, tensor in self._units[unit - 1].resident:
             found.setdefault(part.weight.name, []).append((part.first_row, tensor))
@@ -94,7 +102,7 @@ class WeightStore:
                 tensor = _view(self._decoded, offset, part, self._dtype)
                 offset = _after(offset, part, self._dtype)
             else:
-                tensor = _view(self._slots[slot], streamed.slot_offset, part, self._dtype)
+                tensor = _view(self.slot(slot), streamed.slot_offset, part, self._dtype)
             found.setdefault(part.weight.name, []).append((part.first_row, tensor))
         return found
 

@@ -1,0 +1,151 @@
+"""The part of the schedule that brings weights: which unit next, where in the ring, how fast.
+
+Streamed units pass through one ring of blocks on the compute tier; each lies in consecutive blocks
+of it. A unit is brought as soon as the blocks it will lie in are free, so loads run as far ahead as
+the ring allows, also into the next sweep; a unit that has been computed frees its blocks. What has
+become possible when a unit begins is spread over the unit's micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from freight.plan.operation import Access, Kind, Lane, Operation
+from freight.plan.scoreboard import Scoreboard, read, write
+from freight.plan.sweep import StreamModel
+
+__all__ = ["WeightStream"]
+
+Target = tuple[int, int]
+"""(sweep, unit)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Resident:
+    """A unit in the ring, from when its blocks are reserved until it has been computed."""
+
+    target: Target
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(kw_only=True, slots=True)
+class WeightStream:
+    """State of the stream: what is in the ring, and what is still to be issued."""
+
+    model: StreamModel
+    board: Scoreboard
+    expects_more: Callable[[], bool]
+    next_target: Target | None = None
+    head: int = 0
+    ring: deque[_Resident] = field(default_factory=deque)
+    pending: deque[tuple[Target, int]] = field(default_factory=deque)
+    blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def bring(self, sweep: int, unit: int, turn: int, num_turns: int) -> Iterator[Operation]:
+        """Loads to issue before micro-batch ``turn`` of ``num_turns`` of this unit."""
+        if turn == 0:
+            self._retire((sweep, unit))
+            self._reserve(sweep, unit)
+        while self.pending and self.pending[0][0] <= (sweep, unit):
+            yield from self._bring_piece(*self.pending.popleft())  # needed right now
+        count = -(-len(self.pending) // (num_turns - turn))
+        for _ in range(count):
+            yield from self._bring_piece(*self.pending.popleft())
+
+    def first_block(self, sweep: int, unit: int) -> int:
+        """Where in the ring a unit that is there begins."""
+        return next(r.first_block for r in self.ring if r.target == (sweep, unit))
+
+    def reads(self, sweep: int, unit: int) -> list[Access]:
+        """Accesses of a computation that uses the unit's streamed weights."""
+        resident = next(r for r in self.ring if r.target == (sweep, unit))
+        blocks = range(resident.first_block, resident.first_block + resident.num_blocks)
+        return [read("weights", block, (sweep, unit)) for block in blocks]
+
+    def decode(self, sweep: int, unit: int) -> Operation:
+        accesses = [
+            *self.reads(sweep, unit),
+            write("decoded weights", 0, (sweep, unit), 0),
+        ]
+        kind, lane, slot = Kind.DECODE_WEIGHTS, Lane.COMPUTE, self.first_block(sweep, unit)
+        return self.board.make(kind, lane, accesses, sweep=sweep, unit=unit, source_slot=slot)
+
+    # -- the ring ----------------------------------------------------------------------------
+
+    def _retire(self, current: Target) -> None:
+        while self.ring and self.ring[0].target < current:
+            self.ring.popleft()
+
+    def _reserve(self, sweep: int, unit: int) -> None:
+        """Reserve blocks for the next units, in order, as far as there are any."""
+        if self.next_target is None or self.next_target < (sweep, unit):
+            self.next_target = self._streamed_from(sweep, unit)
+        while self.next_target is not None:
+            target = self.next_target
+            if target[0] > sweep and not self.expects_more():
+                return
+            num_blocks = self.model.num_blocks(target[1])
+            first = self.head if self.head + num_blocks <= self.model.ring_blocks else 0
+            if any(_overlap(r, first, num_blocks) for r in self.ring):
+                return
+            resident = _Resident(target=target, first_block=first, num_blocks=num_blocks)
+            self.ring.append(resident)
+            self.head = first + num_blocks
+            pieces = self.model.units[target[1]].pieces
+            self.pending.extend((target, number) for number in range(len(pieces)))
+            self.next_target = self._streamed_from(target[0], target[1] + 1)
+
+    def _streamed_from(self, sweep: int, unit: int) -> Target | None:
+        """The first unit with anything to bring, from this one on, also in the next sweep."""
+        units = self.model.units
+        for later in range(unit, len(units)):
+            if units[later].pieces:
+                return sweep, later
+        for first in range(min(unit, len(units))):
+            if units[first].pieces:
+                return sweep + 1, first
+        return None
+
+    # -- loads -------------------------------------------------------------------------------
+
+    def _bring_piece(self, target: Target, number: int) -> Iterator[Operation]:
+        sweep, unit = target
+        piece = self.model.units[unit].pieces[number]
+        first = self.first_block(sweep, unit)
+        if (unit, number) not in self.blocks:
+            self.blocks[unit, number] = self.model.blocks_of(unit, number)
+        arrivals = [
+            Access(
+                place=("weights", first + block),
+                owner=target,
+                is_write=True,
+                piece=number,
+                num_pieces=num_pieces,
+                num_bytes=num_bytes,
+            )
+            for block, num_pieces, num_bytes in self.blocks[unit, number]
+        ]
+        make = partial(
+            self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=piece.num_bytes
+        )
+        if self.model.compute_tier == "cpu":
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, arrivals, slot=first)
+            return
+        reads: list[Access] = []
+        staging = -1
+        if piece.tier == "disk":
+            staging = self.board.take_slot("weight staging")
+            staged = write("weight staging", staging, (sweep, unit, number), piece.num_bytes)
+            yield make(Kind.READ_WEIGHTS, Lane.DISK_READ, [staged], slot=staging)
+            reads.append(read("weight staging", staging, (sweep, unit, number)))
+        accesses = [*reads, *arrivals]
+        yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=first, source_slot=staging)
+
+
+def _overlap(resident: _Resident, first: int, num_blocks: int) -> bool:
+    end = resident.first_block + resident.num_blocks
+    return resident.first_block < first + num_blocks and first < end
