@@ -66,12 +66,16 @@ class Activations:
         self, k: int, cut: TokenCut, slot: torch.Tensor | None
     ) -> list[tuple[int, torch.Tensor]]:
         """(first token, rows [n, D]) of micro-batch k on the compute tier, in order."""
-        parts = [(0, self._rows(self._resident[k], 0, cut.resident))]
+        places = [(0, self._resident[k], 0, cut.resident)]
         if slot is not None:
-            parts.append((cut.resident, self._rows(slot, 0, cut.cpu)))
             offset = align_up(cut.cpu * self.row_bytes, BLOCK)
-            parts.append((cut.resident + cut.cpu, self._rows(slot, offset, cut.disk)))
-        return [(first, rows) for first, rows in parts if rows.shape[0]]
+            places.append((cut.resident, slot, 0, cut.cpu))
+            places.append((cut.resident + cut.cpu, slot, offset, cut.disk))
+        return [
+            (first, self._rows(buffer, offset, count))
+            for first, buffer, offset, count in places
+            if count
+        ]
 
     def _rows(self, buffer: torch.Tensor, offset: int, count: int) -> torch.Tensor:
         end = offset + count * self.row_bytes
