@@ -19,7 +19,7 @@ from freight.plan.geometry import Geometry, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.workload import Workload
-from freight.quantities import format_bytes
+from freight.quantities import MIB, align_up, format_bytes
 
 __all__ = ["Plan", "Planner", "Wishes"]
 
@@ -30,6 +30,7 @@ _SWEEP_OVERHEAD_S: Final = 2e-3
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
 _STEPS: Final = 12
+_MOST_PIECE_BYTES: Final = 4 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +117,7 @@ class Planner:
                     num_micro_batches=count,
                     max_batch_tokens=size * self.workload.max_prompt_tokens,
                     page_tokens=self._page_tokens(),
+                    piece_bytes=self._piece_bytes(),
                     overlap=wishes.overlap,
                 )
 
@@ -141,6 +143,18 @@ class Planner:
         while tokens * per_token % BLOCK:
             tokens *= 2
         return tokens
+
+    def _piece_bytes(self) -> int:
+        """No larger than the largest unit: small models would stream through a ring of air."""
+        largest = max(
+            sum(
+                self.sources[w.name].num_bytes * w.num_rows // self.sources[w.name].shape[0]
+                + 2 * BLOCK
+                for w in unit.weights
+            )
+            for unit in self.programme.units[1:]
+        )
+        return min(_MOST_PIECE_BYTES, align_up(largest, BLOCK))
 
     # -- filling memory with weights -----------------------------------------------------------
 
