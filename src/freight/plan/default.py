@@ -26,7 +26,8 @@ __all__ = ["Plan", "Planner", "Wishes"]
 _DISK_BYTES_PER_S: Final = 2e9
 _LINK_BYTES_PER_S: Final = 12e9
 _FLOPS: Final[Mapping[Tier, float]] = {"cpu": 5e11, "gpu": 5e13}
-_SWEEP_OVERHEAD_S: Final = 2e-3
+_MEMORY_BYTES_PER_S: Final[Mapping[Tier, float]] = {"cpu": 1e10, "gpu": 3e11}
+_BATCH_OVERHEAD_S: Final = 2e-3
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
 _STEPS: Final = 12
@@ -137,8 +138,8 @@ class Planner:
                 yield size, count
 
     def _page_tokens(self) -> int:
-        """At least 32 tokens, and a whole number of disk blocks."""
-        tokens = 32
+        """At least 16 tokens, and a whole number of disk blocks."""
+        tokens = 16
         per_token = 2 * self.config.num_kv_heads * self.config.head_dim * _size_of(self.dtype)
         while tokens * per_token % BLOCK:
             tokens *= 2
@@ -202,13 +203,18 @@ class Planner:
             link_bytes += layout.streamed_bytes("disk")[1]
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
         disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
-        flops = 2 * sum(unit.num_elements for unit in self.programme.units[1:])
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
-        rate = _FLOPS[self.compute_tier]
-        overhead_s = _SWEEP_OVERHEAD_S * policy.num_micro_batches
-        prefill_s = max(io_s, flops * rows * self.workload.max_prompt_tokens / rate)
-        decode_s = max(io_s, flops * rows / rate) + overhead_s
+        prefill_s = max(io_s, self._compute_s(plan, rows * self.workload.max_prompt_tokens))
+        decode_s = max(io_s, self._compute_s(plan, rows))
         return (prefill_s + (self.workload.max_new_tokens - 1) * decode_s) / rows
+
+    def _compute_s(self, plan: Plan, num_tokens: int) -> float:
+        """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""
+        elements = sum(unit.num_elements for unit in self.programme.units[1:])
+        arithmetic_s = 2 * elements * num_tokens / _FLOPS[self.compute_tier]
+        read_s = elements * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
+        count = plan.policy.num_micro_batches
+        return max(arithmetic_s, count * read_s) + count * _BATCH_OVERHEAD_S
 
     # -- refusal -------------------------------------------------------------------------------
 

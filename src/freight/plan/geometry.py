@@ -102,12 +102,13 @@ def measure(
 def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
     """Blocks (of ``policy.piece_bytes``) in the ring that weights stream through.
 
-    Twice the largest two neighbours: while one pair is computed the next one comes, so that units
-    that are long to load hide behind those that are long to compute. Never more than all of them.
+    The largest three neighbours: while one unit is computed, the next two come, so that units that
+    are long to load hide behind those that are long to compute. Never more than all of them.
     """
     sizes = [-(-unit.slot_bytes // policy.piece_bytes) for unit in layout.units if unit.pieces]
-    pairs = [first + second for first, second in zip(sizes, sizes[1:] + sizes[:1], strict=True)]
-    return min(2 * max(pairs), sum(sizes)) if sizes else 0
+    around = sizes[2:] + sizes[:2]
+    threes = [sum(three) for three in zip(sizes, sizes[1:] + sizes[:1], around, strict=True)]
+    return min(max(threes), sum(sizes)) if sizes else 0
 
 
 def workspace_bytes(

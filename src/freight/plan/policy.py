@@ -67,7 +67,7 @@ class Policy:
     num_micro_batches: int
     max_batch_tokens: int
     chunk_tokens: int = 512
-    page_tokens: int = 32
+    page_tokens: int = 16
     piece_bytes: int = 4 << 20
     overlap: bool = True
 

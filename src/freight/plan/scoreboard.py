@@ -17,8 +17,8 @@ __all__ = ["RING_SLOTS", "Scoreboard", "read", "write"]
 RING_SLOTS: Final = {
     "decoded weights": 1,
     "weight staging": 3,
-    "embedding rows": 2,
-    "embedding slot": 2,
+    "embedding rows": 1,
+    "embedding slot": 1,
     "kv slot": 3,
     "kv in": 2,
     "kv out": 2,
@@ -27,7 +27,7 @@ RING_SLOTS: Final = {
     "activations out": 2,
 }
 """Slots per ring; the ring of weights is sized by the layout. Three where content is fetched, used
-and stored; two where it passes one way."""
+and stored; two where it passes one way; one where it is used at once."""
 
 
 @dataclass(kw_only=True, slots=True)
