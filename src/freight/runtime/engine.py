@@ -32,7 +32,7 @@ from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 from freight.plan.verify import Ring, verify
 from freight.plan.workload import Workload
-from freight.quantities import align_up, format_bytes
+from freight.quantities import align_up
 from freight.runtime.batches import BatchPreparer
 from freight.runtime.device import (
     ComputeDevice,
@@ -54,6 +54,7 @@ from freight.runtime.performer import Buffers, Performer
 from freight.runtime.request import Completion, Request, SamplingParams
 from freight.runtime.sampler import sample
 from freight.runtime.scheduler import Scheduler
+from freight.runtime.summary import describe_holdings, describe_run
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 from freight.runtime.weights import EmbeddingTable, WeightStore
 
@@ -428,27 +429,11 @@ class Engine:
 
     def status(self) -> str:
         """What each tier holds, in a few words."""
-        parts = []
-        for tier, usage in self.plan.geometry.usage.items():
-            held = sum(usage.values())
-            if tier == "disk":
-                held += self.plan.layout.tier_bytes()["disk"]
-            if held:
-                parts.append(f"{tier} {format_bytes(held)}")
-        return ", ".join(parts)
+        return describe_holdings(self.plan)
 
     def summary(self) -> str:
-        """The policy, effective shares, and what crossed each link."""
-        policy = self.plan.policy
-        held = self.plan.layout.tier_bytes()
-        total = sum(held.values())
-        shares = "/".join(f"{100 * held[tier] / total:.1f}" for tier in ("gpu", "cpu", "disk"))
-        moved = ", ".join(f"{link} {format_bytes(n)}" for link, n in self.traffic.moved.items())
-        return (
-            f"policy: block of {policy.num_micro_batches} x {policy.micro_batch_size} rows, "
-            f"weights {shares} % on gpu/cpu/disk, KV {policy.kv}, "
-            f"activations {policy.activations}; moved: {moved or 'nothing'}"
-        )
+        """The policy, where the weights were, and what crossed each link."""
+        return describe_run(self.plan, self.traffic.moved)
 
     def close(self) -> None:
         self._files.close()

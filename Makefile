@@ -1,0 +1,31 @@
+# make demo    a model on disk completes a file of prompts; installs into .venv the first time
+# make test    the quick tests
+# make check   format, lint, types
+# make gpu     what needs a CUDA device, from the source tree: nothing is installed
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test check gpu
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/python -m ruff format --check src tests examples benchmarks tools
+	$(BIN)/python -m ruff check src tests examples benchmarks tools
+	$(BIN)/python -m mypy
+
+gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_short.py

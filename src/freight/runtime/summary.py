@@ -1,0 +1,52 @@
+"""What a run holds and what it has moved, in words for people.
+
+Reads plans and counters; knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from freight.plan.default import Plan
+from freight.quantities import format_bytes
+
+__all__ = ["describe_holdings", "describe_run"]
+
+_WEIGHT_PURPOSES = ("weights", "weight slots", "weight staging", "decoded weights")
+
+
+def describe_holdings(plan: Plan) -> str:
+    """What each tier holds, in a few words."""
+    parts = []
+    for tier, usage in plan.geometry.usage.items():
+        held = sum(usage.values())
+        if tier == "disk":
+            held += plan.layout.tier_bytes()["disk"]
+        if held:
+            parts.append(f"{tier} {format_bytes(held)}")
+    return ", ".join(parts)
+
+
+def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
+    """The policy, where the weights were, and what crossed each link; one line each."""
+    policy = plan.policy
+    links = ", ".join(f"{link} {format_bytes(n)}" for link, n in moved.items())
+    return (
+        f"policy: block of {policy.num_micro_batches} x {policy.micro_batch_size} rows, "
+        f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk\n"
+        f"{_describe_weights(plan)}\n"
+        f"moved: {links or 'nothing'}"
+    )
+
+
+def _describe_weights(plan: Plan) -> str:
+    """Shares as they came out, and the memory taken by weights that stay or pass through."""
+    held = plan.layout.tier_bytes()
+    total = sum(held.values())
+    shares = "/".join(f"{100 * held[tier] / total:.1f}" for tier in ("gpu", "cpu", "disk"))
+    memory = {
+        tier: sum(plan.geometry.usage[tier].get(purpose, 0) for purpose in _WEIGHT_PURPOSES)
+        for tier in ("gpu", "cpu")
+    }
+    in_memory = " and ".join(f"{format_bytes(n)} of {tier}" for tier, n in memory.items() if n)
+    return f"weights: {shares} % on gpu/cpu/disk; at no time more than {in_memory} memory"
