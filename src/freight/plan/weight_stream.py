@@ -86,7 +86,7 @@ class WeightStream:
             self.next_target = self._streamed_from(sweep, unit)
         while self.next_target is not None:
             target = self.next_target
-            if target[0] > sweep and not self.expects_more():
+            if target[0] > sweep + 1 or (target[0] > sweep and not self.expects_more()):
                 return
             num_blocks = self.model.num_blocks(target[1])
             first = self.head if self.head + num_blocks <= self.model.ring_blocks else 0
