@@ -1,0 +1,295 @@
+"""Random models and sweeps for the schedule, and what an operation stream does when it is run.
+
+``replay`` and ``is_legal`` are the oracles of the schedule and the verifier: they know lanes, waits
+and the contents of places, and nothing of vector clocks or of how a stream was made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from freight.model.batch import MicroBatch, RowSpan
+from freight.plan.operation import Lane, Operation, Owner, Place
+from freight.plan.schedule import schedule
+from freight.plan.scoreboard import RING_SLOTS
+from freight.plan.sweep import BatchWork, Moved, StreamModel, StreamPiece, StreamUnit, Sweep
+from freight.plan.verify import Ring
+
+BLOCK_BYTES = 8
+PLENTY = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What a schedule is made from; whether a sweep follows is known in advance."""
+
+    model: StreamModel
+    sweeps: tuple[Sweep, ...]
+
+    def operations(self) -> list[Operation]:
+        return [*self.stream()]
+
+    def stream(self) -> Iterator[Operation]:
+        taken: list[Sweep] = []
+
+        def hand_out() -> Iterator[Sweep]:
+            for sweep in self.sweeps:
+                taken.append(sweep)
+                yield sweep
+
+        def expects_more() -> bool:
+            return len(taken) < len(self.sweeps)
+
+        return schedule(hand_out(), self.model, expects_more)
+
+    def rings(self) -> dict[str, Ring]:
+        rings = {name: Ring(num_slots=n, slot_bytes=PLENTY) for name, n in RING_SLOTS.items()}
+        weights = Ring(num_slots=self.model.ring_blocks, slot_bytes=self.model.block_bytes)
+        return {**rings, "weights": weights}
+
+
+# -- strategies --------------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    tier = draw(st.sampled_from(["cpu", "gpu"]))
+    units = draw(_units(tier))
+    most = max(-(-unit.slot_bytes // BLOCK_BYTES) for unit in units)
+    spare = draw(st.integers(0, 8))
+    model = StreamModel(
+        units=units,
+        compute_tier=tier,
+        ring_blocks=most + spare,
+        block_bytes=BLOCK_BYTES,
+    )
+    return Case(model=model, sweeps=draw(_sweeps(tier)))
+
+
+@st.composite
+def _units(draw: st.DrawFn, tier: str) -> tuple[StreamUnit, ...]:
+    num_layers, num_chunks = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    kinds: list[tuple[Any, int | None]] = []
+    for layer in range(num_layers):
+        kinds += [("attention", layer), ("mlp", layer)]
+    kinds += [("head", None)] * num_chunks
+    units = [StreamUnit(kind="embedding", layer=None)]
+    for kind, layer in kinds:
+        pieces = draw(_pieces(tier))
+        needs_decode = bool(pieces) and draw(st.booleans())
+        units.append(StreamUnit(kind=kind, layer=layer, pieces=pieces, needs_decode=needs_decode))
+    return tuple(units)
+
+
+@st.composite
+def _pieces(draw: st.DrawFn, tier: str) -> tuple[StreamPiece, ...]:
+    """Pieces of up to a block, one after the other, at times with a gap."""
+    tiers = ["disk"] if tier == "cpu" else ["cpu", "disk"]
+    sizes = draw(st.lists(st.integers(1, BLOCK_BYTES), max_size=4))
+    pieces, offset = [], 0
+    for size in sizes:
+        offset += draw(st.integers(0, 2))
+        source: Any = draw(st.sampled_from(tiers))
+        pieces.append(StreamPiece(tier=source, num_bytes=size, offset=offset))
+        offset += size
+    return tuple(pieces)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Life:
+    """A micro-batch in a block: how many sweeps it lives, and what of it is offloaded."""
+
+    num_sweeps: int
+    kv: tuple[int, int, int]
+    activations: tuple[int, int]
+    embedding_bytes: int
+    drops_kv_at: int
+
+
+@st.composite
+def _lives(draw: st.DrawFn, tier: str) -> _Life:
+    sizes = st.sampled_from([0, 0, 3])
+    on_cpu = st.just(0) if tier == "cpu" else sizes
+    return _Life(
+        num_sweeps=draw(st.integers(1, 3)),
+        kv=(draw(on_cpu), draw(sizes), draw(sizes)),
+        activations=(draw(on_cpu), draw(sizes)),
+        embedding_bytes=draw(sizes),
+        drops_kv_at=draw(st.integers(1, 4)),
+    )
+
+
+@st.composite
+def _sweeps(draw: st.DrawFn, tier: str) -> tuple[Sweep, ...]:
+    """Blocks one after the other; micro-batches end at different sweeps."""
+    sweeps: list[Sweep] = []
+    for lives in draw(st.lists(st.lists(_lives(tier), min_size=1, max_size=4), max_size=2)):
+        for turn in range(max(life.num_sweeps for life in lives)):
+            works = tuple(
+                _work(k, life, turn) for k, life in enumerate(lives) if turn < life.num_sweeps
+            )
+            sweeps.append(Sweep(index=len(sweeps), works=works))
+    return tuple(sweeps)
+
+
+def _work(k: int, life: _Life, turn: int) -> BatchWork:
+    # Rows that end take their offloaded KV with them: later sweeps may have none left.
+    cpu, disk, tails = (0, 0, 0) if turn >= life.drops_kv_at else life.kv
+    kv = Moved(cpu=cpu, disk=disk, tails=tails)
+    on_cpu, on_disk = life.activations
+    return BatchWork(
+        batch=micro_batch(k),
+        continues=turn > 0,
+        embedding_bytes=life.embedding_bytes,
+        kv_load=kv if turn else Moved(),
+        kv_store=kv,
+        kv_slot_bytes=cpu + disk + tails,
+        activations=Moved(cpu=on_cpu, disk=on_disk),
+        activation_slot_bytes=on_cpu + on_disk,
+    )
+
+
+def micro_batch(k: int) -> MicroBatch:
+    span = RowSpan(row=k, start=0, num_new=1, kv_len=0, logit_positions=(0,))
+    return MicroBatch(index=k, rows=(span,), token_ids=[0])
+
+
+# -- oracles -----------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class _Held:
+    """What is in a place."""
+
+    owner: Owner
+    num_pieces: int
+    pieces: set[int] = field(default_factory=set)
+
+
+def replay(operations: Sequence[Operation], order: Sequence[int]) -> str:
+    """Run the operations in this order on places that hold owners; what went wrong, or nothing."""
+    places: dict[Place, _Held] = {}
+    for index in order:
+        for access in operations[index].accesses:
+            held = places.get(access.place)
+            if access.is_write:
+                if held is None or held.owner != access.owner:
+                    held = places[access.place] = _Held(
+                        owner=access.owner, num_pieces=access.num_pieces
+                    )
+                held.pieces.add(access.piece)
+            elif held is None or held.owner != access.owner:
+                return f"{operations[index]} finds {held} instead of {access.owner}"
+            elif len(held.pieces) < held.num_pieces:
+                return f"{operations[index]} finds {access.owner} incomplete"
+    return ""
+
+
+def some_order(operations: Sequence[Operation], seed: int) -> list[int]:
+    """An order in which lanes that work at any speed may do the operations."""
+    dice = random.Random(seed)
+    favourite = dice.choice([*Lane, None])
+    queues: dict[Lane, list[Operation]] = {}
+    for operation in operations:
+        queues.setdefault(operation.lane, []).append(operation)
+    done: set[int] = set()
+    order: list[int] = []
+    while any(queues.values()):
+        ready = [
+            queue
+            for queue in queues.values()
+            if queue and all(index in done for _, index in queue[0].after)
+        ]
+        assert ready, "a deadlock: no lane can go on"
+        preferred = [queue for queue in ready if queue[0].lane is favourite]
+        operation = dice.choice(preferred or ready).pop(0)
+        done.add(operation.index)
+        order.append(operation.index)
+    return order
+
+
+def is_legal(operations: Sequence[Operation], rings: dict[str, Ring]) -> bool:
+    """The verifier's question, answered from the closure of happens-before, as sets of bits."""
+    before = _closure(operations)
+    return before is not None and not any(
+        problem(operations, before, rings) for problem in (_misplaced, _raced)
+    )
+
+
+def _closure(operations: Sequence[Operation]) -> list[int] | None:
+    """Per operation the set of those that are surely done before it; None where waits are wrong."""
+    before: list[int] = []
+    last: dict[Lane, int] = {}
+    for index, operation in enumerate(operations):
+        earlier = [*operation.after]
+        if operation.index != index:
+            return None
+        if any(i >= index or i < 0 or operations[i].lane is not lane for lane, i in earlier):
+            return None
+        if operation.lane in last:
+            earlier.append((operation.lane, last[operation.lane]))
+        bits = 0
+        for _, other in earlier:
+            bits |= before[other] | 1 << other
+        before.append(bits)
+        last[operation.lane] = index
+    return before
+
+
+def _misplaced(operations: Sequence[Operation], before: list[int], rings: dict[str, Ring]) -> bool:
+    """Whether a slot is outside its ring, or gets more bytes than it has."""
+    filled: dict[tuple[Place, Owner], int] = {}
+    for operation in operations:
+        for access in operation.accesses:
+            ring = rings.get(access.place[0])
+            if ring is None:
+                continue
+            if not 0 <= access.place[1] < ring.num_slots:
+                return True
+            key = (access.place, access.owner)
+            filled[key] = filled.get(key, 0) + access.num_bytes * access.is_write
+            if filled[key] > ring.slot_bytes:
+                return True
+    return False
+
+
+def _raced(operations: Sequence[Operation], before: list[int], rings: dict[str, Ring]) -> bool:
+    """Whether some access may meet another content than its own, complete."""
+    touched: dict[Place, list[tuple[int, Any]]] = {}
+    for operation in operations:
+        for access in operation.accesses:
+            touched.setdefault(access.place, []).append((operation.index, access))
+    return any(_place_raced(accesses, before) for accesses in touched.values())
+
+
+def _place_raced(accesses: list[tuple[int, Any]], before: list[int]) -> bool:
+    for place, (index, access) in enumerate(accesses):
+        tail = place
+        while tail and accesses[tail - 1][1].owner == access.owner:
+            tail -= 1
+        current = accesses[tail:place]
+        writes = [(i, a) for i, a in current if a.is_write]
+        if access.is_write:
+            if any(a.piece == access.piece for _, a in writes):
+                return True
+            needed = [] if current else [i for i, _ in _epoch_before(accesses, tail)]
+        else:
+            if not writes or len(writes) != writes[0][1].num_pieces:
+                return True
+            needed = [i for i, _ in writes]
+        if any(i != index and not before[index] >> i & 1 for i in needed):
+            return True
+    return False
+
+
+def _epoch_before(accesses: list[tuple[int, Any]], end: int) -> list[tuple[int, Any]]:
+    """The accesses of the owner that was there before ``end``."""
+    begin = end
+    while begin and accesses[begin - 1][1].owner == accesses[end - 1][1].owner:
+        begin -= 1
+    return accesses[begin:end]

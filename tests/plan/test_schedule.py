@@ -1,0 +1,206 @@
+"""Schedules of random models and sweeps: legal at any speed of the lanes, complete, and ahead.
+
+Legality is judged twice: by the verifier, and by replaying the operations in random orders that
+lanes and waits allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.plan.operation import Kind, Lane, Operation
+from freight.plan.schedule import schedule
+from freight.plan.sweep import BatchWork, Moved, StreamModel, StreamPiece, StreamUnit, Sweep
+from freight.plan.verify import verify
+
+from .streams import Case, cases, is_legal, micro_batch, replay, some_order
+
+
+@settings(deadline=None, max_examples=150)
+@given(case=cases(), seed=st.integers(0, 1000))
+def test_legal_at_any_speed(case: Case, seed: int) -> None:
+    operations = [*verify(case.stream(), case.rings())]
+    assert is_legal(operations, case.rings())
+    for shift in range(3):
+        assert not replay(operations, some_order(operations, seed + shift))
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_every_computation_once_and_in_order(case: Case) -> None:
+    found = [
+        (op.sweep, op.unit, op.batch.index, op.is_last)
+        for op in case.operations()
+        if op.kind is Kind.COMPUTE and op.batch is not None
+    ]
+    last = len(case.model.units) - 1
+    assert found == [
+        (sweep.index, unit, work.batch.index, unit == last)
+        for sweep in case.sweeps
+        for unit in range(len(case.model.units))
+        for work in sweep.works
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_every_piece_once_per_sweep(case: Case) -> None:
+    kind = Kind.READ_WEIGHTS if case.model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
+    brought = Counter(
+        (op.sweep, op.unit, op.piece, op.num_bytes) for op in case.operations() if op.kind is kind
+    )
+    assert brought == Counter(
+        (sweep.index, number, index, piece.num_bytes)
+        for sweep in case.sweeps
+        for number, unit in enumerate(case.model.units)
+        for index, piece in enumerate(unit.pieces)
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_bytes_of_keys_and_activations(case: Case) -> None:
+    """Each layer moves a micro-batch's KV in and out once; each unit its activations."""
+    moved: Counter[Kind] = Counter()
+    for op in case.operations():
+        moved[op.kind] += op.num_bytes
+    units = case.model.units
+    layers = sum(unit.kind == "attention" for unit in units)
+    first_head = next(i for i, unit in enumerate(units) if unit.kind == "head")
+    works = [work for sweep in case.sweeps for work in sweep.works]
+    on_device = case.model.compute_tier == "gpu"
+    expected = {
+        Kind.READ_KV: layers * sum(w.kv_load.disk for w in works),
+        Kind.WRITE_KV: layers * sum(w.kv_store.disk for w in works),
+        Kind.READ_HIDDEN: first_head * sum(w.activations.disk for w in works),
+        Kind.WRITE_HIDDEN: first_head * sum(w.activations.disk for w in works),
+        Kind.READ_EMBEDDING: sum(w.embedding_bytes for w in works),
+    }
+    if on_device:
+        expected |= {
+            Kind.COPY_KV: layers * sum(_sum(w.kv_load) for w in works),
+            Kind.COPY_BACK_KV: layers * sum(_sum(w.kv_store) for w in works),
+            Kind.COPY_HIDDEN: first_head * sum(_sum(w.activations) for w in works),
+            Kind.COPY_BACK_HIDDEN: first_head * sum(_sum(w.activations) for w in works),
+            Kind.COPY_EMBEDDING: sum(w.embedding_bytes for w in works),
+        }
+    for kind in set(Kind) - {Kind.READ_WEIGHTS, Kind.COPY_WEIGHTS}:
+        assert moved[kind] == expected.get(kind, 0), kind
+
+
+def _sum(moved: Moved) -> int:
+    return moved.cpu + moved.disk + moved.tails
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_waits_are_for_earlier_operations_of_other_lanes(case: Case) -> None:
+    operations = case.operations()
+    for place, operation in enumerate(operations):
+        assert operation.index == place
+        lanes = [lane for lane, _ in operation.after]
+        assert len(set(lanes)) == len(lanes) and operation.lane not in lanes
+        for lane, index in operation.after:
+            assert index < place and operations[index].lane is lane
+
+
+# -- running ahead: four equal units of four pieces, three micro-batches, three sweeps -------------
+
+K, PIECES, SWEEPS = 3, 4, 3
+
+
+def even_case(*, ring_units: int, compute_tier: str = "cpu") -> Case:
+    pieces = tuple(StreamPiece(tier="disk", num_bytes=8, offset=8 * i) for i in range(PIECES))
+    kinds = ("attention", "mlp", "head", "head")
+    units = (
+        StreamUnit(kind="embedding", layer=None),
+        *(
+            StreamUnit(kind=kind, layer=0 if place < 2 else None, pieces=pieces)  # type: ignore[arg-type]
+            for place, kind in enumerate(kinds)
+        ),
+    )
+    model = StreamModel(
+        units=units,
+        compute_tier=compute_tier,  # type: ignore[arg-type]
+        ring_blocks=ring_units * PIECES,
+        block_bytes=8,
+    )
+    sweeps = tuple(
+        Sweep(
+            index=index,
+            works=tuple(BatchWork(batch=micro_batch(k), continues=index > 0) for k in range(K)),
+        )
+        for index in range(SWEEPS)
+    )
+    return Case(model=model, sweeps=sweeps)
+
+
+def loads_between_computations(operations: list[Operation]) -> dict[tuple[int, int], set[int]]:
+    """Per (sweep, unit): after how many computations its pieces are issued."""
+    places: dict[tuple[int, int], set[int]] = {}
+    num_computed = 0
+    for op in operations:
+        if op.kind is Kind.COMPUTE:
+            num_computed += 1
+        elif op.kind is Kind.READ_WEIGHTS:
+            places.setdefault((op.sweep, op.unit), set()).add(num_computed)
+    return places
+
+
+@pytest.mark.parametrize("tier", ["cpu", "gpu"])
+@pytest.mark.parametrize("ring_units", [2, 3])
+def test_loads_run_ahead_over_the_border_of_a_sweep(ring_units: int, tier: str) -> None:
+    operations = even_case(ring_units=ring_units, compute_tier=tier).operations()
+    for sweep in range(SWEEPS - 1):
+        last = max(op.index for op in operations if op.is_last and op.sweep == sweep)
+        first_loads = [
+            op.index
+            for op in operations
+            if op.lane is Lane.DISK_READ and op.sweep == sweep + 1 and op.unit == 1
+        ]
+        assert len(first_loads) == PIECES and max(first_loads) < last
+
+
+@pytest.mark.parametrize("ring_units", [2, 3])
+def test_slices_are_spread_over_the_micro_batches(ring_units: int) -> None:
+    """In the steady state what comes during a unit is spread over its three computations."""
+    places = loads_between_computations(even_case(ring_units=ring_units).operations())
+    later = [places[sweep, unit] for sweep in (1, 2) for unit in (2, 3, 4)]
+    assert all(len(slices) == K for slices in later)
+
+
+def test_a_unit_never_comes_late() -> None:
+    """With room for two units each is issued whole before the unit ahead of it has ended."""
+    places = loads_between_computations(even_case(ring_units=2).operations())
+    for sweep in (1, 2):
+        for unit in (2, 3, 4):
+            begins = (sweep * 5 + unit) * K
+            assert max(places[sweep, unit]) < begins
+
+
+@pytest.mark.parametrize("ring_units", [3, 12])
+def test_nothing_is_brought_that_nobody_expects(ring_units: int) -> None:
+    """However much room there is: that one sweep follows says nothing of the one after it."""
+    operations = even_case(ring_units=ring_units).operations()
+    assert max(op.sweep for op in operations) == SWEEPS - 1
+
+
+def test_a_sweep_is_asked_for_when_its_predecessor_has_been_taken() -> None:
+    """Rows can depend on the tokens of the sweep before, and no load may need the sweep itself."""
+    case = even_case(ring_units=2)
+    asked: list[int] = []
+
+    def sweeps() -> Iterator[Sweep]:
+        for sweep in case.sweeps:
+            asked.append(sweep.index)
+            yield sweep
+
+    for operation in schedule(sweeps(), case.model, lambda: len(asked) < SWEEPS):
+        if operation.batch is not None:
+            assert asked[-1] == operation.sweep
+    assert asked == [*range(SWEEPS)]
