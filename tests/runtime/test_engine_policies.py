@@ -160,7 +160,7 @@ def test_budget_of_the_device(
 ) -> None:
     chosen = {"device": "sim", "gpu_memory_bytes": gpu_memory, "micro_batch_size": 2}
     with tiny.engine(tiny_dir, PROMPTS, MOST_TOKENS, **chosen) as engine:
-        assert sum(engine._near.usage.values()) <= gpu_memory
+        assert sum(engine.placement.near.usage.values()) <= gpu_memory
     assert run_tiny(tiny_dir, chosen) == tiny_tokens
 
 

@@ -12,13 +12,19 @@ from typing import Final, Protocol
 import torch
 
 from freight.memory.disk import BLOCK, DirectFile, Traffic
-from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.checkpoint import TensorSource
 from freight.model.dummy import dummy_rows
 from freight.quantities import MIB, align_down, align_up
 
-__all__ = ["BOUNCE_BYTES", "CheckpointFiles", "DummyWeights", "RowLoader", "torch_dtype"]
+__all__ = [
+    "BOUNCE_BYTES",
+    "CheckpointFiles",
+    "DummyWeights",
+    "RowLoader",
+    "bounce_bytes",
+    "torch_dtype",
+]
 
 BOUNCE_BYTES: Final = 8 * MIB
 
@@ -104,6 +110,7 @@ class DummyWeights:
             dummy_rows(name, first_row, self._seed, out)
 
 
-def bounce_buffer(arena: Arena, row_bytes: int) -> torch.Tensor:
-    """A buffer for single reads: large enough for one row of any weight."""
-    return arena.take(max(BOUNCE_BYTES, align_up(row_bytes, BLOCK) + 2 * BLOCK), "read buffer")
+def bounce_bytes(sources: Mapping[str, TensorSource]) -> int:
+    """Size of the buffer for single reads: large enough for one row of any weight."""
+    row_bytes = max(source.num_bytes // source.shape[0] for source in sources.values())
+    return max(BOUNCE_BYTES, align_up(row_bytes, BLOCK) + 2 * BLOCK)

@@ -6,13 +6,12 @@ Nothing is decided here and nothing waits; the executor calls in an order that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from freight.memory.activations import Activations, gather, scatter
-from freight.memory.kv_cache import KVCache, staged_pairs
+from freight.memory.activations import gather, scatter
+from freight.memory.kv_cache import staged_pairs
 from freight.memory.transfer import Link
 from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
@@ -21,29 +20,10 @@ from freight.model.layers import Frame, run_unit
 from freight.model.programme import Programme, Unit
 from freight.model.workspace import Workspace
 from freight.plan.operation import Kind, Operation
-from freight.plan.policy import Policy
 from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
-from freight.runtime.weights import EmbeddingTable, WeightStore
+from freight.runtime.placement import Placement
 
-__all__ = ["Buffers", "Performer"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Buffers:
-    """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
-    block's head leaves: ``last`` [K, B, D] and ``logits`` [K, B, V] float32."""
-
-    weight_staging: torch.Tensor
-    embedding_rows: torch.Tensor
-    embedding_slot: torch.Tensor
-    kv_slot: torch.Tensor
-    kv_in: torch.Tensor
-    kv_out: torch.Tensor
-    activation_slot: torch.Tensor
-    activations_in: torch.Tensor
-    activations_out: torch.Tensor
-    last: torch.Tensor
-    logits: torch.Tensor
+__all__ = ["Performer"]
 
 
 class Performer:
@@ -54,13 +34,7 @@ class Performer:
         *,
         config: ModelConfig,
         programme: Programme,
-        policy: Policy,
-        weights: WeightStore,
-        embedding: EmbeddingTable,
-        kv_cache: KVCache,
-        activations: Activations,
-        buffers: Buffers,
-        workspace: Workspace,
+        placement: Placement,
         batches: BatchPreparer,
         to_device: Link,
         from_device: Link,
@@ -68,18 +42,18 @@ class Performer:
     ) -> None:
         self._config = config
         self._programme = programme
-        self._policy = policy
-        self._weights = weights
-        self._embedding = embedding
-        self._kv = kv_cache
-        self._activations = activations
-        self._buffers = buffers
-        self._workspace = workspace
+        self._policy = placement.plan.policy
+        self._weights = placement.weights
+        self._embedding = placement.embedding
+        self._kv = placement.kv_cache
+        self._activations = placement.activations
+        self._buffers = placement.buffers
+        self._workspace = placement.workspace
         self._batches = batches
         self._to_device = to_device
         self._from_device = from_device
         self._sample = sample
-        self._on_device = policy.compute_tier == "gpu"
+        self._on_device = self._policy.compute_tier == "gpu"
         self._activation_slots: dict[int, int] = {}
         self._work: Final[Mapping[Kind, Callable[[Operation], list[int] | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,

@@ -1,0 +1,27 @@
+"""The rings of slots that tensors pass through, and what a block's head leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Buffers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffers:
+    """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
+    block's head leaves: ``last`` [K, B, D] and ``logits`` [K, B, V] float32."""
+
+    weight_staging: torch.Tensor
+    embedding_rows: torch.Tensor
+    embedding_slot: torch.Tensor
+    kv_slot: torch.Tensor
+    kv_in: torch.Tensor
+    kv_out: torch.Tensor
+    activation_slot: torch.Tensor
+    activations_in: torch.Tensor
+    activations_out: torch.Tensor
+    last: torch.Tensor
+    logits: torch.Tensor

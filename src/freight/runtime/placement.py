@@ -1,0 +1,234 @@
+"""Everything a run holds, placed as planned: arenas, caches, rings of slots, weights.
+
+Takes what the plan sized, no more, before any row comes. Knows no rows and no schedule.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from freight.memory.activations import Activations
+from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
+from freight.memory.kv_cache import Home, KVCache
+from freight.memory.tier import Arena, device_arena, host_arena
+from freight.model.checkpoint import TensorSource
+from freight.model.config import ModelConfig
+from freight.model.workspace import Workspace
+from freight.plan.default import Plan
+from freight.plan.geometry import ring_blocks
+from freight.plan.scoreboard import RING_SLOTS
+from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
+from freight.plan.verify import Ring
+from freight.quantities import align_up
+from freight.runtime.buffers import Buffers
+from freight.runtime.device import ComputeDevice
+from freight.runtime.loaders import (
+    CheckpointFiles,
+    DummyWeights,
+    RowLoader,
+    bounce_bytes,
+    torch_dtype,
+)
+from freight.runtime.weights import EmbeddingTable, WeightStore
+
+__all__ = ["Placement"]
+
+
+class Placement:
+    """What is where. ``near`` is the compute tier's memory, ``host`` the cpu tier's."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        sources: Mapping[str, TensorSource],
+        dtype: str,
+        device: ComputeDevice,
+        plan: Plan,
+        disk_dir: Path | None,
+        dummy_seed: int | None,
+        traffic: Traffic,
+    ) -> None:
+        self.plan = plan
+        self.dtype = torch_dtype(dtype)
+        self._config = config
+        self._device = device
+        self._disk_dir = disk_dir
+        self._traffic = traffic
+        self._take_memory(sources)
+        self._make_caches()
+        self.buffers = self._make_buffers()
+        self.workspace = Workspace(self.near.take(plan.geometry.workspace_bytes, "workspace"))
+        self._place_weights(dummy_seed)
+
+    def close(self) -> None:
+        self.files.close()
+
+    def _take_memory(self, sources: Mapping[str, TensorSource]) -> None:
+        geometry = self.plan.geometry
+        pinned = self._device.kind == "cuda"
+        size = geometry.total("cpu") + bounce_bytes(sources)
+        self.host = host_arena(size, pinned=pinned)
+        if self._device.kind == "cpu":
+            self.near = self.host
+        elif self._device.kind == "sim":
+            self.near = host_arena(geometry.total("gpu"))
+        else:
+            self.near = device_arena(geometry.total("gpu"), self._device.torch_device)
+        bounce = self.host.take(bounce_bytes(sources), "read buffer")
+        self.files = CheckpointFiles(sources, self._traffic, bounce)
+
+    def _make_caches(self) -> None:
+        policy, geometry = self.plan.policy, self.plan.geometry
+        disk_bytes = geometry.usage["disk"]
+        layers, page = self._config.num_layers, geometry.page_bytes
+        near_pages = geometry.kv_pages[policy.compute_tier]
+        pools: dict[Home, torch.Tensor] = {
+            "compute": _take(self.near, "KV cache", layers, near_pages, page)
+        }
+        if policy.compute_tier == "gpu":
+            pools["cpu"] = _take(self.host, "KV cache", layers, geometry.kv_pages["cpu"], page)
+        self.kv_cache = KVCache(
+            pools=pools,
+            tails=_take(self.host, "KV tails", layers, geometry.num_tails, page),
+            file=self._scratch(disk_bytes["KV cache"]),
+            num_disk_pages=geometry.kv_pages["disk"],
+            page_tokens=policy.page_tokens,
+            page_bytes=page,
+        )
+        row_bytes = self._config.hidden_size * self.dtype.itemsize
+        block, rows = policy.num_micro_batches, geometry.activation_rows
+        home = align_up(rows[policy.compute_tier] * row_bytes, BLOCK)
+        host = align_up(rows["cpu"] * row_bytes, BLOCK) if policy.compute_tier == "gpu" else 0
+        self.activations = Activations(
+            resident=_take(self.near, "activations", block, home),
+            cpu=_take(self.host, "activations", block, host),
+            file=self._scratch(disk_bytes["activations"]),
+            disk_stride=geometry.activation_disk_stride,
+            num_columns=self._config.hidden_size,
+            dtype=self.dtype,
+        )
+
+    def _scratch(self, num_bytes: int) -> DirectFile | None:
+        if not num_bytes:
+            return None
+        directory = self._disk_dir or Path(tempfile.gettempdir())
+        return create_scratch(directory, num_bytes, self._traffic)
+
+    def _make_buffers(self) -> Buffers:
+        policy, g = self.plan.policy, self.plan.geometry
+        near, host = self.near, self.host
+        on_device = policy.compute_tier == "gpu"
+        staged = align_up(g.usage["cpu"].get("weight staging", 0), BLOCK)
+        staging_slots = RING_SLOTS["weight staging"]
+        pages, page = g.kv_slot_pages, g.page_bytes
+        in_pages = pages if g.num_tails and on_device else 0
+        in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
+        embedding_bytes = g.embedding_bytes
+        block, rows = policy.num_micro_batches, policy.micro_batch_size
+        width, vocab = self._config.hidden_size, self._config.vocab_size
+
+        def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:
+            return _take(arena, purpose, RING_SLOTS[name], *shape)
+
+        last = _take(near, "logits", block, rows, width * self.dtype.itemsize)
+        return Buffers(
+            weight_staging=_take(
+                host, "weight staging", staging_slots, staged // staging_slots if staged else 0
+            ),
+            embedding_rows=ring(host, "embedding rows", "embedding rows", embedding_bytes),
+            embedding_slot=ring(
+                near, "embedding rows", "embedding slot", embedding_bytes if on_device else 0
+            ),
+            kv_slot=ring(near, "KV slots", "kv slot", pages, page),
+            kv_in=ring(host, "KV staging", "kv in", in_pages, page),
+            kv_out=ring(host, "KV staging", "kv out", in_pages, page),
+            activation_slot=ring(
+                near, "activation slots", "activation slot", g.activation_slot_bytes
+            ),
+            activations_in=ring(host, "activation staging", "activations in", in_bytes),
+            activations_out=ring(host, "activation staging", "activations out", in_bytes),
+            last=last.view(self.dtype).view(block, rows, width),
+            logits=_take(near, "logits", block, rows, vocab * 4).view(torch.float32),
+        )
+
+    def _place_weights(self, dummy_seed: int | None) -> None:
+        loader: RowLoader = self.files
+        if dummy_seed is not None:
+            loader = DummyWeights(dummy_seed, tied_embeddings=self._config.tied_embeddings)
+        layout = self.plan.layout
+        self.weights = WeightStore(
+            layout,
+            near=self.near,
+            host=self.host,
+            num_blocks=ring_blocks(layout, self.plan.policy),
+            block_bytes=self.plan.policy.piece_bytes,
+            dtype=self.dtype,
+            loader=loader,
+            files=self.files,
+        )
+        self.embedding = EmbeddingTable(
+            layout,
+            self.weights,
+            near=self.near,
+            host=self.host,
+            dtype=self.dtype,
+            loader=loader,
+            files=self.files,
+        )
+
+    def stream_model(self) -> StreamModel:
+        units = [StreamUnit(kind="embedding", layer=None)]
+        for layout in self.plan.layout.units:
+            units.append(
+                StreamUnit(
+                    kind=layout.unit.kind,
+                    layer=layout.unit.layer,
+                    pieces=tuple(
+                        StreamPiece(
+                            tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset
+                        )
+                        for piece in layout.pieces
+                    ),
+                    needs_decode=layout.decoded_bytes > 0,
+                )
+            )
+        return StreamModel(
+            units=tuple(units),
+            compute_tier=self.plan.policy.compute_tier,
+            ring_blocks=self.weights.ring_blocks,
+            block_bytes=self.plan.policy.piece_bytes,
+        )
+
+    def rings(self) -> dict[str, Ring]:
+        """The rings as they were allocated, for the verifier."""
+        b = self.buffers
+        sizes = {
+            "decoded weights": self.plan.layout.decoded_bytes,
+            "weight staging": b.weight_staging[0].numel(),
+            "embedding rows": b.embedding_rows[0].numel(),
+            "embedding slot": b.embedding_slot[0].numel(),
+            "kv slot": b.kv_slot[0].numel(),
+            "kv in": b.kv_in[0].numel(),
+            "kv out": b.kv_out[0].numel(),
+            "activation slot": b.activation_slot[0].numel(),
+            "activations in": b.activations_in[0].numel(),
+            "activations out": b.activations_out[0].numel(),
+        }
+        rings = {
+            name: Ring(num_slots=RING_SLOTS[name], slot_bytes=size) for name, size in sizes.items()
+        }
+        blocks, size = self.weights.ring_blocks, self.plan.policy.piece_bytes
+        return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
+
+
+def _take(arena: Arena, purpose: str, *shape: int) -> torch.Tensor:
+    """A uint8 tensor of this shape."""
+    num_bytes = 1
+    for size in shape:
+        num_bytes *= size
+    return arena.take(num_bytes, purpose).view(shape)
