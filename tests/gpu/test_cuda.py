@@ -183,7 +183,7 @@ def test_pinned_memory_is_exactly_what_was_planned(tmp_path: Path) -> None:
     budget = own + 512 * MIB
     options = {**BLOCK, **PLACEMENTS["all on the cpu"], "cpu_memory_bytes": budget}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
-        host = engine._host
+        host = engine.placement.host
         assert host._buffer.is_pinned()
         assert sum(host.usage.values()) <= host.num_bytes
         assert host.num_bytes <= engine.plan.geometry.total("cpu") + 32 * MIB
