@@ -61,7 +61,7 @@ class DirectFile:
             self._descriptor = -1
 
     def read(self, offset: int, into: memoryview, wanted: int | None = None) -> None:
-        """Fill ``into`` from ``offset``; blocks past the end of the file stay as they are."""
+        """Fill ``into`` from ``offset``; what lies past the end of the file may become anything."""
         end = min(offset + len(into), self.num_bytes)
         place = offset
         while place < end:
