@@ -1,7 +1,7 @@
 """Sizes as people write them, and back: "16GiB" <-> bytes.
 
-Knows nothing of tiers or models. Suffixes follow IEC: KiB, MiB, GiB, TiB are powers of 1024; KB, MB,
-GB, TB powers of 1000; a bare K, M, G or T is read as its IEC power, as most tools do.
+Knows nothing of tiers or models. Suffixes follow IEC: KiB, MiB, GiB, TiB are powers of 1024; KB,
+MB, GB, TB powers of 1000; a bare K, M, G or T is read as its IEC power, as most tools do.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class _Stream:
                 turn = place % len(sweep.works)
                 yield from self.weights.bring(sweep.index, unit, turn, len(sweep.works))
                 following = steps[place + 1] if place + 1 < len(steps) else None
-                # Rows of the same micro-batch must be stored first; there is one buffer of embedding
-                # rows, too large to have two of for what it would hide.
+                # Rows of the same micro-batch must be stored first; there is one buffer of
+                # embedding rows, too large to have two of for what it would hide.
                 apart = unit > 0 and following is not None and following[1] is not work
                 if following is not None:
                     yield from self.load_kv(sweep.index, *following)
