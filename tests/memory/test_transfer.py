@@ -1,0 +1,119 @@
+"""Lanes: order within one, waits between them, what happens when one fails, and the link's pace."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.memory.disk import Traffic
+from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker, Link, copy_bytes
+
+
+def no_error(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+def test_a_lane_keeps_its_order_and_close_waits_for_it() -> None:
+    done: list[int] = []
+    worker = LaneWorker("test", LaneTimeline(), no_error)
+    for index in range(200):
+        worker.submit(index, [], lambda index=index: done.append(index))
+    worker.close()
+    assert done == [*range(200)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    tasks=st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 30), max_size=3)), max_size=30
+    )
+)
+def test_waits_between_lanes(tasks: list[tuple[int, list[int]]]) -> None:
+    """Whatever the lanes' speeds, work begins after the work of other lanes that it waits for."""
+    timelines = [LaneTimeline() for _ in range(3)]
+    workers = [LaneWorker(f"test {i}", timeline, no_error) for i, timeline in enumerate(timelines)]
+    finished: set[int] = set()
+    late: list[tuple[int, int]] = []
+
+    def work(index: int, waits: list[int]) -> None:
+        late.extend((index, earlier) for earlier in waits if earlier not in finished)
+        time.sleep(0.0005 * (index % 3))
+        finished.add(index)
+
+    for index, (lane, wanted) in enumerate(tasks):
+        waits = [i for i in wanted if i < index]
+        workers[lane].submit(
+            index,
+            [(timelines[tasks[i][0]], i) for i in waits],
+            lambda index=index, waits=waits: work(index, waits),
+        )
+    for worker in workers:
+        worker.close()
+    assert not late and finished == {*range(len(tasks))}
+
+
+def test_reaching_a_later_index_includes_the_earlier() -> None:
+    timeline = LaneTimeline()
+    timeline.reach(7)
+    timeline.wait(3)
+    timeline.wait(7)
+
+
+def test_a_failure_is_told_and_wakes_those_who_wait() -> None:
+    failing, other = LaneTimeline(), LaneTimeline()
+    errors: list[Exception] = []
+    is_told = threading.Event()
+
+    def on_error(error: Exception) -> None:
+        errors.append(error)
+        failing.fail()
+        is_told.set()
+
+    done: list[str] = []
+    first = LaneWorker("failing", failing, on_error)
+    second = LaneWorker("waiting", other, on_error)
+    second.submit(1, [(failing, 0)], lambda: done.append("after a failure"))
+
+    def fail() -> None:
+        raise ValueError("the disk is gone")
+
+    first.submit(0, [], fail)
+    first.submit(2, [], lambda: done.append("in a failed lane"))
+    assert is_told.wait(5)
+    first.close()
+    second.close()
+    assert [str(error) for error in errors] == ["the disk is gone"]
+    assert done == []
+    with pytest.raises(LaneStopped):
+        failing.wait(0)
+
+
+def test_a_link_counts_what_it_copies() -> None:
+    traffic = Traffic()
+    link = Link("host to device", traffic)
+    source, target = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)
+    link.move([(source[:30], target[:30]), (source[50:], target[50:])])
+    assert torch.equal(target[:30], source[:30]) and torch.equal(target[50:], source[50:])
+    assert not target[30:50].any()
+    assert traffic.moved == traffic.wanted == {"host to device": 80}
+
+
+def test_a_link_keeps_its_pace() -> None:
+    link = Link("host to device", Traffic(), 10_000_000)
+    source, target = torch.ones(400_000, dtype=torch.uint8), torch.zeros(400_000, dtype=torch.uint8)
+    started_s = time.perf_counter()
+    for _ in range(5):
+        link.move([(source, target)])
+    taken_s = time.perf_counter() - started_s
+    assert 0.2 <= taken_s < 2.0
+    assert target.all()
+
+
+def test_copies_of_unequal_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="could not broadcast"):
+        copy_bytes(torch.zeros(3, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8))
