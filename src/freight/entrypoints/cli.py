@@ -162,6 +162,9 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
     )
+    group.add_argument(
+        "--trace", metavar="FILE", help="write when each link was busy, for Perfetto"
+    )
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         num_micro_batches=arguments.num_micro_batches,
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
+        trace_path=None if arguments.trace is None else Path(arguments.trace),
         dummy_seed=0 if arguments.dummy_weights else None,
     )
 

@@ -7,7 +7,7 @@ schedule and the executor.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.dummy import write_dummy_checkpoint
 from freight.model.programme import build_programme
 from freight.plan.default import Plan
-from freight.plan.operation import Operation
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
@@ -44,6 +43,7 @@ from freight.runtime.sampler import sample
 from freight.runtime.scheduler import Scheduler
 from freight.runtime.summary import describe_holdings, describe_run
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
+from freight.runtime.trace import Trace
 
 __all__ = ["Engine", "build_engine"]
 
@@ -108,7 +108,7 @@ class Engine:
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
-        self._record: Callable[[Operation, float, float], None] | None = None
+        self._trace = None if options.trace_path is None else Trace(options.trace_path)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Engine:
             self._performer(batches).perform,
             device=self.device.torch_device,
             overlap=policy.overlap,
-            record=self._record,
+            record=None if self._trace is None else self._trace.record,
         )
         stream = schedule(scheduler.sweeps(), self.placement.stream_model(), scheduler.expects_more)
         if self._options.verify:
@@ -202,5 +202,7 @@ class Engine:
 
     def close(self) -> None:
         self.placement.close()
+        if self._trace is not None:
+            self._trace.close()
         if self._dummy_dir is not None:
             self._dummy_dir.cleanup()

@@ -30,7 +30,7 @@ class EngineOptions:
     device. ``*_percent`` are :data:`Shares`. ``disk_dir`` holds offloaded KV cache and
     activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
     for random weights, made from config.json alone with this seed. ``verify`` proves every
-    operation legal before it runs.
+    operation legal before it runs. ``trace_path`` is where the times of all operations are written.
     """
 
     device: str = "auto"
@@ -47,6 +47,7 @@ class EngineOptions:
     sim_bytes_per_s: int | None = None
     dummy_seed: int | None = None
     verify: bool = False
+    trace_path: Path | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
