@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 
 from freight.entrypoints.run import parse_shares
+from freight.errors import FreightError
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
@@ -56,7 +58,6 @@ class Rates:
 def main() -> None:
     arguments = read_arguments()
     device = find_device(arguments.device)
-    assert device.tier == "gpu", "there is no CUDA device; --device sim stands in for one"
     rows, new = arguments.rows, arguments.new_tokens
     prompts = make_prompts(rows, arguments.prompt_tokens, SHAPES[arguments.shape][-1])
     with tempfile.TemporaryDirectory(prefix="freight-bench-") as directory:
@@ -253,4 +254,7 @@ def device_name(device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FreightError as error:
+        sys.exit(f"gpu_short: {error}")
