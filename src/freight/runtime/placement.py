@@ -59,6 +59,7 @@ class Placement:
         self._device = device
         self._disk_dir = disk_dir
         self._traffic = traffic
+        self._scratch_files: list[DirectFile] = []
         self._take_memory(sources)
         self._make_caches()
         self.buffers = self._make_buffers()
@@ -67,6 +68,8 @@ class Placement:
 
     def close(self) -> None:
         self.files.close()
+        for file in self._scratch_files:
+            file.close()
 
     def _take_memory(self, sources: Mapping[str, TensorSource]) -> None:
         geometry = self.plan.geometry
@@ -117,7 +120,8 @@ class Placement:
         if not num_bytes:
             return None
         directory = self._disk_dir or Path(tempfile.gettempdir())
-        return create_scratch(directory, num_bytes, self._traffic)
+        self._scratch_files.append(create_scratch(directory, num_bytes, self._traffic))
+        return self._scratch_files[-1]
 
     def _make_buffers(self) -> Buffers:
         policy, g = self.plan.policy, self.plan.geometry
