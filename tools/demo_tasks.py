@@ -222,18 +222,21 @@ def draw_address(rng: Rng) -> Drawn:
     return record, f"Address: {record}\nClean:", answer
 
 
-def firm_text(rng: Rng, brand: str, trade: str, legal: str, city: str) -> str:
-    dot = rng.choice(("", "."))
+def less_shouted(rng: Rng, text: str) -> str:
+    return rng.choice((text, text, text.lower(), text.lower(), recased(rng, text)))
+
+
+def firm_text(rng: Rng, brand: str, trade: str, legal: str, city: str = "") -> str:
     shown_trade = rng.choice((trade, TRADES[trade]))
-    ending = rng.choice((legal, LEGAL[legal] + dot, ""))
+    ending = rng.choice((legal, LEGAL[legal] + rng.choice(("", ".")), ""))
     name = " ".join(part for part in (brand, shown_trade, ending) if part)
-    text = rng.choice((f"{name}, {city}", f"{name} ({city})", f"{city}: {name}", f"{name} {city}"))
-    return recased(rng, text)
+    whole = rng.choice((f"{name}, {city}", f"{name} ({city})", f"{city}: {name}"))
+    return less_shouted(rng, whole if city else name)
 
 
-def person_text(rng: Rng, first: str, last: str, city: str) -> str:
+def person_text(rng: Rng, first: str, last: str, city: str = "") -> str:
     names = (f"{first} {last}", f"{last}, {first}", f"{first[0]}. {last}", f"{last}, {first[0]}.")
-    return recased(rng, f"{rng.choice(names)}, {city}")
+    return less_shouted(rng, rng.choice(names) + (f", {city}" if city else ""))
 
 
 def other(rng: Rng, options: list[str], word: str) -> str:
@@ -243,13 +246,16 @@ def other(rng: Rng, options: list[str], word: str) -> str:
 
 
 def draw_match(rng: Rng) -> Drawn:
-    firm = rng.random() < 0.65
-    pools = [BRANDS, list(TRADES), list(LEGAL), CITY] if firm else [FIRST, LAST, CITY]
+    firm, placed = rng.random() < 0.65, rng.random() < 0.6
+    pools = [BRANDS, list(TRADES), list(LEGAL)] if firm else [FIRST, LAST]
+    telling = [0, 0, 1] if firm else [0, 1, 1]
+    if placed:
+        telling.append(len(pools))
+        pools.append(CITY)
     write: Callable[..., str] = firm_text if firm else person_text
     left = [rng.choice(pool) for pool in pools]
     right, same = list(left), rng.random() < 0.5
-    telling = (0, 0, 1, 3) if firm else (0, 1, 1, 2)
-    for place in set() if same else {rng.choice(telling), rng.choice(telling)}:
+    for place in set() if same else set(rng.choices(telling, k=rng.choice((1, 3)))):
         right[place] = other(rng, pools[place], left[place])
     one, two = write(rng, *left), write(rng, *right)
     return f"{one} | {two}", f"A: {one}\nB: {two}\nSame:", "yes" if same else "no"
