@@ -1,0 +1,233 @@
+"""Attention over paged keys and values, against torch and against a plain computation in float64.
+
+Ragged rows, windows and shared heads at random, pages anywhere in the pool; and the merging of
+parts of the keys by their log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.model import attention
+from freight.model.attention import KVView, append, attend, index_rows, merge
+from freight.model.batch import RowSpan
+from freight.model.programme import Attend
+from freight.model.workspace import Workspace
+
+PAGE = 4
+Shape = tuple[int, int, int]  # query heads, key/value heads, head width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Rows of (keys so far, new tokens)."""
+
+    rows: list[tuple[int, int]]
+    shape: Shape
+    window: int | None
+    seed: int
+
+    @property
+    def step(self) -> Attend:
+        heads, kv_heads, width = self.shape
+        return Attend(
+            q="q",
+            k="k",
+            v="v",
+            out="out",
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=width,
+            window=self.window,
+        )
+
+    def spans(self) -> list[RowSpan]:
+        spans: list[RowSpan] = []
+        start = 0
+        for row, (kv_len, num_new) in enumerate(self.rows):
+            spans.append(
+                RowSpan(row=row, start=start, num_new=num_new, kv_len=kv_len, logit_positions=(0,))
+            )
+            start += num_new
+        return spans
+
+
+cases = st.builds(
+    Case,
+    rows=st.lists(st.tuples(st.integers(0, 21), st.integers(1, 11)), min_size=1, max_size=6),
+    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5), (2, 2, 16)]),
+    window=st.sampled_from([None, None, 1, 3, 9]),
+    seed=st.integers(0, 1000),
+)
+decodes = st.builds(
+    Case,
+    rows=st.lists(st.tuples(st.integers(0, 40), st.just(1)), min_size=1, max_size=8),
+    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5)]),
+    window=st.sampled_from([None, 5]),
+    seed=st.integers(0, 1000),
+)
+
+
+class Run:
+    """A case with random keys in a pool of shuffled pages."""
+
+    def __init__(self, case: Case, shuffle: int = 0) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(case.seed)
+        heads, kv_heads, width = case.shape
+        self.spans = case.spans()
+        num_tokens = self.spans[-1].end
+        self.q = torch.randn(num_tokens, heads, width, generator=generator)
+        self.k, self.v = (
+            [torch.randn(s.total_len, kv_heads, width, generator=generator) for s in self.spans]
+            for _ in range(2)
+        )
+        counts = [-(-span.total_len // PAGE) for span in self.spans]
+        order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(shuffle))
+        self.tables = [part.tolist() for part in order[: sum(counts)].split(counts)]
+        # What no row has written is not a number: whoever looks at it is found out.
+        self.pool = torch.full((sum(counts) + 2, 2, kv_heads, PAGE, width), float("nan"))
+        self.view = self.index(self.spans, self.tables)
+        self._fill()
+
+    def index(self, spans: list[RowSpan], tables: list[list[int]]) -> KVView:
+        heads, kv_heads, width = self.case.shape
+        return index_rows(
+            spans,
+            tables,
+            start=spans[0].start,
+            page_tokens=PAGE,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=width,
+            element_bytes=4,
+            device=torch.device("cpu"),
+        )
+
+    def _fill(self) -> None:
+        for span, table, k, v in zip(self.spans, self.tables, self.k, self.v, strict=True):
+            for place in range(span.kv_len):
+                self.pool[table[place // PAGE], 0, :, place % PAGE] = k[place]
+                self.pool[table[place // PAGE], 1, :, place % PAGE] = v[place]
+        new_k, new_v = (
+            torch.cat([x[s.kv_len :] for s, x in zip(self.spans, xs, strict=True)])
+            for xs in (self.k, self.v)
+        )
+        append(self.pool, self.view, new_k, new_v)
+        # Pages are padded with what was there before: numbers, which the mask hides.
+        self.pool.nan_to_num_(nan=1e4)
+
+    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.full_like(self.q, float("nan"))
+        lse = torch.full(self.q.shape[:2], float("nan"))
+        workspace = Workspace(torch.zeros(32 << 20, dtype=torch.uint8))
+        attend(self.case.step, self.q, self.pool, self.view, out, workspace, lse)
+        return out, lse
+
+
+def plain(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row by row in float64, straight from the definition."""
+    heads, kv_heads, width = run.case.shape
+    outs, lses = [], []
+    for span, k, v in zip(run.spans, run.k, run.v, strict=True):
+        q = run.q[span.start : span.end].double()
+        keys, values = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+        scores = torch.einsum("tnh,snh->nts", q, keys) / width**0.5
+        places = torch.arange(span.kv_len, span.total_len)[:, None]
+        seen = torch.arange(span.total_len)[None, :]
+        hidden = seen > places
+        if run.case.window is not None:
+            hidden |= seen <= places - run.case.window
+        scores = scores.masked_fill(hidden, float("-inf"))
+        outs.append(torch.einsum("nts,snh->tnh", scores.softmax(-1), values))
+        lses.append(scores.logsumexp(-1).t())
+    return torch.cat(outs).float(), torch.cat(lses).float()
+
+
+@settings(deadline=None, max_examples=80)
+@given(case=st.one_of(cases, decodes))
+def test_ragged_rows(case: Case) -> None:
+    run = Run(case)
+    for mine, expected in zip(run.attend(), plain(run), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=cases)
+def test_against_torch(case: Case) -> None:
+    run = Run(case)
+    mine, _ = run.attend()
+    for span, k, v in zip(run.spans, run.k, run.v, strict=True):
+        places = torch.arange(span.kv_len, span.total_len)[:, None]
+        seen = torch.arange(span.total_len)[None, :]
+        mask = (seen <= places) & (seen > places - (case.window or span.total_len))
+        q, keys, values = (x.transpose(0, 1)[None] for x in (run.q[span.start : span.end], k, v))
+        expected = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)[
+            0
+        ].transpose(0, 1)
+        torch.testing.assert_close(mine[span.start : span.end], expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=st.one_of(cases, decodes), shuffle=st.integers(1, 1000))
+def test_where_the_pages_are_does_not_matter(case: Case, shuffle: int) -> None:
+    first, second = Run(case), Run(case, shuffle)
+    for one, other in zip(first.attend(), second.attend(), strict=True):
+        assert torch.equal(one, other)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=st.one_of(cases, decodes), size=st.integers(1, 4000), block=st.integers(1, 5))
+def test_neither_do_groups_and_blocks(case: Case, size: int, block: int) -> None:
+    """Rows attended in other company, and queries in smaller blocks."""
+    expected = plain(Run(case))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "GROUP_BYTES", size)
+        patch.setattr(attention, "QUERY_BLOCK", block)
+        for mine, wanted in zip(Run(case).attend(), expected, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(case=cases, data=st.data())
+def test_only_the_view_s_tokens_are_touched(case: Case, data: st.DataObject) -> None:
+    run = Run(case)
+    first = data.draw(st.integers(0, len(run.spans) - 1))
+    last = data.draw(st.integers(first + 1, len(run.spans)))
+    expected, _ = run.attend()
+    run.view = run.index(run.spans[first:last], run.tables[first:last])
+    out, lse = run.attend()
+    inside = slice(run.spans[first].start, run.spans[last - 1].end)
+    torch.testing.assert_close(out[inside], expected[inside], rtol=1e-5, atol=1e-5)
+    out[inside], lse[inside] = float("nan"), float("nan")
+    assert out.isnan().all() and lse.isnan().all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    num_queries=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_merged_parts_are_the_whole(sizes: list[int], num_queries: int, seed: int) -> None:
+    """Attention over parts of the keys, merged, is torch's over all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    heads, width = 3, 8
+    q = 3 * torch.randn(num_queries, heads, width, generator=generator)
+    k, v = (torch.randn(sum(sizes), heads, width, generator=generator) for _ in range(2))
+    outs, lses = [], []
+    for keys, values in zip(k.split(sizes), v.split(sizes), strict=True):
+        scores = torch.einsum("tnh,snh->tns", q, keys) * width**-0.5
+        outs.append(torch.einsum("tns,snh->tnh", scores.softmax(-1), values))
+        lses.append(scores.logsumexp(-1))
+    merged, total = merge(outs, lses)
+    whole = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)))
+    torch.testing.assert_close(merged, whole[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+    scores = torch.einsum("tnh,snh->tns", q, k) * width**-0.5
+    torch.testing.assert_close(total, scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
