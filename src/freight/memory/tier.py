@@ -27,8 +27,9 @@ _ALIGNMENT: Final = 4096
 class Arena:
     """A tier's memory: ``take`` cuts stretches of it, ``usage`` says for what they were taken."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, *, registered: bool = False) -> None:
         self._buffer = buffer
+        self._registered = registered
         self._used = 0
         self.usage: dict[str, int] = {}
 
@@ -52,6 +53,14 @@ class Arena:
         self.usage[purpose] = self.usage.get(purpose, 0) + size
         return view
 
+    def close(self) -> None:
+        """Unpin what was pinned and let go of the memory: its last tensor frees it."""
+        if self._registered:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostUnregister(self._buffer.data_ptr()))
+            self._registered = False
+        self._buffer = self._buffer[:0]
+
 
 def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
     """Host memory of exactly this size, rounded up to a huge page."""
@@ -64,7 +73,7 @@ def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
     if pinned:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
-    return Arena(buffer)
+    return Arena(buffer, registered=pinned)
 
 
 def device_arena(num_bytes: int, device: torch.device) -> Arena:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 
-from freight.errors import BudgetError, DeviceError, InputError
+from freight.errors import BudgetError, DeviceError
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.plan.policy import Tier
 from freight.quantities import GIB, MIB, format_bytes
@@ -21,6 +22,7 @@ __all__ = ["ComputeDevice", "choose_dtype", "find_device", "quiet_allocator", "r
 
 _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
+_BFLOAT16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 _DEFAULT_SHARE: Final = 0.8
 _GROWTH_BYTES: Final = 64 * MIB
 """What the process still takes beside its arenas: indices, threads, the libraries' own scratch."""
@@ -74,21 +76,36 @@ def find_device(name: str) -> ComputeDevice:
 
 
 def choose_dtype(name: str, device: ComputeDevice) -> str:
-    """ "auto" is bfloat16 where the device is faster at it than at float32, else float32."""
+    """ "auto" is bfloat16 where the device is faster at it than at float32, else float32.
+
+    A CPU must both name the instructions and be faster in a probe: flags alone mislead, and so does
+    a probe alone on a machine that is busy with other work.
+    """
     if name != "auto":
         return name
     if device.kind == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if _seconds(torch.bfloat16) < _seconds(torch.float32) / 1.5 else "float32"
+    if not _BFLOAT16_FLAGS & set(_cpu_flags()):
+        return "float32"
+    return "bfloat16" if _seconds(torch.bfloat16) < _seconds(torch.float32) / 1.2 else "float32"
+
+
+def _cpu_flags() -> list[str]:
+    """As the kernel lists them; none where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The best of a few small matrix products."""
+    """The best of many small matrix products, 30 of them."""
     weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
     x = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
     out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
     best = float("inf")
-    for _ in range(8):
+    for _ in range(30):
         started_s = time.perf_counter()
         torch.mm(x, weight.t(), out=out)
         best = min(best, time.perf_counter() - started_s)
@@ -120,13 +137,3 @@ def quiet_allocator() -> None:
         libc.mallopt(_M_TOP_PAD, 16 * MIB)
     except (OSError, AttributeError):
         return  # another C library: slower, not wrong
-
-
-def check_disk_dir(needs_disk: bool, named: object) -> None:
-    """KV cache and activations go only where the user has said."""
-    if needs_disk and named is None:
-        raise InputError(
-            "The policy puts KV cache or activations on disk.",
-            "No directory was given for them.",
-            "Name one on a fast disk with --disk-dir.",
-        )

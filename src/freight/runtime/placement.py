@@ -67,7 +67,13 @@ class Placement:
         self._place_weights(dummy_seed)
 
     def close(self) -> None:
+        """Close files and unpin memory; whoever uses it must have stopped."""
         self.files.close()
+        if self._device.kind == "cuda":
+            # A run that was given up may have copies under way out of memory that is let go now.
+            torch.cuda.synchronize(self._device.torch_device)
+        self.host.close()
+        self.near.close()
         for file in self._scratch_files:
             file.close()
 

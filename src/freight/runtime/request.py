@@ -27,7 +27,7 @@ class SamplingParams:
 
     Temperature 0 is greedy, and the default: a dataset job should give the same output twice.
     ``top_k`` 0 and ``top_p`` 1.0 switch these filters off. ``seed`` fixes a row's output whatever
-    else is in the batch. Stop strings are left out of the text.
+    else is in the batch. Stop strings are left out of the text; a single one may be given bare.
     """
 
     max_tokens: int = 16
@@ -38,6 +38,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         if self.max_tokens < 1:
             raise _refuse("max_tokens", self.max_tokens, "at least 1", "Raise it.")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
