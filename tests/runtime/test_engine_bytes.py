@@ -1,0 +1,257 @@
+"""Bytes over each link: what was counted at the calls that move them equals the closed form.
+
+The closed form is written here a second time, from row lengths, page size and shares; of the
+weights it takes the layout's bytes per sweep. The counts are held against the kernel's own, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.memory.disk import Traffic, create_scratch
+from freight.runtime.engine import Engine
+
+from . import tiny
+from .test_engine_policies import POLICIES
+
+STEPS = 5
+PROMPTS = tiny.prompts(11, 70)
+BLOCK, JOIN = 4096, 32 * 1024
+ELEMENT, WIDTH, LAYERS, HEADS = 4, 64, 2, 2 * 2 * 16  # bytes, D, L, elements of a token's KV
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tiny.make_model(directory)
+    return directory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A micro-batch in a sweep: (keys so far, tokens with their ids) of each row, in order."""
+
+    rows: list[tuple[int, list[int]]]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for _, ids in self.rows for token in ids]
+
+
+def sweeps(engine: Engine, answers: list[list[int]]) -> Iterator[list[Batch]]:
+    """Blocks in the order of the dataset; every row is in each of its block's sweeps."""
+    policy = engine.plan.policy
+    size, count = policy.micro_batch_size, policy.num_micro_batches
+    rows = [*range(len(PROMPTS))]
+    micro_batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    for first in range(0, len(micro_batches), count):
+        for turn in range(STEPS):
+            yield [
+                Batch(rows=[row_state(row, turn, answers) for row in members])
+                for members in micro_batches[first : first + count]
+            ]
+
+
+def row_state(row: int, turn: int, answers: list[list[int]]) -> tuple[int, list[int]]:
+    prompt = PROMPTS[row]
+    return (len(prompt) + turn - 1, answers[row][turn - 1 : turn]) if turn else (0, prompt)
+
+
+def up(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+def cut(count: int, shares: Any) -> tuple[int, int]:
+    """How many of ``count`` come first (gpu), and second (cpu); the rest is on disk."""
+    first = round(count * shares.gpu)
+    return first, round(count * (shares.gpu + shares.cpu)) - first
+
+
+class ClosedForm:
+    """Bytes per link, added up sweep by sweep."""
+
+    def __init__(self, engine: Engine, places: dict[str, tuple[int, int]]) -> None:
+        self.engine = engine
+        self.policy = engine.plan.policy
+        self.on_device = self.policy.compute_tier == "gpu"
+        self.moved: Counter[str] = Counter()
+        self.embedding_file_offset, self.file_bytes = places["embedding"]
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        self.add_weights()
+        for batch in batches:
+            self.add_kv(batch)
+            self.add_activations(len(batch.token_ids))
+            self.add_embedding(batch.token_ids)
+
+    def add_weights(self) -> None:
+        layout = self.engine.plan.layout
+        self.moved["disk read"] += layout.streamed_bytes("disk")[1]
+        self.moved["host to device"] += layout.streamed_bytes("disk")[1] * self.on_device
+        self.moved["host to device"] += layout.streamed_bytes("cpu")[1]
+
+    def add_kv(self, batch: Batch) -> None:
+        page = self.policy.page_tokens
+        size = LAYERS * page * HEADS * ELEMENT
+        on_gpu, on_cpu = cut(len(batch.rows), self.policy.kv)
+        for place, (before, ids) in enumerate(batch.rows):
+            after = before + len(ids)
+            had, touched = -(-before // page), -(-after // page) - before // page
+            if place < on_gpu or (place < on_gpu + on_cpu and not self.on_device):
+                continue
+            self.moved["host to device"] += had * size * self.on_device
+            self.moved["device to host"] += touched * size * self.on_device
+            if place >= on_gpu + on_cpu:
+                self.moved["disk read"] += before // page * size
+                self.moved["disk write"] += (after // page - before // page) * size
+
+    def add_activations(self, num_tokens: int) -> None:
+        """In before and out after every unit between the embedding and the head."""
+        on_gpu, on_cpu = cut(num_tokens, self.policy.activations)
+        crossings = 2 * LAYERS + 1
+        disk = up((num_tokens - on_gpu - on_cpu) * WIDTH * ELEMENT, BLOCK) * crossings
+        cpu = on_cpu * WIDTH * ELEMENT * crossings
+        self.moved["disk read"] += disk
+        self.moved["disk write"] += disk
+        if self.on_device:
+            self.moved["host to device"] += cpu + disk
+            self.moved["device to host"] += cpu + disk
+
+    def add_embedding(self, token_ids: list[int]) -> None:
+        """Rows that are not where the arithmetic is; from disk, near neighbours together."""
+        on_gpu, on_cpu = cut(tiny.VOCAB, self.policy.weights)
+        near = on_gpu if self.on_device else on_cpu
+        row_bytes = WIDTH * ELEMENT
+        far = [token for token in token_ids if token >= near]
+        self.moved["host to device"] += len(far) * row_bytes * self.on_device
+        stretches: list[list[int]] = []
+        for token in sorted({token for token in far if token >= on_gpu + on_cpu}):
+            if stretches and (token - stretches[-1][1]) * row_bytes <= JOIN:
+                stretches[-1][1] = token
+            else:
+                stretches.append([token, token])
+        for first, last in stretches:
+            begin = self.embedding_file_offset + first * row_bytes
+            end = self.embedding_file_offset + (last + 1) * row_bytes
+            self.moved["disk read"] += up(end, BLOCK) - begin // BLOCK * BLOCK
+
+
+def embedding_place(directory: Path) -> dict[str, tuple[int, int]]:
+    """Where the table begins in its file, by the header of the format."""
+    path = directory / "model.safetensors"
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    begin = header["model.embed_tokens.weight"]["data_offsets"][0]
+    return {"embedding": (8 + length + begin, path.stat().st_size)}
+
+
+def past_the_end(engine: Engine, places: dict[str, tuple[int, int]]) -> int:
+    """Bytes of the last block of the file, per sweep, which are not there to be read."""
+    file_bytes = places["embedding"][1]
+    pieces = [piece for unit in engine.plan.layout.units for piece in unit.pieces if piece.path]
+    return sum(max(0, piece.offset + piece.num_bytes - file_bytes) for piece in pieces)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if "slow" not in name])
+def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
+    places = embedding_place(model_dir)
+    with tiny.engine(model_dir, PROMPTS, STEPS, **POLICIES[name]) as engine:
+        answers = tiny.run(engine, PROMPTS, STEPS)
+        moved = Counter(engine.traffic.moved)
+        moved.subtract(engine.load_traffic)
+        form = ClosedForm(engine, places)
+        for batches in sweeps(engine, answers):
+            form.add(batches)
+            moved["disk read"] += past_the_end(engine, places)
+    assert {link: n for link, n in moved.items() if n} == {
+        link: n for link, n in form.moved.items() if n
+    }
+
+
+def test_loading_reads_what_stays_in_memory_once(model_dir: Path) -> None:
+    """All on the compute tier: the checkpoint's bytes, and blocks at both ends of tensors."""
+    with tiny.engine(model_dir, PROMPTS, STEPS, **POLICIES["cpu: all in memory"]) as engine:
+        read = engine.load_traffic["disk read"]
+        num_bytes = engine.config.num_parameters * ELEMENT
+        num_tensors = len(engine.config.tensor_shapes())
+        assert engine.traffic.wanted["disk read"] == num_bytes
+        assert num_bytes <= read <= num_bytes + 2 * BLOCK * num_tensors
+
+
+# -- against the kernel ------------------------------------------------------------------------
+
+PROGRAMME = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from freight.plan.workload import Workload
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Request, SamplingParams
+
+directory, prompts, steps, options = json.loads(sys.argv[1])
+
+def requests():
+    for index, ids in enumerate(prompts):
+        yield Request(index=index, prompt_ids=ids, params=SamplingParams(max_tokens=steps))
+
+def kernel():
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {key: int(value) for key, value in (line.split(": ") for line in lines)}
+
+longest = max(map(len, prompts))
+workload = Workload(
+    num_rows=len(prompts), max_prompt_tokens=longest, max_new_tokens=steps,
+    max_total_tokens=longest + steps, total_prompt_tokens=sum(map(len, prompts)),
+    total_new_tokens=steps * len(prompts),
+)
+options = EngineOptions(dtype="float32", disk_dir=Path(directory), **options)
+engine = build_engine(Path(directory), options=options, workload=workload)
+list(engine.run(requests()))  # whatever is read once, such as code, is read now
+before, counted = kernel(), dict(engine.traffic.moved)
+list(engine.run(requests()))
+after = kernel()
+names = {"disk read": "read_bytes", "disk write": "write_bytes"}
+print(json.dumps({
+    link: [engine.traffic.moved[link] - counted[link], after[name] - before[name]]
+    for link, name in names.items()
+}))
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu: all on disk", "sim: all on disk"])
+def test_counts_equal_the_kernel_s(name: str, model_dir: Path) -> None:
+    probe = create_scratch(model_dir, BLOCK, Traffic())
+    is_direct = probe.is_direct
+    probe.close()
+    if not is_direct:
+        pytest.skip(f"the file system of {tempfile.gettempdir()} takes no direct I/O")
+    arguments = json.dumps([str(model_dir), PROMPTS, STEPS, POLICIES[name]])
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAMME, arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads(result.stdout)
+    counted, measured = found["disk read"]
+    # Of the file's last block, which a sweep may need, the kernel counts all, we what is there.
+    file_bytes = (model_dir / "model.safetensors").stat().st_size
+    tail = up(file_bytes, BLOCK) - file_bytes
+    assert counted and measured - counted in (0, STEPS * tail)
+    counted, measured = found["disk write"]
+    assert counted and counted == measured

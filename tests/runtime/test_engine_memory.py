@@ -1,0 +1,209 @@
+"""What a run takes is what was planned: arenas by purpose, the scratch of the arithmetic, files.
+
+And an engine that is told to take less than it needs, or what is not there, refuses with the
+amounts and a way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from freight.errors import BudgetError, DeviceError, InputError
+from freight.memory.tier import Arena, process_bytes
+from freight.model import attention
+from freight.plan import geometry
+from freight.quantities import MIB, align_up
+from freight.runtime.engine import Engine
+
+from . import tiny
+from .test_engine_policies import POLICIES
+
+NUM_TAKES = 12
+"""The most stretches that one purpose is cut into; each is rounded up to a block."""
+
+
+def write_config(directory: Path, **sizes: Any) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], **sizes}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def check_arena(arena: Arena, planned: dict[str, int], room: int) -> None:
+    for purpose, size in planned.items():
+        taken = arena.usage.get(purpose, 0)
+        assert size <= taken <= align_up(size, 4096) + NUM_TAKES * 4096, purpose
+    assert not {purpose for purpose, size in arena.usage.items() if size} - set(planned)
+    assert sum(arena.usage.values()) <= room <= arena.num_bytes
+
+
+def check_memory(engine: Engine) -> None:
+    planned, place = engine.plan.geometry, engine.placement
+    host = dict(planned.usage["cpu"])
+    host["read buffer"] = place.host.usage["read buffer"]
+    check_arena(place.host, host, planned.total("cpu") + align_up(host["read buffer"], 4096))
+    if engine.device.kind == "sim":
+        check_arena(place.near, planned.usage["gpu"], planned.total("gpu"))
+    assert place.workspace.peak_bytes <= planned.workspace_bytes
+
+
+@pytest.mark.parametrize("name", [n for n in POLICIES if "slow" not in n and "K=" not in n])
+def test_arenas_hold_what_was_planned(name: str, tmp_path: Path) -> None:
+    write_config(tmp_path, **tiny.SIZES)
+    prompts = tiny.prompts(9, 40)
+    with tiny.engine(tmp_path, prompts, 3, dummy_seed=1, **POLICIES[name]) as engine:
+        tiny.run(engine, prompts, 3)
+        check_memory(engine)
+
+
+@settings(
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
+    """Random shapes and rows, with the floors lowered under which small ones would not count."""
+    kv_heads = data.draw(st.integers(1, 3))
+    sizes = {
+        "hidden_size": data.draw(st.integers(3, 40)),
+        "intermediate_size": data.draw(st.integers(2, 90)),
+        "num_hidden_layers": 1,
+        "num_attention_heads": kv_heads * data.draw(st.integers(1, 4)),
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2 * data.draw(st.integers(1, 8)),
+        "vocab_size": data.draw(st.integers(5, 700)),
+    }
+    write_config(tmp_path, **sizes)
+    lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=6))
+    prompts = [[place % 5 for place in range(length)] for length in lengths]
+    most, floor = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 4096, 65536]))
+    chosen = {
+        "device": "sim",
+        "kv_percent": (50.0, 50.0, 0.0),
+        "micro_batch_size": data.draw(st.integers(1, 6)),
+        "activations_percent": (60.0, 40.0, 0.0),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, geometry):
+            patch.setattr(module, "GROUP_BYTES", floor)
+            patch.setattr(module, "QUERY_BLOCK", 16)
+        with tiny.engine(tmp_path, prompts, most, dummy_seed=3, **chosen) as engine:
+            tiny.run(engine, prompts, most)
+            assert 0 < engine.placement.workspace.peak_bytes
+            check_memory(engine)
+
+
+def test_closing_gives_files_back(tmp_path: Path) -> None:
+    write_config(tmp_path, **tiny.SIZES)
+    prompts = tiny.prompts(3, 10)
+    before = set(os.listdir("/proc/self/fd"))
+    with tiny.engine(tmp_path, prompts, 2, dummy_seed=1, **POLICIES["cpu: all on disk"]) as engine:
+        tiny.run(engine, prompts, 2)
+        assert len(os.listdir("/proc/self/fd")) >= len(before) + 3
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+PROMPTS = tiny.prompts(4, 30)
+
+
+def refusal(directory: Path, error: type[Exception], **options: Any) -> str:
+    write_config(directory, **tiny.SIZES)
+    with (
+        pytest.raises(error) as caught,
+        tiny.engine(directory, PROMPTS, 4, dummy_seed=1, **options),
+    ):
+        pass
+    return str(caught.value)
+
+
+def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
+    message = refusal(tmp_path, BudgetError, device="sim", gpu_memory_bytes=3 * MIB)
+    for words in ("on gpu", "workspace", "The budget is 3.00 MiB", "missing", "--gpu-memory"):
+        assert words in message
+
+
+def test_a_budget_of_the_process_below_the_least(tmp_path: Path) -> None:
+    budget = process_bytes() + 70 * MIB
+    message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=budget)
+    for words in ("on cpu", "workspace", "the process itself", "missing", "--cpu-memory"):
+        assert words in message
+
+
+def test_a_budget_below_what_the_process_has(tmp_path: Path) -> None:
+    message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=1)
+    assert "the process itself" in message and "The budget is 1 B" in message
+
+
+def test_the_least_that_is_named_is_enough(tmp_path: Path) -> None:
+    """The refusal says how much is missing: with that much more the run is not refused."""
+    write_config(tmp_path, **tiny.SIZES)
+    chosen = {"device": "sim", "dummy_seed": 1}
+    low, high = 1, 256 * MIB
+    while high - low > 4096:
+        middle = (low + high) // 2
+        try:
+            with tiny.engine(tmp_path, PROMPTS, 4, gpu_memory_bytes=middle, **chosen) as engine:
+                assert sum(engine.placement.near.usage.values()) <= middle
+            high = middle
+        except BudgetError as error:
+            low, last = middle, error
+    named = float(last.asked.split("needs ")[1].split(" MiB")[0]) * MIB
+    assert abs(named - high) < 0.01 * MIB + 4096
+
+
+def test_all_tiers_that_are_too_small_are_named_at_once(tmp_path: Path) -> None:
+    message = refusal(
+        tmp_path,
+        BudgetError,
+        device="sim",
+        gpu_memory_bytes=1 * MIB,
+        cpu_memory_bytes=process_bytes() + 60 * MIB,
+        weights_percent=(0.0, 100.0, 0.0),
+    )
+    assert "missing on gpu" in message and "missing on cpu" in message
+    assert "--gpu-memory" in message and "--cpu-memory" in message
+
+
+def test_more_than_the_machine_has(tmp_path: Path) -> None:
+    message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=1 << 60)
+    assert "The machine has" in message and "Lower it" in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    message = refusal(tmp_path, DeviceError, device="cuda")
+    assert "No CUDA device" in message and "--device" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "sim", "gpu_memory_bytes": 0}, "--gpu-memory 0"),
+        ({"cpu_memory_bytes": 0}, "--cpu-memory 0"),
+        ({"cpu_memory_bytes": -5}, "--cpu-memory -5"),
+        ({"micro_batch_size": 0}, "--micro-batch-size 0"),
+        ({"num_micro_batches": -1}, "--num-micro-batches -1"),
+        ({"device": "tpu"}, "--device tpu"),
+        ({"dtype": "int4"}, "--dtype int4"),
+        ({"weights_percent": (0.0, 50.0, 49.0)}, "--weights 0/50/49"),
+        ({"weights_percent": (0.0, 150.0, -50.0)}, "--weights 0/150/-50"),
+        ({"kv_percent": (0.0, float("nan"), 100.0)}, "--kv 0/nan/100"),
+        ({"device": "cpu", "kv_percent": (10.0, 90.0, 0.0)}, "--kv 10/90/0"),
+        ({"device": "cpu", "gpu_memory_bytes": 5}, "--gpu-memory"),
+        ({"device": "cpu", "sim_bytes_per_s": 5}, "--sim-bandwidth"),
+        ({"kv_percent": (0.0, 0.0, 100.0), "disk_dir": None}, "--disk-dir"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert words in refusal(tmp_path, InputError, **options)

@@ -1,0 +1,169 @@
+"""The executor: order within and between lanes, errors from any lane, threads that end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from freight.model.batch import MicroBatch, RowSpan
+from freight.plan.operation import Kind, Lane, Operation
+from freight.runtime.executor import Executor
+
+LINKS = [lane for lane in Lane if lane is not Lane.COMPUTE]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    deadline_s = time.monotonic() + 5
+    while lanes_alive() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not lanes_alive()
+
+
+def lanes_alive() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("freight")]
+
+
+def operation(
+    index: int, lane: Lane, *, after: Sequence[tuple[Lane, int]] = (), is_last: bool = False
+) -> Operation:
+    span = RowSpan(row=index, start=0, num_new=1, kv_len=0, logit_positions=(0,))
+    return Operation(
+        index=index,
+        kind=Kind.COMPUTE if lane is Lane.COMPUTE else Kind.READ_WEIGHTS,
+        lane=lane,
+        sweep=0,
+        unit=0,
+        batch=MicroBatch(index=0, rows=(span,), token_ids=[0]),
+        accesses=(),
+        after=tuple(after),
+        is_last=is_last,
+    )
+
+
+def chain(length: int) -> list[Operation]:
+    """Each operation waits for the one before it; every fifth one yields tokens."""
+    lanes = [Lane.DISK_READ, Lane.TO_DEVICE, Lane.COMPUTE, Lane.FROM_DEVICE, Lane.DISK_WRITE]
+    return [
+        operation(
+            index,
+            lanes[index % 5],
+            after=[(lanes[(index - 1) % 5], index - 1)] if index else [],
+            is_last=index % 5 == 2,
+        )
+        for index in range(length)
+    ]
+
+
+class Work:
+    """Notes what was done, slowly on some lanes; fails at one operation."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.begun: list[int] = []
+        self.done: list[int] = []
+        self._fails_at = fails_at
+
+    def __call__(self, operation: Operation) -> list[int] | None:
+        self.begun.append(operation.index)
+        if operation.lane in (Lane.DISK_READ, Lane.FROM_DEVICE):
+            time.sleep(0.001)
+        if operation.index == self._fails_at:
+            raise OSError("the disk is gone")
+        self.done.append(operation.index)
+        return [operation.index] if operation.is_last else None
+
+
+def executor(work: Work, overlap: bool = True) -> Executor:
+    return Executor(work, device=torch.device("cpu"), overlap=overlap)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_waits_are_kept_and_tokens_come_in_order(overlap: bool) -> None:
+    work = Work()
+    found = [(op.index, ids) for op, ids in executor(work, overlap).run(chain(60))]
+    assert work.done == [*range(60)]
+    assert found == [(index, [index]) for index in range(2, 60, 5)]
+
+
+def test_lanes_work_side_by_side_and_each_in_order() -> None:
+    """Two lanes that meet can only do so if neither waits for the other to end."""
+    meeting = threading.Barrier(2, timeout=5)
+    done: dict[Lane, list[int]] = {lane: [] for lane in Lane}
+
+    def work(operation: Operation) -> None:
+        if operation.index < 2:
+            meeting.wait()
+        done[operation.lane].append(operation.index)
+
+    lanes = [Lane.DISK_READ, Lane.DISK_WRITE]
+    operations = [operation(index, lanes[index % 2]) for index in range(40)]
+    assert not [*Executor(work, device=torch.device("cpu"), overlap=True).run(operations)]
+    assert done[Lane.DISK_READ] == [*range(0, 40, 2)]
+    assert done[Lane.DISK_WRITE] == [*range(1, 40, 2)]
+
+
+def test_without_overlap_there_are_no_threads() -> None:
+    names = set()
+
+    def work(operation: Operation) -> list[int] | None:
+        names.add(threading.current_thread().name)
+        return [0] if operation.is_last else None
+
+    assert [*Executor(work, device=torch.device("cpu"), overlap=False).run(chain(20))]
+    assert names == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("fails_at", range(20, 25))
+def test_an_error_in_any_lane_surfaces(fails_at: int, overlap: bool) -> None:
+    work = Work(fails_at)
+    found = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for op, _ in executor(work, overlap).run(chain(200)):
+            found.append(op.index)
+    # What waits for the failed operation, directly or not, was never begun.
+    assert work.done == [*range(fails_at)]
+    assert max(work.begun) == fails_at
+    assert found == [*range(2, fails_at, 5)]
+
+
+@pytest.mark.parametrize("lane", LINKS)
+def test_an_error_in_the_last_operation_surfaces(lane: Lane) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        assert not [*executor(Work(0)).run([operation(0, lane)])]
+
+
+def test_an_error_in_the_stream_ends_the_lanes() -> None:
+    def stream() -> Iterator[Operation]:
+        yield from chain(33)
+        raise ValueError("no more sweeps")
+
+    work = Work()
+    with pytest.raises(ValueError, match="no more sweeps"):
+        for _ in executor(work).run(stream()):
+            pass
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stopping_in_the_middle(overlap: bool) -> None:
+    work = Work()
+    running = executor(work, overlap).run(chain(10_000))
+    assert next(running)[0].index == 2
+    running.close()
+    assert len(work.done) < 1000
+
+
+def test_all_that_was_given_is_done_at_the_end() -> None:
+    """Stores after the last computation, which nobody waits for."""
+    work = Work()
+    operations = [
+        operation(0, Lane.COMPUTE, is_last=True),
+        *(operation(index, Lane.DISK_WRITE) for index in range(1, 30)),
+    ]
+    assert len([*executor(work).run(operations)]) == 1
+    assert work.done == [*range(30)]
