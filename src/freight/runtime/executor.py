@@ -43,6 +43,7 @@ class Executor:
             streams = {lane: _stream(device) for lane in _DEVICE_LANES}
         self._timelines = {lane: LaneTimeline(streams.get(lane)) for lane in Lane}
         self._workers: dict[Lane, LaneWorker] = {}
+        self._submitted: dict[int, dict[Lane, int]] = {}
 
     def run(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, list[int]]]:
         """Run all; yields (operation, new tokens) whenever a micro-batch's tokens are known."""
@@ -55,6 +56,7 @@ class Executor:
                 tokens = self._run_here(operation)
                 if operation.is_last:
                     assert tokens is not None
+                    self._catch_up(operation.sweep - 1)
                     yield operation, tokens
             self._finish()
             self._raise_error()
@@ -63,13 +65,8 @@ class Executor:
 
     def _run_here(self, operation: Operation) -> list[int] | None:
         timeline = self._timelines[operation.lane]
-        try:
-            for lane, index in operation.after:
-                self._timelines[lane].wait(index, timeline.stream)
-        except LaneStopped:
-            self._raise_error()
-            raise
         stream = timeline.stream
+        self._wait(operation.after, stream)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             tokens = self._work(operation)
         timeline.reach(operation.index)
@@ -82,8 +79,25 @@ class Executor:
             self._record(operation, started_s, time.perf_counter())
         return tokens
 
+    def _wait(
+        self, waits: Iterable[tuple[Lane, int]], waiter: torch.cuda.Stream | None = None
+    ) -> None:
+        try:
+            for lane, index in waits:
+                self._timelines[lane].wait(index, waiter)
+        except LaneStopped:
+            self._raise_error()
+            raise
+
+    def _catch_up(self, sweep: int) -> None:
+        """Wait for what the links were given up to this sweep: a sweep's description is kept until
+        the one after it has ended, and stores that nobody reads back must not outlast it."""
+        for old in [number for number in self._submitted if number <= sweep]:
+            self._wait(self._submitted.pop(old).items())
+
     def _submit(self, operation: Operation) -> None:
         lane = operation.lane
+        self._submitted.setdefault(operation.sweep, {})[lane] = operation.index
         if lane not in self._workers:
             self._workers[lane] = LaneWorker(lane.value, self._timelines[lane], self._fail)
         waits = [(self._timelines[other], index) for other, index in operation.after]
