@@ -8,6 +8,7 @@ is proven legal as it runs.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from freight.demo import EXAMPLES, MODEL_DIR
+from freight.memory.kv_cache import KVCache
 from freight.memory.tier import process_bytes
 from freight.plan.default import Planner
 from freight.plan.policy import Policy
@@ -265,3 +267,28 @@ def test_all_of_the_demo(
     larger = {**POLICIES[name]}
     larger["micro_batch_size"] *= 10
     check_demo(whole, tmp_path, larger)
+
+
+# -- slow links: what is stored lags behind what is computed ---------------------------------------
+
+
+@pytest.mark.parametrize("lane", ["write_disk", "read_disk", "pairs_out"])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_stores_and_loads_that_lag_behind(
+    device: str, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer, and rows that end at once: sweeps are short, their stores outlast them."""
+    prompts = tiny.prompts(9, 20)
+    expected = tiny.tokens(
+        tiny.reference(tiny.make_model(tmp_path, num_hidden_layers=1), prompts, 1)
+    )
+    promptly = getattr(KVCache, lane)
+
+    def late(self: KVCache, *arguments: Any) -> Any:
+        time.sleep(0.05)
+        return promptly(self, *arguments)
+
+    monkeypatch.setattr(KVCache, lane, late)
+    chosen = options(device, CPU, (0.0, 50.0, 50.0), GPU if device == "sim" else CPU, 2, 1)
+    with tiny.engine(tmp_path, prompts, 1, **chosen) as engine:
+        assert tiny.run(engine, prompts, 1) == expected

@@ -30,14 +30,19 @@ def lanes_alive() -> list[str]:
 
 
 def operation(
-    index: int, lane: Lane, *, after: Sequence[tuple[Lane, int]] = (), is_last: bool = False
+    index: int,
+    lane: Lane,
+    *,
+    after: Sequence[tuple[Lane, int]] = (),
+    is_last: bool = False,
+    sweep: int = 0,
 ) -> Operation:
     span = RowSpan(row=index, start=0, num_new=1, kv_len=0, logit_positions=(0,))
     return Operation(
         index=index,
         kind=Kind.COMPUTE if lane is Lane.COMPUTE else Kind.READ_WEIGHTS,
         lane=lane,
-        sweep=0,
+        sweep=sweep,
         unit=0,
         batch=MicroBatch(index=0, rows=(span,), token_ids=[0]),
         accesses=(),
@@ -167,3 +172,22 @@ def test_all_that_was_given_is_done_at_the_end() -> None:
     ]
     assert len([*executor(work).run(operations)]) == 1
     assert work.done == [*range(30)]
+
+
+def test_stores_lag_behind_by_less_than_two_sweeps() -> None:
+    """Even those that nobody waits for: what describes a sweep is not kept for ever."""
+    done: set[int] = set()
+
+    def work(operation: Operation) -> list[int] | None:
+        if operation.lane is Lane.DISK_WRITE:
+            time.sleep(0.005)
+        done.add(operation.index)
+        return [0] if operation.is_last else None
+
+    operations = [
+        operation(2 * sweep + step, lane, is_last=step == 1, sweep=sweep)
+        for sweep in range(20)
+        for step, lane in enumerate([Lane.DISK_WRITE, Lane.COMPUTE])
+    ]
+    for op, _ in Executor(work, device=torch.device("cpu"), overlap=True).run(operations):
+        assert done >= {2 * sweep for sweep in range(op.sweep)}
