@@ -70,9 +70,8 @@ def _norm(step: Norm, frame: Frame) -> None:
     with frame.workspace.frame():
         wide = frame.workspace.take(*x.shape, dtype=torch.float32)
         wide.copy_(x)
-        square = frame.workspace.take(*x.shape, dtype=torch.float32)
-        torch.mul(wide, wide, out=square)
-        scale = square.mean(dim=-1, keepdim=True).add_(step.eps).rsqrt_()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_()
         wide.mul_(scale)
         out.copy_(wide)
     out.mul_(gain)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 from freight.errors import BudgetError
@@ -28,6 +29,9 @@ _LINK_BYTES_PER_S: Final = 12e9
 _FLOPS: Final[Mapping[Tier, float]] = {"cpu": 5e11, "gpu": 5e13}
 _MEMORY_BYTES_PER_S: Final[Mapping[Tier, float]] = {"cpu": 1e10, "gpu": 3e11}
 _BATCH_OVERHEAD_S: Final = 2e-3
+_CHUNKS: Final = (512, 2048)
+_CHUNK_COST_TOKENS: Final = 100
+"""A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
 _STEPS: Final = 12
@@ -108,7 +112,7 @@ class Planner:
         open_kvs = near if self.has_disk_dir else near[:-1]
         kvs = [wishes.kv] if wishes.kv else open_kvs
         for kv in kvs:
-            for size, count in self._block_shapes():
+            for (size, count), chunk in product(self._block_shapes(), _CHUNKS):
                 yield Policy(
                     compute_tier=self.compute_tier,
                     weights=wishes.weights or Split(disk=1.0),
@@ -117,6 +121,7 @@ class Planner:
                     micro_batch_size=size,
                     num_micro_batches=count,
                     max_batch_tokens=size * self.workload.max_prompt_tokens,
+                    chunk_tokens=chunk,
                     page_tokens=self._page_tokens(),
                     piece_bytes=self._piece_bytes(),
                     overlap=wishes.overlap,
@@ -211,7 +216,8 @@ class Planner:
     def _compute_s(self, plan: Plan, num_tokens: int) -> float:
         """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""
         elements = sum(unit.num_elements for unit in self.programme.units[1:])
-        arithmetic_s = 2 * elements * num_tokens / _FLOPS[self.compute_tier]
+        slowed = 1 + _CHUNK_COST_TOKENS / plan.policy.chunk_tokens
+        arithmetic_s = 2 * elements * num_tokens * slowed / _FLOPS[self.compute_tier]
         read_s = elements * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
         count = plan.policy.num_micro_batches
         return max(arithmetic_s, count * read_s) + count * _BATCH_OVERHEAD_S

@@ -118,7 +118,7 @@ def workspace_bytes(
     size, D, F = layout.element_bytes, config.hidden_size, config.intermediate_size
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
-    norm = 2 * D * 4
+    norm = D * 4
     tokens = max(policy.chunk_tokens, workload.max_prompt_tokens, 1)
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, workload.max_prompt_tokens)

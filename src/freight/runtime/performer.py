@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.memory.activations import gather, scatter
@@ -24,6 +26,9 @@ from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
 from freight.runtime.placement import Placement
 
 __all__ = ["Performer"]
+
+
+Ids = npt.NDArray[np.int64]
 
 
 class Performer:
@@ -215,31 +220,30 @@ class Performer:
 
     def _embed(self, operation: Operation, prepared: PreparedBatch) -> None:
         parts = self._activation_parts(operation, prepared)
-        near = {first: rows for first, rows in self._embedding.near}
         far = prepared.far_places
-        if len(far):
-            ring = self._buffers
-            buffer = (ring.embedding_slot if self._on_device else ring.embedding_rows)[
-                operation.source_slot
-            ]
-            far_rows = self._rows(buffer, len(far))
+        ring = self._buffers.embedding_slot if self._on_device else self._buffers.embedding_rows
+        far_rows = self._rows(ring[operation.source_slot], len(far)) if len(far) else None
+        width, dtype = self._config.hidden_size, self._activations.dtype
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._workspace.frame():
-                x = self._workspace.take(
-                    end - start, self._config.hidden_size, dtype=self._activations.dtype
-                )
-                token_ids = prepared.token_ids[start:end]
-                for first, rows in near.items():
-                    here = (token_ids >= first) & (token_ids < first + rows.shape[0])
-                    places = torch.from_numpy(here.nonzero()[0]).to(x.device)
-                    ids = torch.from_numpy(token_ids[here] - first).to(x.device)
-                    x.index_copy_(0, places, rows.index_select(0, ids))
-                inside = (far >= start) & (far < end)
-                if inside.any():
-                    begin, count = int((far < start).sum()), int(inside.sum())
-                    places = torch.from_numpy(far[inside] - start).to(x.device)
-                    x.index_copy_(0, places, far_rows[begin : begin + count])
+                x = self._workspace.take(end - start, width, dtype=dtype)
+                self._look_up(prepared.token_ids[start:end], x)
+                if far_rows is not None:
+                    first, last = np.searchsorted(far, (start, end))
+                    places = torch.from_numpy(far[first:last] - start).to(x.device)
+                    x.index_copy_(0, places, far_rows[first:last])
                 scatter(parts, start, x)
+
+    def _look_up(self, token_ids: Ids, x: torch.Tensor) -> None:
+        """Rows of the table that are on the compute tier, into ``x`` [n, D]."""
+        for first, rows in self._embedding.near:
+            here = (token_ids >= first) & (token_ids < first + rows.shape[0])
+            places = torch.from_numpy(here.nonzero()[0]).to(x.device)
+            ids = torch.from_numpy(token_ids[here] - first).to(x.device)
+            with self._workspace.frame():
+                found = self._workspace.take(len(ids), x.shape[1], dtype=x.dtype)
+                torch.index_select(rows, 0, ids, out=found)
+                x.index_copy_(0, places, found)
 
     def _attention(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         weights = self._weights.parts(operation.unit, operation.slot)
