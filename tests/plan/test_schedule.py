@@ -21,7 +21,7 @@ from freight.plan.verify import verify
 from .streams import Case, cases, is_legal, micro_batch, replay, some_order
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(case=cases(), seed=st.integers(0, 1000))
 def test_legal_at_any_speed(case: Case, seed: int) -> None:
     operations = [*verify(case.stream(), case.rings())]
@@ -30,7 +30,7 @@ def test_legal_at_any_speed(case: Case, seed: int) -> None:
         assert not replay(operations, some_order(operations, seed + shift))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_every_computation_once_and_in_order(case: Case) -> None:
     found = [
@@ -47,7 +47,7 @@ def test_every_computation_once_and_in_order(case: Case) -> None:
     ]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_every_piece_once_per_sweep(case: Case) -> None:
     kind = Kind.READ_WEIGHTS if case.model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
@@ -62,7 +62,7 @@ def test_every_piece_once_per_sweep(case: Case) -> None:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_bytes_of_keys_and_activations(case: Case) -> None:
     """Each layer moves a micro-batch's KV in and out once; each unit its activations."""
@@ -97,7 +97,7 @@ def _sum(moved: Moved) -> int:
     return moved.cpu + moved.disk + moved.tails
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_waits_are_for_earlier_operations_of_other_lanes(case: Case) -> None:
     operations = case.operations()

@@ -134,7 +134,7 @@ MUTATIONS: list[Mutation] = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(case=cases(), seed=st.integers(0, 10_000))
 def test_rejected_exactly_when_illegal(mutation: Mutation, case: Case, seed: int) -> None:
     operations = case.operations()
@@ -157,7 +157,7 @@ def test_mutations_do_harm(mutation: Mutation) -> None:
 # -- what is never legal ---------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(case=cases(), seed=st.integers(0, 10_000))
 def test_reading_another_owner_is_rejected(case: Case, seed: int) -> None:
     operations = case.operations()
@@ -168,7 +168,7 @@ def test_reading_another_owner_is_rejected(case: Case, seed: int) -> None:
     assert not is_accepted(put(operations, replace(chosen, accesses=accesses)), case.rings())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(case=cases(), seed=st.integers(0, 10_000))
 def test_a_load_that_somebody_needs_cannot_be_removed(case: Case, seed: int) -> None:
     operations = case.operations()
@@ -180,7 +180,7 @@ def test_a_load_that_somebody_needs_cannot_be_removed(case: Case, seed: int) -> 
     assert not is_accepted(renumber([op for op in operations if op is not gone]), case.rings())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(case=cases(), seed=st.integers(0, 10_000))
 def test_a_ring_that_is_too_small_is_rejected(case: Case, seed: int) -> None:
     """One slot fewer than the highest that is used, and one byte fewer than the fullest has."""
