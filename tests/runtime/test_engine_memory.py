@@ -127,8 +127,8 @@ def refusal(directory: Path, error: type[Exception], **options: Any) -> str:
 
 
 def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
-    message = refusal(tmp_path, BudgetError, device="sim", gpu_memory_bytes=3 * MIB)
-    for words in ("on gpu", "workspace", "The budget is 3.00 MiB", "missing", "--gpu-memory"):
+    message = refusal(tmp_path, BudgetError, device="sim", gpu_memory_bytes=64 * 1024)
+    for words in ("on gpu", "workspace", "The budget is 64.00 KiB", "missing", "--gpu-memory"):
         assert words in message
 
 
@@ -166,7 +166,7 @@ def test_all_tiers_that_are_too_small_are_named_at_once(tmp_path: Path) -> None:
         tmp_path,
         BudgetError,
         device="sim",
-        gpu_memory_bytes=1 * MIB,
+        gpu_memory_bytes=64 * 1024,
         cpu_memory_bytes=process_bytes() + 60 * MIB,
         weights_percent=(0.0, 100.0, 0.0),
     )

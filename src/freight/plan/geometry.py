@@ -122,8 +122,8 @@ def workspace_bytes(
     tokens = max(policy.chunk_tokens, workload.max_prompt_tokens, 1)
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
-    gathered = max(GROUP_BYTES, 2 * keys * kv_width * size)
-    scores = max(GROUP_BYTES, keys * config.num_heads * queries * size)
+    gathered = _group_bytes(2 * keys * kv_width * size, policy.micro_batch_size)
+    scores = _group_bytes(keys * config.num_heads * queries * size, policy.micro_batch_size)
     attended = gathered + 2 * scores + tokens * query_width * size
     attention = tokens * (3 * D + 2 * query_width + 2 * kv_width) * size
     attention += max(attended, tokens * max(norm, query_width * size))
@@ -132,6 +132,11 @@ def workspace_bytes(
     head = policy.micro_batch_size * ((2 * D + columns) * size + norm)
     slack = 64 * 64  # every value begins on a cache line
     return max(attention, mlp, head) + slack
+
+
+def _group_bytes(row_bytes: int, num_rows: int) -> int:
+    """What a group of rows takes: up to a limit, or one row that is larger."""
+    return max(row_bytes, min(GROUP_BYTES, num_rows * row_bytes))
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
