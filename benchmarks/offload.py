@@ -53,6 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--group", default="1536MiB", help="limit of the memory control group")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peer", action="append", default=[], metavar="BATCH:RESIDENT_MIB")
+    parser.add_argument("--peer-timeout", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--child", choices=("ceiling", "freight"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -233,10 +234,17 @@ def run_peer(arguments: argparse.Namespace, setting: str) -> dict[str, Any] | No
     command = [sys.executable, str(script), "--model", str(arguments.directory)]
     command += ["--rows", str(arguments.directory / "rows.json"), "--batch-size", batch]
     command += ["--resident-mib", resident, "--new-tokens", str(shape(arguments)[1])]
-    return run_grouped(command, arguments.group)
+    # Without this, weights that were let go stay in the heap and the group's limit kills it.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    return run_grouped(command, arguments.group, environment, arguments.peer_timeout)
 
 
-def run_grouped(command: list[str], limit: str | None) -> dict[str, Any] | None:
+def run_grouped(
+    command: list[str],
+    limit: str | None,
+    environment: dict[str, str] | None = None,
+    timeout_s: int | None = None,
+) -> dict[str, Any] | None:
     """Run with cold caches, inside a fresh control group where a limit is given."""
     from freight.quantities import parse_bytes
 
@@ -253,7 +261,12 @@ def run_grouped(command: list[str], limit: str | None) -> dict[str, Any] | None:
 
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=enter
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=enter,
+            env=environment,
+            timeout=timeout_s,
         )
         if done.returncode:
             return None
@@ -261,6 +274,8 @@ def run_grouped(command: list[str], limit: str | None) -> dict[str, Any] | None:
         if limit is not None:
             result["group_peak_bytes"] = int((group / "memory.max_usage_in_bytes").read_text())
         return result
+    except subprocess.TimeoutExpired:
+        return None
     finally:
         if limit is not None:
             group.rmdir()
