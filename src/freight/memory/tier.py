@@ -9,6 +9,7 @@ name and no architecture.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ _HUGE_PAGE: Final = 2 * MIB
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 _ALIGNMENT: Final = 4096
+_NO_LIMIT: Final = 2**63
 
 
 class Arena:
@@ -97,12 +99,29 @@ def process_bytes() -> int:
 
 
 def system_memory_bytes() -> int:
-    """What this process may still take: what the machine has free, or its control group less."""
+    """What this process may still take: what the machine has free, or its control groups less."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     meminfo = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    limits = [meminfo["MemAvailable"] + process_bytes()]
-    for name in ("memory/memory.limit_in_bytes", "memory.max"):
-        path = Path("/sys/fs/cgroup") / name
-        if path.exists() and path.read_text().strip().isdigit():
-            limits.append(int(path.read_text()))
-    return min(limits)
+    return min(meminfo["MemAvailable"] + process_bytes(), *_group_limits(), _NO_LIMIT)
+
+
+def _group_limits() -> Iterator[int]:
+    """Limits of the control groups that this process is in, from its own up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "memory":
+            root, file = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        elif controllers == "":
+            root, file = Path("/sys/fs/cgroup"), "memory.max"
+        else:
+            continue
+        group = root / name.lstrip("/")
+        for path in (group, *(p for p in group.parents if p.is_relative_to(root))):
+            if (path / file).exists():
+                limit = (path / file).read_text().strip()
+                if limit.isdigit():
+                    yield int(limit)

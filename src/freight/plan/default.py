@@ -194,8 +194,13 @@ class Planner:
 
     def _excess(self, plan: Plan) -> dict[Tier, int]:
         """Bytes over the room of each tier that has too little."""
-        excess = {tier: plan.geometry.total(tier) - room for tier, room in self.room.items()}
+        excess = {tier: self._need(plan, tier) - room for tier, room in self.room.items()}
         return {tier: over for tier, over in excess.items() if over > 0}
+
+    def _need(self, plan: Plan, tier: Tier) -> int:
+        """Bytes of a tier: its buffer, and where the arithmetic or the rows are, their indices."""
+        beside = plan.geometry.index_bytes if tier in ("cpu", self.compute_tier) else 0
+        return plan.geometry.total(tier) + beside
 
     def _seconds_per_row(self, plan: Plan) -> float:
         policy, layout = plan.policy, plan.layout
@@ -232,7 +237,7 @@ class Planner:
             needs = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
             own = self.taken_bytes if tier == "cpu" else 0
             process = f", the process itself {format_bytes(own)}" if own else ""
-            total = plan.geometry.total(tier) + own
+            total = self._need(plan, tier) + own
             given = self.room[tier] + own
             asked.append(
                 f"The smallest plan needs {format_bytes(total)} on {tier} ({needs}{process})."

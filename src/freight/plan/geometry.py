@@ -24,7 +24,9 @@ class Geometry:
 
     ``usage`` is what each tier holds, by purpose. ``kv_pages`` are the pages per layer on each
     tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
-    disk, all micro-batches. ``activation_rows`` are the tokens of one micro-batch on each tier.
+    disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
+    take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
+    tier.
     """
 
     page_bytes: int
@@ -38,6 +40,7 @@ class Geometry:
     logits_bytes: int
     last_bytes: int
     workspace_bytes: int
+    index_bytes: int
     usage: dict[Tier, dict[str, int]]
 
     def total(self, tier: Tier) -> int:
@@ -92,6 +95,7 @@ def measure(
         logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
         last_bytes=block * policy.micro_batch_size * row_bytes,
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
+        index_bytes=_index_bytes(config, size, policy),
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
     _count_weights(geometry, layout, policy)
@@ -132,6 +136,13 @@ def workspace_bytes(
     head = policy.micro_batch_size * ((2 * D + columns) * size + norm)
     slack = 64 * 64  # every value begins on a cache line
     return max(attention, mlp, head) + slack
+
+
+def _index_bytes(config: ModelConfig, size: int, policy: Policy) -> int:
+    """Sines and cosines and places of all the block's tokens, and what making one batch's takes."""
+    per_token = config.rope.rotary_dim * size + 4 * 8
+    making = 4 * config.rope.rotary_dim * 4
+    return policy.max_batch_tokens * (policy.num_micro_batches * per_token + making)
 
 
 def _group_bytes(row_bytes: int, num_rows: int) -> int:

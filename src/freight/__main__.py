@@ -1,0 +1,12 @@
+"""``python -m freight`` is the ``freight`` command."""
+
+from __future__ import annotations
+
+import sys
+
+from freight.entrypoints.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())
