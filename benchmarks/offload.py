@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-memory", default="1450MiB")
     parser.add_argument("--group", default="1536MiB", help="limit of the memory control group")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peer", action="append", default=[], metavar="BATCH:RESIDENT_MIB")
+    parser.add_argument("--peer", action="append", default=[], metavar="BATCH:RESIDENT_MIB[:free]")
     parser.add_argument("--peer-timeout", type=int, default=600, metavar="SECONDS")
     parser.add_argument("--child", choices=("ceiling", "freight"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -228,15 +228,20 @@ def run_child(arguments: argparse.Namespace, child: str, *, grouped: bool) -> di
 
 
 def run_peer(arguments: argparse.Namespace, setting: str) -> dict[str, Any] | None:
-    """Accelerate with one batch size; None where the group's limit kills it."""
-    batch, resident = setting.split(":")
+    """Accelerate with one batch size; None where it is killed or takes too long.
+
+    A setting that ends in "free" runs outside the group: with all the machine's memory for weights
+    that are let go late and for the page cache, which favours it.
+    """
+    batch, resident, *free = setting.split(":")
     script = Path(__file__).with_name("peer_accelerate.py")
     command = [sys.executable, str(script), "--model", str(arguments.directory)]
     command += ["--rows", str(arguments.directory / "rows.json"), "--batch-size", batch]
     command += ["--resident-mib", resident, "--new-tokens", str(shape(arguments)[1])]
     # Without this, weights that were let go stay in the heap and the group's limit kills it.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    return run_grouped(command, arguments.group, environment, arguments.peer_timeout)
+    limit = None if free else arguments.group
+    return run_grouped(command, limit, environment, arguments.peer_timeout)
 
 
 def run_grouped(

@@ -28,6 +28,7 @@ _DISK_BYTES_PER_S: Final = 2e9
 _LINK_BYTES_PER_S: Final = 12e9
 _FLOPS: Final[Mapping[Tier, float]] = {"cpu": 5e11, "gpu": 5e13}
 _MEMORY_BYTES_PER_S: Final[Mapping[Tier, float]] = {"cpu": 1e10, "gpu": 3e11}
+_CONTENTION: Final = 0.25
 _BATCH_OVERHEAD_S: Final = 2e-3
 _CHUNKS: Final = (512, 2048)
 _CHUNK_COST_TOKENS: Final = 100
@@ -214,8 +215,8 @@ class Planner:
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
         disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
-        prefill_s = max(io_s, self._compute_s(plan, rows * self.workload.max_prompt_tokens))
-        decode_s = max(io_s, self._compute_s(plan, rows))
+        prefill_s = _together(io_s, self._compute_s(plan, rows * self.workload.max_prompt_tokens))
+        decode_s = _together(io_s, self._compute_s(plan, rows))
         return (prefill_s + (self.workload.max_new_tokens - 1) * decode_s) / rows
 
     def _compute_s(self, plan: Plan, num_tokens: int) -> float:
@@ -254,6 +255,11 @@ _ADVICE: Final[Mapping[Tier, str]] = {
     "cpu": "Raise --cpu-memory, lower --micro-batch-size, or give the disk a larger share.",
     "disk": "Name a larger disk with --disk-dir, or give it a smaller share.",
 }
+
+
+def _together(first_s: float, second_s: float) -> float:
+    """Two things side by side: the longer hides the shorter, but they share memory and cores."""
+    return max(first_s, second_s) + _CONTENTION * min(first_s, second_s)
 
 
 def _with_weights(policy: Policy, shares: Mapping[Tier, float]) -> Policy:

@@ -24,7 +24,7 @@ _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
 _BFLOAT16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 _DEFAULT_SHARE: Final = 0.8
-_GROWTH_BYTES: Final = 96 * MIB
+_GROWTH_BYTES: Final = 128 * MIB
 """What the process still takes beside its arenas: indices, threads, the libraries' own scratch."""
 _CUDA_CONTEXT_BYTES: Final = 768 * MIB
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
