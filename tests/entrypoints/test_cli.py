@@ -239,7 +239,9 @@ def test_shares() -> None:
 
 
 SLOW = """
-import sys, types
+import signal, sys, types
+# A process that is started in the background of a shell ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from fakes import FakeEngine
 engine = types.ModuleType("freight.runtime.engine")

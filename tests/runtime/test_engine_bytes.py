@@ -254,4 +254,5 @@ def test_counts_equal_the_kernel_s(name: str, model_dir: Path) -> None:
     tail = up(file_bytes, BLOCK) - file_bytes
     assert counted and measured - counted in (0, STEPS * tail)
     counted, measured = found["disk write"]
-    assert counted and counted == measured
+    # The kernel counts the file's inode, too, whenever its time of change is brought up to date.
+    assert counted and measured - counted in range(0, 4 * BLOCK + 1, BLOCK)
