@@ -9,7 +9,7 @@ Knows pages, tiers and rows, but no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -177,7 +177,7 @@ class KVCache:
         counts["disk"] = num_disk_pages
         self._free = {home: _FreeList(free=list(range(n))) for home, n in counts.items()}
         self._free_tails = _FreeList(free=list(range(tails.shape[1])))
-        self.rows: dict[int, RowPages] = {}
+        self.rows: dict[Hashable, RowPages] = {}
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
@@ -185,7 +185,7 @@ class KVCache:
     def num_free_pages(self, home: Home) -> int:
         return len(self._free[home].free) if home in self._free else 0
 
-    def admit(self, home: Home, rows: Sequence[tuple[int, int]]) -> None:
+    def admit(self, home: Home, rows: Sequence[tuple[Hashable, int]]) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them."""
         wanted = [self.pages_for(num_tokens) for _, num_tokens in rows]
         pages = iter(self._free[home].take(sum(wanted)))
@@ -198,7 +198,7 @@ class KVCache:
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
             self.rows[row] = RowPages(home=home, pages=tuple(table), tail=tail)
 
-    def release(self, row: int) -> None:
+    def release(self, row: Hashable) -> None:
         """Free a row's pages, at once."""
         pages = self.rows.pop(row)
         self._free[pages.home].give(pages.pages)

@@ -18,7 +18,7 @@ from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import align_up
 
-__all__ = ["KVView", "RowGroup", "append", "attend", "index_rows", "merge"]
+__all__ = ["KVCopy", "KVView", "RowGroup", "append", "attend", "index_rows", "merge"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +41,21 @@ class RowGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KVCopy:
+    """A further row that gets the keys of tokens ``start`` on: page and place of each, [T]."""
+
+    start: int
+    token_pages: torch.Tensor
+    token_places: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KVView:
     """How some consecutive rows' tokens and keys lie in a pool of pages.
 
     ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
-    the first of these tokens in the flat tokens that q, k and v hold.
+    the first of these tokens in the flat tokens that q, k and v hold. ``copies`` are rows that get
+    keys and values of tokens which another row has brought; nothing attends over them here.
     """
 
     start: int
@@ -53,6 +63,7 @@ class KVView:
     token_pages: torch.Tensor
     token_places: torch.Tensor
     groups: tuple[RowGroup, ...]
+    copies: tuple[KVCopy, ...] = ()
 
 
 def index_rows(
@@ -66,14 +77,24 @@ def index_rows(
     head_dim: int,
     element_bytes: int,
     device: torch.device,
+    copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
 ) -> KVView:
-    """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool."""
-    token_pages: list[int] = []
-    token_places: list[int] = []
-    for span, table in zip(rows, pages, strict=True):
-        for position in range(span.kv_len, span.total_len):
-            token_pages.append(table[position // page_tokens])
-            token_places.append(position % page_tokens)
+    """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
+
+    ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
+    """
+    places = [
+        _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
+    ]
+    token_pages = [page for own, _ in places for page in own]
+    token_places = [place for _, own in places for place in own]
+    copied = [
+        (first, *_index_tokens(span, table, page_tokens)) for first, span, table in copies
+    ]
+
+    def ids(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
     groups = []
     place = 0
     kv_width = num_kv_heads * head_dim
@@ -86,10 +107,23 @@ def index_rows(
     return KVView(
         start=start,
         num_tokens=len(token_pages),
-        token_pages=torch.tensor(token_pages, device=device),
-        token_places=torch.tensor(token_places, device=device),
+        token_pages=ids(token_pages),
+        token_places=ids(token_places),
         groups=tuple(groups),
+        copies=tuple(
+            KVCopy(start=first, token_pages=ids(own), token_places=ids(within))
+            for first, own, within in copied
+        ),
     )
+
+
+def _index_tokens(
+    span: RowSpan, table: Sequence[int], page_tokens: int
+) -> tuple[list[int], list[int]]:
+    """Page and place in it of each new token of a row that has the pages ``table``."""
+    positions = range(span.kv_len, span.total_len)
+    pages = [table[position // page_tokens] for position in positions]
+    return pages, [position % page_tokens for position in positions]
 
 
 def _group_ranges(
@@ -144,9 +178,14 @@ def _index_group(
 
 def append(pool: torch.Tensor, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write new keys and values k, v [T, K, H] into the pages of pool [P, 2, K, page, H]."""
-    tokens = slice(view.start, view.start + view.num_tokens)
-    pool[:, 0].transpose(1, 2)[view.token_pages, view.token_places] = k[tokens]
-    pool[:, 1].transpose(1, 2)[view.token_pages, view.token_places] = v[tokens]
+    own = KVCopy(
+        start=view.start, token_pages=view.token_pages, token_places=view.token_places
+    )
+    keys, values = pool[:, 0].transpose(1, 2), pool[:, 1].transpose(1, 2)
+    for row in (own, *view.copies):
+        tokens = slice(row.start, row.start + len(row.token_pages))
+        keys[row.token_pages, row.token_places] = k[tokens]
+        values[row.token_pages, row.token_places] = v[tokens]
 
 
 def attend(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["GROUP_BYTES", "QUERY_BLOCK", "MicroBatch", "RowSpan", "chunk_rows"]
+__all__ = ["GROUP_BYTES", "QUERY_BLOCK", "MicroBatch", "RowKey", "RowSpan", "chunk_rows"]
 
 GROUP_BYTES: Final = 16 << 20
 """Rows attended together: their keys and values, and their scores, each stay under this (one row
@@ -20,20 +20,35 @@ QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""
 
 
+class RowKey(NamedTuple):
+    """Names a row for the whole job: a request, and which of its samples."""
+
+    request: int
+    sample: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSpan:
     """What one row brings to one sweep.
 
     ``row`` names the row for the whole job; ``start`` is its first token in the flat batch,
     ``num_new`` how many tokens it brings, ``kv_len`` how many keys it has already.
-    ``logit_positions`` are the tokens, relative to ``start``, after which logits are wanted.
+    ``logit_positions`` are the tokens, relative to ``start``, after which a token is sampled;
+    ``scored`` those whose following token of the same span is scored. ``siblings`` are rows that
+    have brought and bring the same tokens: they are computed once, and all get the keys.
     """
 
-    row: int
+    row: RowKey
     start: int
     num_new: int
     kv_len: int
     logit_positions: tuple[int, ...]
+    scored: range = range(0)
+    siblings: tuple[RowKey, ...] = ()
+
+    @property
+    def keys(self) -> tuple[RowKey, ...]:
+        return (self.row, *self.siblings)
 
     @property
     def end(self) -> int:
@@ -70,9 +85,19 @@ class MicroBatch:
     def num_logits(self) -> int:
         return sum(len(span.logit_positions) for span in self.rows)
 
+    @property
+    def num_scored(self) -> int:
+        return sum(len(span.scored) for span in self.rows)
+
     def logit_indices(self) -> list[int]:
-        """Places of the wanted logits in the flat batch, rows in order."""
+        """Places in the flat batch after which tokens are sampled, rows in order."""
         return [span.start + place for span in self.rows for place in span.logit_positions]
+
+    def scored_targets(self) -> list[int]:
+        """The tokens that are scored, rows in order."""
+        return [
+            self.token_ids[span.start + place + 1] for span in self.rows for place in span.scored
+        ]
 
 
 def chunk_rows(rows: Sequence[RowSpan], max_tokens: int) -> Iterator[tuple[int, int]]:

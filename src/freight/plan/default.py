@@ -134,6 +134,9 @@ class Planner:
         most = max(1, min(rows, _MOST_BATCH_ROWS))
         most = min(most, max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens))
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
+        # Samples of a request stay together: whole families leave no row of a batch empty.
+        samples = self.workload.max_samples
+        sizes = [size - size % samples if size > samples else size for size in sizes]
         if self.wishes.micro_batch_size:
             sizes = [self.wishes.micro_batch_size]
         for size in sizes:
@@ -217,7 +220,7 @@ class Planner:
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
         prefill_s = _together(io_s, self._compute_s(plan, rows * self.workload.max_prompt_tokens))
         decode_s = _together(io_s, self._compute_s(plan, rows))
-        return (prefill_s + (self.workload.max_new_tokens - 1) * decode_s) / rows
+        return (prefill_s + max(0, self.workload.max_new_tokens - 1) * decode_s) / rows
 
     def _compute_s(self, plan: Plan, num_tokens: int) -> float:
         """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""

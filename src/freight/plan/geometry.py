@@ -6,6 +6,7 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
 from freight.model.config import ModelConfig
@@ -15,7 +16,13 @@ from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "measure", "ring_blocks"]
+__all__ = ["Geometry", "measure", "ring_blocks", "scored_chunk"]
+
+_SCORED_VALUES: Final = 8 << 20
+"""Logits of scored positions at once: 32 MiB in float32."""
+
+_LOGPROB_BYTES: Final = 256
+"""A log-probability as it is handed out, with its token's text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +33,8 @@ class Geometry:
     tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
     disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
     take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
-    tier.
+    tier. ``scored_tokens`` are the most tokens of one micro-batch's prompts that are scored, each
+    with ``score_bytes`` of running state.
     """
 
     page_bytes: int
@@ -39,6 +47,8 @@ class Geometry:
     embedding_bytes: int
     logits_bytes: int
     last_bytes: int
+    scored_tokens: int
+    score_bytes: int
     workspace_bytes: int
     index_bytes: int
     usage: dict[Tier, dict[str, int]]
@@ -83,6 +93,7 @@ def measure(
     slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
     block = policy.num_micro_batches
     elsewhere = any(part.tier != home for part in layout.embedding)
+    scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     geometry = Geometry(
         page_bytes=page_bytes,
         kv_pages={tier: block * rows * row_pages for tier, rows in kv_rows.items()},
@@ -93,9 +104,11 @@ def measure(
         activation_disk_stride=disk_stride,
         embedding_bytes=policy.max_batch_tokens * row_bytes if elsewhere else 0,
         logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
-        last_bytes=block * policy.micro_batch_size * row_bytes,
+        last_bytes=block * (policy.micro_batch_size + scored) * row_bytes,
+        scored_tokens=scored,
+        score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
-        index_bytes=_index_bytes(config, size, policy),
+        index_bytes=_index_bytes(config, size, policy) + _record_bytes(policy, workload, scored),
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
     _count_weights(geometry, layout, policy)
@@ -134,8 +147,29 @@ def workspace_bytes(
     mlp = policy.chunk_tokens * ((3 * D + 2 * F) * size + norm)
     columns = max(w.num_rows for u in layout.units if u.unit.kind == "head" for w in u.unit.weights)
     head = policy.micro_batch_size * ((2 * D + columns) * size + norm)
+    if workload.max_scored_tokens:
+        widened = 4 * columns if size < 4 else 0
+        scored = scored_chunk(policy, columns) * ((2 * D + columns) * size + norm + widened)
+        head = max(head, scored)
     slack = 64 * 64  # every value begins on a cache line
     return max(attention, mlp, head) + slack
+
+
+def scored_chunk(policy: Policy, columns: int) -> int:
+    """Tokens scored at once by a chunk of the head with so many columns."""
+    return max(1, min(policy.chunk_tokens, _SCORED_VALUES // columns))
+
+
+def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:
+    """What is noted of the block's rows on the host: siblings' pages, targets of scores, and the
+    log-probabilities that were asked for, one row's as they are handed out."""
+    rows = policy.num_micro_batches * policy.micro_batch_size
+    copies = 2 * 8 * workload.max_prompt_tokens if workload.max_samples > 1 else 0
+    per_token = 8 + 8 * workload.max_logprobs
+    notes = rows * (copies + workload.max_listed_tokens * per_token)
+    notes += policy.num_micro_batches * scored * (8 + per_token)
+    handed_out = workload.max_scored_tokens + workload.max_samples * workload.max_listed_tokens
+    return notes + handed_out * (1 + workload.max_logprobs) * _LOGPROB_BYTES
 
 
 def _index_bytes(config: ModelConfig, size: int, policy: Policy) -> int:
@@ -178,6 +212,7 @@ def _count_block(
     near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)
     near["activation slots"] = RING_SLOTS["activation slot"] * g.activation_slot_bytes
     near["logits"] = g.logits_bytes + g.last_bytes
+    near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
     host["KV tails"] = config.num_layers * g.num_tails * g.page_bytes
     host["embedding rows"] = RING_SLOTS["embedding rows"] * g.embedding_bytes

@@ -16,9 +16,15 @@ __all__ = ["Workload"]
 class Workload:
     """Rows still to be answered, in numbers.
 
+    A row is one sample: a request for ``n`` answers counts as n rows, its prompt's tokens once in
+    ``total_prompt_tokens``. ``max_samples`` is the most of one request.
+
     ``max_total_tokens`` is the largest prompt + new tokens of one row, which can be less than
     ``max_prompt_tokens + max_new_tokens``: the longest prompt need not ask for the longest answer.
     New tokens are upper bounds; rows may end sooner.
+
+    ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
+    ``max_listed_tokens`` the most new ones, ``max_logprobs`` the most alternatives to each.
     """
 
     num_rows: int
@@ -27,29 +33,40 @@ class Workload:
     max_total_tokens: int
     total_prompt_tokens: int
     total_new_tokens: int
+    max_samples: int = 1
+    max_scored_tokens: int = 0
+    max_listed_tokens: int = 0
+    max_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_rows", "max_prompt_tokens", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise _refuse(f"{name}={getattr(self, name)}", "It must be at least 1.")
+        for name, least in (
+            ("num_rows", 1),
+            ("max_prompt_tokens", 1),
+            ("max_new_tokens", 0),
+            ("max_samples", 1),
+        ):
+            if getattr(self, name) < least:
+                raise _refuse(f"{name}={getattr(self, name)}", f"It must be at least {least}.")
         longest, shortest = self.max_prompt_tokens + self.max_new_tokens, self._shortest_total()
         if not shortest <= self.max_total_tokens <= longest:
             raise _refuse(
                 f"max_total_tokens={self.max_total_tokens}",
                 f"One row has between {shortest} and {longest} tokens at most.",
             )
-        for name, most in (
-            ("total_prompt_tokens", self.max_prompt_tokens * self.num_rows),
-            ("total_new_tokens", self.max_new_tokens * self.num_rows),
+        least_prompts = -(-self.num_rows // self.max_samples)
+        for name, least, most in (
+            ("total_prompt_tokens", least_prompts, self.max_prompt_tokens * self.num_rows),
+            ("total_new_tokens", 0, self.max_new_tokens * self.num_rows),
         ):
-            if not self.num_rows <= getattr(self, name) <= most:
+            if not least <= getattr(self, name) <= most:
                 raise _refuse(
                     f"{name}={getattr(self, name)}",
-                    f"{self.num_rows} rows have between {self.num_rows} and {most}.",
+                    f"{self.num_rows} rows have between {least} and {most}.",
                 )
 
     def _shortest_total(self) -> int:
-        return max(self.max_prompt_tokens, self.max_new_tokens) + 1
+        """A prompt has a token at least, and may have no answer."""
+        return max(self.max_prompt_tokens, self.max_new_tokens + 1)
 
 
 def _refuse(asked: str, limit: str) -> InputError:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from freight.memory.activations import Activations, TokenCut, slot_bytes
-from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
+from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
 from freight.model.attention import KVView, index_rows
-from freight.model.batch import MicroBatch, chunk_rows
+from freight.model.batch import MicroBatch, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
@@ -40,8 +40,8 @@ class Chunk:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedBatch:
     """``cos`` and ``sin`` are [T, rotary/2] in the compute dtype; ``far_places`` are the tokens
-    whose embedding rows come through a buffer; ``logit_places`` those after which logits are
-    wanted."""
+    whose embedding rows come through a buffer; ``logit_places`` those after which a token is
+    sampled; ``scored_targets`` the tokens of the prompts that are scored."""
 
     batch: MicroBatch
     token_ids: np.ndarray
@@ -52,6 +52,21 @@ class PreparedBatch:
     chunks: tuple[Chunk, ...]
     passage: Passage
     logit_places: torch.Tensor
+    scored_targets: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Homes:
+    """Where the rows of a micro-batch are: for each span's rows, siblings behind their first, the
+    pages in the pool or, from row ``num_near`` on, in a slot. ``first_rows`` are the spans' own."""
+
+    spans: tuple[RowSpan, ...]
+    tables: Sequence[Sequence[int]]
+    num_near: int
+    first_rows: Sequence[int]
+
+    def num_near_spans(self) -> int:
+        return sum(row < self.num_near for row in self.first_rows)
 
 
 class BatchPreparer:
@@ -111,15 +126,7 @@ class BatchPreparer:
 
     def _prepare(self, batch: MicroBatch) -> PreparedBatch:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
-        pages = [self._kv.rows[span.row] for span in batch.rows]
-        num_near = sum(row.home == "compute" for row in pages)
-        far = batch.rows[num_near:]
-        passage = plan_passage(
-            pages[num_near:],
-            [span.kv_len for span in far],
-            [span.total_len for span in far],
-            self._policy.page_tokens,
-        )
+        homes, passage = self._find_rows(batch)
         cos, sin = self._rotary(batch)
         return PreparedBatch(
             batch=batch,
@@ -128,10 +135,33 @@ class BatchPreparer:
             cut=self._cut(batch.num_tokens),
             cos=cos,
             sin=sin,
-            chunks=tuple(self._chunks(batch, pages, num_near, passage)),
+            chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
-            logit_places=torch.tensor(batch.logit_indices(), device=self._device),
+            logit_places=self._ids(batch.logit_indices()),
+            scored_targets=self._ids(batch.scored_targets()),
         )
+
+    def _ids(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+    def _find_rows(self, batch: MicroBatch) -> tuple[_Homes, Passage]:
+        """Where all rows are, siblings too, and how those that are elsewhere pass through."""
+        rows = [(key, span) for span in batch.rows for key in span.keys]
+        pages = [self._kv.rows[key] for key, _ in rows]
+        num_near = sum(row.home == "compute" for row in pages)
+        far = [span for _, span in rows[num_near:]]
+        passage = plan_passage(
+            pages[num_near:],
+            [span.kv_len for span in far],
+            [span.total_len for span in far],
+            self._policy.page_tokens,
+        )
+        return _Homes(
+            spans=tuple(span for _, span in rows),
+            tables=[row.pages for row in pages[:num_near]] + list(passage.tables),
+            num_near=num_near,
+            first_rows=[row for row, (key, span) in enumerate(rows) if key == span.row],
+        ), passage
 
     def _cut(self, num_tokens: int) -> TokenCut:
         cut = self._policy.activations.cut(num_tokens)
@@ -154,20 +184,20 @@ class BatchPreparer:
         sin = (angle.sin() * factor).to(self._dtype)
         return cos.to(self._device), sin.to(self._device)
 
-    def _chunks(
-        self, batch: MicroBatch, pages: Sequence[RowPages], num_near: int, passage: Passage
-    ) -> list[Chunk]:
-        tables = [row.pages for row in pages[:num_near]] + list(passage.tables)
+    def _chunks(self, batch: MicroBatch, homes: _Homes) -> list[Chunk]:
         chunks = []
+        num_near = homes.num_near_spans()
         for first, last in chunk_rows(batch.rows, self._policy.chunk_tokens):
             border = min(max(num_near, first), last)
-            start = batch.rows[first].start
+            start, end = batch.rows[first].start, batch.rows[last - 1].end
+            near = range(homes.num_near)
+            slot = range(homes.num_near, len(homes.tables))
             chunks.append(
                 Chunk(
                     start=start,
-                    end=batch.rows[last - 1].end,
-                    near=self._view(batch, tables, first, border, start),
-                    slot=self._view(batch, tables, border, last, start),
+                    end=end,
+                    near=self._view(batch, homes, (first, border), start, end, near),
+                    slot=self._view(batch, homes, (border, last), start, end, slot),
                 )
             )
         return chunks
@@ -175,21 +205,31 @@ class BatchPreparer:
     def _view(
         self,
         batch: MicroBatch,
-        tables: Sequence[Sequence[int]],
-        first: int,
-        last: int,
+        homes: _Homes,
+        spans: tuple[int, int],
         chunk_start: int,
+        chunk_end: int,
+        rows: range,
     ) -> KVView | None:
-        if first == last:
+        """What lies in one pool: the given spans, and of ``rows`` the chunk's siblings."""
+        first, last = spans
+        own = set(homes.first_rows)
+        copies = [
+            (homes.spans[row].start - chunk_start, homes.spans[row], homes.tables[row])
+            for row in rows
+            if row not in own and chunk_start <= homes.spans[row].start < chunk_end
+        ]
+        if first == last and not copies:
             return None
         return index_rows(
             batch.rows[first:last],
-            tables[first:last],
-            start=batch.rows[first].start - chunk_start,
+            [homes.tables[row] for row in homes.first_rows[first:last]],
+            start=batch.rows[first].start - chunk_start if first < last else 0,
             page_tokens=self._policy.page_tokens,
             num_heads=self._config.num_heads,
             num_kv_heads=self._config.num_kv_heads,
             head_dim=self._config.head_dim,
             element_bytes=self._dtype.itemsize,
             device=self._device,
+            copies=copies,
         )

@@ -12,7 +12,8 @@ __all__ = ["Buffers"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffers:
     """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
-    block's head leaves: ``last`` [K, B, D] and ``logits`` [K, B, V] float32."""
+    block's head leaves: ``last`` [K, B + S, D], ``logits`` [K, B, V] float32, and ``scores``
+    [K, S, ...] float32, the running state of S scored positions."""
 
     weight_staging: torch.Tensor
     embedding_rows: torch.Tensor
@@ -25,3 +26,4 @@ class Buffers:
     activations_out: torch.Tensor
     last: torch.Tensor
     logits: torch.Tensor
+    scores: torch.Tensor

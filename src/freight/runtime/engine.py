@@ -7,7 +7,8 @@ schedule and the executor.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from freight.plan.default import Plan
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
+from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
 from freight.runtime.device import (
     ComputeDevice,
@@ -35,12 +37,14 @@ from freight.runtime.loaders import (
     torch_dtype,
 )
 from freight.runtime.options import EngineOptions
+from freight.runtime.params import check_vocabulary
 from freight.runtime.performer import Performer
 from freight.runtime.placement import Placement
 from freight.runtime.planning import imagined_sources, plan_run
-from freight.runtime.request import Completion, Request, SamplingParams
-from freight.runtime.sampler import sample
+from freight.runtime.request import Completion, Request
+from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
+from freight.runtime.scores import Scores, score
 from freight.runtime.summary import describe_holdings, describe_run
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 from freight.runtime.trace import Trace
@@ -95,7 +99,6 @@ class Engine:
         self.traffic = Traffic()
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
-        self._requests: dict[int, Request] = {}
         sources = self._real_sources(sources, dtype)
         self.placement = Placement(
             config=config,
@@ -142,7 +145,7 @@ class Engine:
             dtype=self.dtype,
         )
         scheduler = Scheduler(
-            self._remember(requests),
+            self._check(requests),
             policy=policy,
             kv_cache=self.placement.kv_cache,
             tokenizer=self.tokenizer,
@@ -150,7 +153,7 @@ class Engine:
             describe=batches.describe,
         )
         executor = Executor(
-            self._performer(batches).perform,
+            self._performer(batches, scheduler).perform,
             device=self.device.torch_device,
             overlap=policy.overlap,
             record=None if self._trace is None else self._trace.record,
@@ -158,26 +161,33 @@ class Engine:
         stream = schedule(scheduler.sweeps(), self.placement.stream_model(), scheduler.expects_more)
         if self._options.verify:
             stream = verify(stream, self.placement.rings())
-        for operation, token_ids in executor.run(stream):
+        for operation, made in executor.run(stream):
             assert operation.batch is not None
-            for completion in scheduler.update(operation.batch, token_ids):
-                del self._requests[completion.index]
-                yield completion
+            yield from scheduler.update(operation.batch, made)
 
-    def _remember(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def _check(self, requests: Iterator[Request]) -> Iterator[Request]:
         for request in requests:
-            self._requests[request.index] = request
+            check_vocabulary(request.params, self.config.vocab_size)
             yield request
 
-    def _sample(self, batch: MicroBatch, logits: torch.Tensor) -> list[int]:
-        params: list[SamplingParams] = []
-        positions = []
-        for span in batch.rows:
-            params.append(self._requests[span.row].params)
-            positions.append(span.total_len)
-        return sample(logits, params, positions)
+    def _sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:
+        """Choose a token for each draw, and score those that are to be."""
+        token_ids = sample(logits, draws)
+        scored = [i for i, draw in enumerate(draws) if draw.params.logprobs is not None]
+        if not scored:
+            return NewTokens(token_ids=token_ids)
+        num_top = max(draws[i].params.logprobs or 0 for i in scored)
+        places = [draws[i].place for i in scored]
+        scores = score(logits, places, [token_ids[i] for i in scored], num_top)
+        return NewTokens(token_ids=token_ids, scores=scores)
 
-    def _performer(self, batches: BatchPreparer) -> Performer:
+    def _performer(self, batches: BatchPreparer, scheduler: Scheduler) -> Performer:
+        def finish(
+            batch: MicroBatch, logits: torch.Tensor, prompt_scores: Scores | None
+        ) -> NewTokens:
+            made = self._sample(logits, scheduler.draws(batch))
+            return replace(made, prompt_scores=prompt_scores)
+
         on_device = self.device.tier == "gpu"
         rate = self._options.sim_bytes_per_s
         return Performer(
@@ -187,7 +197,7 @@ class Engine:
             batches=batches,
             to_device=Link("host to device", self.traffic, rate if on_device else None),
             from_device=Link("device to host", self.traffic, rate if on_device else None),
-            sample=self._sample,
+            finish=finish,
         )
 
     # -- telling -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,16 +19,19 @@ from freight.plan.operation import Lane, Operation
 
 __all__ = ["Executor"]
 
+Made = TypeVar("Made")
+"""What the last computation of a micro-batch makes: its new tokens, whatever form they have."""
+
 _DEVICE_LANES = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
 
 
-class Executor:
+class Executor(Generic[Made]):
     """``perform`` does an operation's work, on the lane's CUDA stream where it has one, and
     returns the new tokens after the last computation of a micro-batch."""
 
     def __init__(
         self,
-        perform: Callable[[Operation], list[int] | None],
+        perform: Callable[[Operation], Made | None],
         *,
         device: torch.device,
         overlap: bool,
@@ -45,7 +48,7 @@ class Executor:
         self._workers: dict[Lane, LaneWorker] = {}
         self._submitted: dict[int, dict[Lane, int]] = {}
 
-    def run(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, list[int]]]:
+    def run(self, operations: Iterable[Operation]) -> Iterator[tuple[Operation, Made]]:
         """Run all; yields (operation, new tokens) whenever a micro-batch's tokens are known."""
         try:
             for operation in operations:
@@ -63,7 +66,7 @@ class Executor:
         finally:
             self._stop()
 
-    def _run_here(self, operation: Operation) -> list[int] | None:
+    def _run_here(self, operation: Operation) -> Made | None:
         timeline = self._timelines[operation.lane]
         stream = timeline.stream
         self._wait(operation.after, stream)
@@ -72,7 +75,7 @@ class Executor:
         timeline.reach(operation.index)
         return tokens
 
-    def _work(self, operation: Operation) -> list[int] | None:
+    def _work(self, operation: Operation) -> Made | None:
         started_s = time.perf_counter()
         tokens = self._perform(operation)
         if self._record is not None:

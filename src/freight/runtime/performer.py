@@ -21,9 +21,12 @@ from freight.model.config import ModelConfig
 from freight.model.layers import Frame, run_unit
 from freight.model.programme import Programme, Unit
 from freight.model.workspace import Workspace
+from freight.plan.geometry import scored_chunk
 from freight.plan.operation import Kind, Operation
+from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
 from freight.runtime.placement import Placement
+from freight.runtime.scores import RunningScores, Scores
 
 __all__ = ["Performer"]
 
@@ -43,7 +46,7 @@ class Performer:
         batches: BatchPreparer,
         to_device: Link,
         from_device: Link,
-        sample: Callable[[MicroBatch, torch.Tensor], list[int]],
+        finish: Callable[[MicroBatch, torch.Tensor, Scores | None], NewTokens],
     ) -> None:
         self._config = config
         self._programme = programme
@@ -57,10 +60,10 @@ class Performer:
         self._batches = batches
         self._to_device = to_device
         self._from_device = from_device
-        self._sample = sample
+        self._finish = finish
         self._on_device = self._policy.compute_tier == "gpu"
         self._activation_slots: dict[int, int] = {}
-        self._work: Final[Mapping[Kind, Callable[[Operation], list[int] | None]]] = {
+        self._work: Final[Mapping[Kind, Callable[[Operation], NewTokens | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
             Kind.COPY_WEIGHTS: self._copy_weights,
             Kind.DECODE_WEIGHTS: self._decode_weights,
@@ -77,7 +80,7 @@ class Performer:
             Kind.COMPUTE: self._compute,
         }
 
-    def perform(self, operation: Operation) -> list[int] | None:
+    def perform(self, operation: Operation) -> NewTokens | None:
         """The operation's work; new tokens after the last computation of a micro-batch."""
         with torch.inference_mode():
             return self._work[operation.kind](operation)
@@ -195,7 +198,7 @@ class Performer:
 
     # -- computation -------------------------------------------------------------------------
 
-    def _compute(self, operation: Operation) -> list[int] | None:
+    def _compute(self, operation: Operation) -> NewTokens | None:
         prepared = self._prepared(operation)
         unit = self._programme.units[operation.unit]
         if unit.kind == "embedding":
@@ -208,8 +211,12 @@ class Performer:
             self._head(operation, prepared, unit)
         if not operation.is_last:
             return None
-        num_logits = prepared.batch.num_logits
-        return self._sample(prepared.batch, self._buffers.logits[prepared.batch.index, :num_logits])
+        batch = prepared.batch
+        scores = self._scores(batch).result() if batch.num_scored else None
+        return self._finish(batch, self._buffers.logits[batch.index, : batch.num_logits], scores)
+
+    def _scores(self, batch: MicroBatch) -> RunningScores:
+        return RunningScores(self._buffers.scores[batch.index, : batch.num_scored])
 
     def _activation_parts(
         self, operation: Operation, prepared: PreparedBatch
@@ -284,14 +291,38 @@ class Performer:
                 run_unit(unit, frame)
 
     def _head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        if self._programme.units[operation.unit - 1].kind != "head":
+            self._pick_last(operation, prepared)
+        if prepared.batch.num_logits:
+            self._sampled_logits(operation, prepared, unit)
+        if prepared.batch.num_scored:
+            self._score(operation, prepared, unit)
+
+    def _pick_last(self, operation: Operation, prepared: PreparedBatch) -> None:
+        """What the head needs of the residual stream: after which a token is sampled, then what is
+        scored."""
+        batch = prepared.batch
+        last = self._buffers.last[batch.index]
+        parts = self._activation_parts(operation, prepared)
+        picked = last[: batch.num_logits]
+        for first, rows in parts:
+            inside = (prepared.logit_places >= first) & (
+                prepared.logit_places < first + rows.shape[0]
+            )
+            picked[inside] = rows[prepared.logit_places[inside] - first]
+        place = batch.num_logits
+        for span in batch.rows:
+            if span.scored:
+                end = place + len(span.scored)
+                gather(parts, span.start + span.scored.start, last[place:end])
+                place = end
+        if batch.num_scored:
+            self._scores(batch).clear()
+
+    def _sampled_logits(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        """This chunk's logits of the rows that a token is sampled of, kept in float32."""
         k, count = prepared.batch.index, prepared.batch.num_logits
         last = self._buffers.last[k, :count]
-        if self._programme.units[operation.unit - 1].kind != "head":
-            for first, rows in self._activation_parts(operation, prepared):
-                inside = (prepared.logit_places >= first) & (
-                    prepared.logit_places < first + rows.shape[0]
-                )
-                last[inside] = rows[prepared.logit_places[inside] - first]
         weights = self._weights.parts(operation.unit, operation.slot)
         matrix = next(weight for weight in unit.weights if weight.is_matrix)
         with self._workspace.frame():
@@ -300,6 +331,26 @@ class Performer:
             run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
             end = matrix.first_row + matrix.num_rows
             self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
+
+    def _score(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        """Merge this chunk's logits of what is scored into its running state."""
+        batch = prepared.batch
+        first, count = batch.num_logits, batch.num_scored
+        last = self._buffers.last[batch.index, first : first + count]
+        weights = self._weights.parts(operation.unit, operation.slot)
+        matrix = next(weight for weight in unit.weights if weight.is_matrix)
+        scores = self._scores(batch)
+        for start, end in _ranges(count, scored_chunk(self._policy, matrix.num_rows)):
+            with self._workspace.frame():
+                columns = self._workspace.take(end - start, matrix.num_rows, dtype=last.dtype)
+                values = {"x": last[start:end], "logits": columns}
+                run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
+                wide = columns
+                if columns.dtype != torch.float32:
+                    wide = self._workspace.take(*columns.shape, dtype=torch.float32)
+                    wide.copy_(columns)
+                targets = prepared.scored_targets[start:end]
+                scores.merge(start, wide, matrix.first_row, targets)
 
     def _rows_of(
         self, parts: Sequence[tuple[int, torch.Tensor]], start: int, end: int

@@ -145,7 +145,9 @@ class Placement:
         def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:
             return _take(arena, purpose, RING_SLOTS[name], *shape)
 
-        last = _take(near, "logits", block, rows, width * self.dtype.itemsize)
+        picked, state = rows + g.scored_tokens, g.score_bytes
+        last = _take(near, "logits", block, picked, width * self.dtype.itemsize)
+        scores = _take(near, "scores", block, g.scored_tokens, state)
         return Buffers(
             weight_staging=_take(
                 host, "weight staging", staging_slots, staged // staging_slots if staged else 0
@@ -162,8 +164,9 @@ class Placement:
             ),
             activations_in=ring(host, "activation staging", "activations in", in_bytes),
             activations_out=ring(host, "activation staging", "activations out", in_bytes),
-            last=last.view(self.dtype).view(block, rows, width),
+            last=last.view(self.dtype).view(block, picked, width),
             logits=_take(near, "logits", block, rows, vocab * 4).view(torch.float32),
+            scores=scores.view(torch.float32),
         )
 
     def _place_weights(self, dummy_seed: int | None) -> None:

@@ -5,53 +5,22 @@ Plain values: no tensors, no tokenizer, no schedule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from freight.errors import InputError
+from freight.runtime.params import SamplingParams
 
-__all__ = ["Completion", "FinishReason", "Request", "SamplingParams"]
+__all__ = [
+    "Completion",
+    "CompletionOutput",
+    "FinishReason",
+    "Logprob",
+    "Request",
+    "SamplingParams",
+]
 
 FinishReason = Literal["stop", "length"]
-
-
-def _refuse(name: str, value: object, limit: str, advice: str) -> InputError:
-    return InputError(f"{name}={value!r} was given.", f"{name} must be {limit}.", advice)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingParams:
-    """How the tokens of one row are chosen.
-
-    Temperature 0 is greedy, and the default: a dataset job should give the same output twice.
-    ``top_k`` 0 and ``top_p`` 1.0 switch these filters off. ``seed`` fixes a row's output whatever
-    else is in the batch. Stop strings are left out of the text; a single one may be given bare.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if self.max_tokens < 1:
-            raise _refuse("max_tokens", self.max_tokens, "at least 1", "Raise it.")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise _refuse("temperature", self.temperature, "0 or more", "Use 0 for greedy.")
-        if self.top_k < 0:
-            raise _refuse("top_k", self.top_k, "0 or more", "Use 0 to switch it off.")
-        if not 0 < self.top_p <= 1:
-            raise _refuse("top_p", self.top_p, "in (0, 1]", "Use 1.0 to switch it off.")
-        if not 0 <= self.seed < 2**63:
-            raise _refuse("seed", self.seed, "in [0, 2**63)", "Use a small whole number.")
-        if any(not text for text in self.stop):
-            raise _refuse("stop", list(self.stop), "non-empty strings", "Leave empty ones out.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +33,65 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Logprob:
+    """A token's natural log-probability, by the model's own logits in float32.
+
+    ``text`` is the token by itself, "" without a tokenizer. ``rank`` is 1 for the most likely
+    token; of a prompt's token it is known only within the alternatives, ``None`` beyond them.
+    ``top`` are the alternatives that were asked for, the most likely first.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    rank: int | None
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionOutput:
+    """One answer to a row: the new tokens, the one that ended it (end of sequence, or of
+    ``stop_token_ids``) not included.
+
+    ``stop_reason`` is the stop string or the id of the stop token that ended it, else ``None``.
+    ``logprobs`` has one entry per token, and ``cumulative_logprob`` is their sum; both are ``None``
+    where they were not asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    logprobs: tuple[Logprob, ...] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What the model answered to one row: the new tokens, end-of-sequence token not included."""
+    """What the model answered to one row: as many ``outputs`` as samples were asked for.
+
+    ``text``, ``token_ids`` and ``finish_reason`` are those of the first. ``prompt_logprobs`` has an
+    entry for each token of the prompt, ``None`` for the first, which nothing comes before.
+    """
 
     index: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
     num_prompt_tokens: int
+    outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Of all outputs together."""
+        return sum(len(output.token_ids) for output in self.outputs)

@@ -1,14 +1,16 @@
-"""Logits -> one token per row: greedy, or drawn with temperature, top-k and top-p.
+"""Logits -> one token per row: greedy, or drawn with temperature, min-p, top-k and top-p.
 
 Knows no schedule and keeps no state: a row's draw is a hash of its seed and position, so its tokens
-do not depend on what else is in the batch or on when it runs. Filters go in the usual order,
-temperature, top-k, top-p; tokens that tie with the last one to survive survive too, so that no
-sort's whim decides. The draw is an inverse cumulative sum over token ids in float64.
+do not depend on what else is in the batch or on when it runs. The order is that of vLLM: biases,
+bans and penalties (``penalties``), temperature, min-p, top-k, top-p; tokens that tie with the last
+one to survive survive too, so that no sort's whim decides. The draw is an inverse cumulative sum
+over token ids in float64.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,11 @@ from typing import Final
 import torch
 
 from freight.errors import ModelError
-from freight.runtime.request import SamplingParams
+from freight.model.batch import RowKey
+from freight.runtime.params import SamplingParams
+from freight.runtime.penalties import History, adjust, is_adjusted
 
-__all__ = ["sample", "uniform"]
+__all__ = ["Draw", "sample", "sample_seed", "uniform"]
 
 # Bounds the float64 copies of logits to 4 MiB each, which is also where they are fastest.
 _CHUNK_VALUES: Final = 512 * 1024
@@ -28,36 +32,65 @@ _NUCLEUS_GUESS: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One token to choose: of row ``place`` of the logits, to stand at ``position`` of its row.
+
+    Rows of equal place are drawn of the same logits, each by the seed in its own ``params``.
+    ``banned`` are tokens that must not come yet.
+    """
+
+    row: RowKey
+    place: int
+    position: int
+    params: SamplingParams
+    history: History
+    banned: Sequence[int] = ()
+
+    @property
+    def is_adjusted(self) -> bool:
+        return is_adjusted(self.params, len(self.history.output))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Settings:
     temperature: float
+    min_p: float
     top_k: int
     top_p: float
 
 
-def sample(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[int]:
-    """One token id per row of ``logits`` [R, V], float32.
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token id per draw, from ``logits`` [R, V], float32.
 
-    ``positions[r]`` is the place of the new token in its row's sequence. Raises ModelError where
-    logits are not numbers.
+    Raises ModelError where logits are not numbers.
     """
-    assert logits.shape[0] == len(params) == len(positions)
-    if not params:
+    if not draws:
         return []
     greedy = _argmax(logits)
     _demand_numbers(logits.gather(1, greedy[:, None]).squeeze(1))
-    tokens: list[int] = greedy.tolist()
-    for settings, rows in _groups(params, logits.shape[1]):
-        chosen = logits if len(rows) == len(params) else logits[torch.tensor(rows)]
-        draws = [uniform(params[row].seed, positions[row]) for row in rows]
-        num_rows = max(1, _CHUNK_VALUES // logits.shape[1])
-        for start in range(0, len(rows), num_rows):
-            part = slice(start, start + num_rows)
-            drawn = _draw(chosen[part], settings, draws[part])
-            for row, token in zip(rows[part], drawn, strict=True):
-                tokens[row] = token
+    best = greedy.tolist()
+    tokens: list[int] = [best[draw.place] for draw in draws]
+    num_rows = max(1, _CHUNK_VALUES // logits.shape[1])
+    for settings, members in _groups(draws, logits.shape[1]):
+        for start in range(0, len(members), num_rows):
+            part = members[start : start + num_rows]
+            chosen = _choose(logits, settings, [draws[i] for i in part])
+            for i, token in zip(part, chosen, strict=True):
+                tokens[i] = token
     return tokens
+
+
+def _choose(logits: torch.Tensor, settings: _Settings, draws: Sequence[Draw]) -> list[int]:
+    """Tokens of a few draws with equal settings, from a copy of their logits."""
+    places = torch.tensor([draw.place for draw in draws], device=logits.device)
+    rows = logits.index_select(0, places)
+    for row, draw in zip(rows, draws, strict=True):
+        if draw.is_adjusted:
+            adjust(row, draw.params, draw.history, draw.banned)
+    if not settings.temperature:
+        tokens: list[int] = _argmax(rows).tolist()
+        return tokens
+    return _draw(rows, settings, [uniform(draw.params.seed, draw.position) for draw in draws])
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -77,22 +110,36 @@ def uniform(seed: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 12) / 2**52)
 
 
-def _groups(
-    params: Sequence[SamplingParams], vocab_size: int
-) -> Iterator[tuple[_Settings, list[int]]]:
-    """The rows that are not greedy, gathered by equal settings."""
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of one of a row's samples; the first has the row's own."""
+    if not sample:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/sample {sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _groups(draws: Sequence[Draw], vocab_size: int) -> Iterator[tuple[_Settings, list[int]]]:
+    """The draws that are not plainly greedy, gathered by equal settings."""
     groups: dict[_Settings, list[int]] = {}
-    for row, item in enumerate(params):
-        if item.temperature > 0:
-            top_k = item.top_k if item.top_k < vocab_size else 0
-            settings = _Settings(temperature=item.temperature, top_k=top_k, top_p=item.top_p)
-            groups.setdefault(settings, []).append(row)
+    for i, draw in enumerate(draws):
+        params = draw.params
+        if params.temperature > 0 or draw.is_adjusted:
+            settings = _Settings(
+                temperature=params.temperature,
+                min_p=params.min_p,
+                top_k=params.top_k if params.top_k < vocab_size else 0,
+                top_p=params.top_p,
+            )
+            groups.setdefault(settings, []).append(i)
     yield from groups.items()
 
 
 def _draw(logits: torch.Tensor, settings: _Settings, draws: list[float]) -> list[int]:
     """Tokens of rows [r, V] with equal settings, by one number in [0, 1) per row."""
     best = logits.amax(dim=-1, keepdim=True).double()
+    if settings.min_p:
+        least = best + settings.temperature * math.log(settings.min_p)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     floor = _floor(logits, best, settings)
     values, ids = (logits, None) if floor is None else _survivors(logits, floor)
     sums = _weights(values, best, settings.temperature).cumsum(dim=-1)

@@ -2,41 +2,27 @@
 
 The rule here is the zig-zag block: micro-batches are filled, run until the last of their rows has
 ended, then the next block is admitted; row-by-row is a block of one micro-batch. Rows that end
-leave at once. Knows tokens and pages, no weights and no operations.
+leave at once. A row is a sample: those of one request in one micro-batch share the computation of
+its prompt, and a request with more of them than a micro-batch takes comes in several families.
+Knows tokens and pages, no weights and no operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import groupby
 
 from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import MicroBatch, RowSpan
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Sweep
-from freight.runtime.request import Completion, FinishReason, Request
-from freight.runtime.tokenizer import Detokenizer, Tokenizer
+from freight.runtime.answers import Answer, Ending, NewTokens, Row
+from freight.runtime.penalties import History
+from freight.runtime.request import Completion, Request
+from freight.runtime.sampler import Draw
+from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["Row", "Scheduler"]
-
-
-@dataclass(kw_only=True, slots=True)
-class Row:
-    """A row in the block: its tokens so far, and how many of them have keys."""
-
-    request: Request
-    detokenizer: Detokenizer | None
-    new_ids: list[int] = field(default_factory=list)
-    kv_len: int = 0
-
-    @property
-    def pending(self) -> Sequence[int]:
-        """Tokens that have no keys yet: the prompt, or the token made last."""
-        return self.new_ids[-1:] if self.kv_len else self.request.prompt_ids
-
-    @property
-    def most_tokens(self) -> int:
-        return len(self.request.prompt_ids) + self.request.params.max_tokens
 
 
 class Scheduler:
@@ -62,7 +48,7 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._describe = describe
         self._block: list[list[Row]] = []
-        self._held: Request | None = None
+        self._held: Answer | None = None
         self._next_sweep = 0
         self.num_generated_tokens = 0
 
@@ -86,7 +72,7 @@ class Scheduler:
         if self._peek() is not None:
             return True
         return any(
-            len(row.new_ids) + 1 < row.request.params.max_tokens
+            len(row.new_ids) + 1 < row.params.max_tokens
             for rows in self._block
             for row in rows
         )
@@ -97,24 +83,51 @@ class Scheduler:
     def _micro_batch(self, k: int, rows: Sequence[Row]) -> MicroBatch:
         spans = []
         token_ids: list[int] = []
-        for row in rows:
+        for family in _families(rows):
+            row = family[0]
             pending = row.pending
+            makes_tokens = row.params.max_tokens > 0
+            is_scored = not row.kv_len and not row.key.sample and row.answer.is_scored
             span = RowSpan(
-                row=row.request.index,
+                row=row.key,
                 start=len(token_ids),
                 num_new=len(pending),
                 kv_len=row.kv_len,
-                logit_positions=(len(pending) - 1,),
+                logit_positions=(len(pending) - 1,) if makes_tokens else (),
+                scored=range(len(pending) - 1) if is_scored else range(0),
+                siblings=tuple(sibling.key for sibling in family[1:]),
             )
             spans.append(span)
             token_ids += pending
         return MicroBatch(index=k, rows=tuple(spans), token_ids=token_ids)
 
+    def draws(self, batch: MicroBatch) -> list[Draw]:
+        """The tokens to choose after ``batch``: one for each row that makes tokens."""
+        draws = []
+        place = -1
+        for span, row in _walk(batch, self._block[batch.index]):
+            if not span.logit_positions:
+                continue
+            place += row.key == span.row
+            is_short = len(row.new_ids) < row.params.min_tokens
+            draws.append(
+                Draw(
+                    row=row.key,
+                    place=place,
+                    position=span.total_len,
+                    params=row.params,
+                    history=History(prompt=row.answer.prompt_set, output=row.new_ids),
+                    banned=(*self._eos_ids, *row.params.stop_token_ids) if is_short else (),
+                )
+            )
+        return draws
+
     # -- admission ---------------------------------------------------------------------------
 
-    def _peek(self) -> Request | None:
-        if self._held is None:
-            self._held = next(self._requests, None)
+    def _peek(self) -> Answer | None:
+        """The request at the head of the queue, of which samples are still to be admitted."""
+        if self._held is None and (request := next(self._requests, None)) is not None:
+            self._held = Answer(request, tokenizer=self._tokenizer)
         return self._held
 
     def _admit_block(self) -> bool:
@@ -124,33 +137,31 @@ class Scheduler:
         return self._has_rows()
 
     def _admit_micro_batch(self) -> list[Row]:
-        """As many of the next rows as the micro-batch and the free pages take."""
-        requests: list[Request] = []
+        """As many of the next rows as the micro-batch and the free pages take.
+
+        Samples of one request stay together unless there are more than a micro-batch takes.
+        """
+        size = self._policy.micro_batch_size
+        rows: list[Row] = []
         tokens = 0
-        while len(requests) < self._policy.micro_batch_size and (request := self._peek()):
-            tokens += len(request.prompt_ids)
-            if requests and tokens > self._policy.max_batch_tokens:
+        while len(rows) < size and (answer := self._peek()):
+            tokens += len(answer.request.prompt_ids)
+            count = min(answer.num_waiting, size)
+            is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
+            if rows and is_full:
                 break
-            requests.append(request)
-            self._held = None
-        rows = [self._start(request) for request in requests]
+            rows += answer.start(count)
+            if not answer.num_waiting:
+                self._held = None
         self._reserve(rows)
         return rows
-
-    def _start(self, request: Request) -> Row:
-        needs_text = self._tokenizer is not None
-        detokenizer = None
-        if needs_text:
-            assert self._tokenizer is not None
-            detokenizer = Detokenizer(self._tokenizer, request.params.stop)
-        return Row(request=request, detokenizer=detokenizer)
 
     def _reserve(self, rows: Sequence[Row]) -> None:
         """Pages for the rows' whole lives, on the tiers by the policy's shares."""
         first = 0
         for tier, count in self._policy.kv.cut(len(rows)).items():
             members = rows[first : first + count]
-            wanted = [(row.request.index, row.most_tokens) for row in members]
+            wanted = [(row.key, row.most_tokens) for row in members]
             if wanted:
                 self._kv.admit(self._home(tier), wanted)
             first += count
@@ -163,36 +174,62 @@ class Scheduler:
 
     # -- tokens ------------------------------------------------------------------------------
 
-    def update(self, batch: MicroBatch, token_ids: Sequence[int]) -> list[Completion]:
-        """Take in one new token per row of ``batch``; returns the rows that ended."""
-        rows = self._block[batch.index]
+    def update(self, batch: MicroBatch, made: NewTokens) -> list[Completion]:
+        """Take in what was made of ``batch``; returns the requests that are answered now."""
+        self._take_prompt_scores(batch, made)
+        token_ids, num_scored = iter(made.token_ids), 0
         completions = []
         left = []
-        for row, span, token_id in zip(rows, batch.rows, token_ids, strict=True):
+        for span, row in _walk(batch, self._block[batch.index]):
             row.kv_len = span.total_len
-            reason = self._append(row, token_id)
-            if reason is None:
+            ending: Ending | None = ("length", None)
+            if span.logit_positions:
+                ending = self._append(row, next(token_ids), made, num_scored)
+                num_scored += row.score_log is not None
+            if ending is None:
                 left.append(row)
                 continue
-            self._kv.release(row.request.index)
-            completions.append(self._complete(row, reason))
+            self._kv.release(row.key)
+            if (completion := row.answer.finish(row, ending)) is not None:
+                completions.append(completion)
         self._block[batch.index] = left
         return completions
 
-    def _append(self, row: Row, token_id: int) -> FinishReason | None:
-        self.num_generated_tokens += 1
-        if token_id in self._eos_ids:
-            return "stop"
-        row.new_ids.append(token_id)
-        if row.detokenizer is not None and row.detokenizer.append(token_id):
-            return "stop"
-        return "length" if len(row.new_ids) >= row.request.params.max_tokens else None
+    def _take_prompt_scores(self, batch: MicroBatch, made: NewTokens) -> None:
+        if made.prompt_scores is None:
+            return
+        first = 0
+        for span, row in _walk(batch, self._block[batch.index]):
+            if span.scored and span.row == row.key:
+                last = first + len(span.scored)
+                row.answer.take_prompt_scores(made.prompt_scores, first, last)
+                first = last
 
-    def _complete(self, row: Row, reason: FinishReason) -> Completion:
-        return Completion(
-            index=row.request.index,
-            token_ids=tuple(row.new_ids),
-            text="" if row.detokenizer is None else row.detokenizer.text,
-            finish_reason=reason,
-            num_prompt_tokens=len(row.request.prompt_ids),
-        )
+    def _append(self, row: Row, token_id: int, made: NewTokens, place: int) -> Ending | None:
+        """Take one token, whose scores are at ``place``; how the row ends, if it does."""
+        params = row.params
+        self.num_generated_tokens += 1
+        if len(row.new_ids) >= params.min_tokens:
+            if token_id in self._eos_ids and not params.ignore_eos:
+                return "stop", None
+            if token_id in params.stop_token_ids:
+                return "stop", token_id
+        row.new_ids.append(token_id)
+        if row.score_log is not None:
+            assert made.scores is not None
+            row.score_log.append(made.scores, place)
+        if row.detokenizer is not None and row.detokenizer.append(token_id):
+            return "stop", row.detokenizer.stop_string
+        return ("length", None) if len(row.new_ids) >= params.max_tokens else None
+
+
+def _families(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows that bring the same tokens: samples of one request before their first sweep."""
+    for _, family in groupby(rows, lambda row: row.key if row.kv_len else row.key.request):
+        yield list(family)
+
+
+def _walk(batch: MicroBatch, rows: Sequence[Row]) -> Iterator[tuple[RowSpan, Row]]:
+    """Each row with the span that brings its tokens."""
+    spans = (span for span in batch.rows for _ in span.keys)
+    return zip(spans, rows, strict=True)

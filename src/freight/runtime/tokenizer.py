@@ -8,9 +8,10 @@ no engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
 
@@ -24,6 +25,7 @@ _OLDER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", 
 # A held-back stretch of tokens is given up as broken text after this many; see Detokenizer.
 _MOST_HELD_TOKENS = 64
 _BROKEN = "\ufffd"
+_KEPT_TEXTS: Final = 1 << 15
 
 
 class Tokenizer:
@@ -44,6 +46,8 @@ class Tokenizer:
         self._chat: ChatTemplate | None = read_chat_template(model_dir, config, named)
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: frozenset[int] = self._find_eos(named.get("eos_token"))
+        self.token_text: Callable[[int], str] = lru_cache(_KEPT_TEXTS)(self._token_text)
+        """One token by itself, special or not; part of a character is U+FFFD."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -66,6 +70,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _token_text(self, token_id: int) -> str:
+        text: str = self._backend.decode([token_id], skip_special_tokens=False)
         return text
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -109,12 +117,16 @@ class Detokenizer:
     be half a character, so it waits for the next token. Decoding from ``_start`` rather than from
     the new token alone keeps the spaces that decoders put between tokens.
 
-    Without stop strings nothing is decoded until ``text`` is asked for.
+    Without stop strings nothing is decoded until ``text`` is asked for. A stop string that is
+    complete after ``min_tokens`` tokens or fewer ends nothing, then or later.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
+        self._min_tokens = min_tokens
+        self._open_from = 0  # characters up to here end no stop string
+        self.stop_string: str | None = None  # the one that was found
         self._overlap = max((len(text) for text in stop), default=1) - 1
         self._ids: list[int] = []
         self._pieces: list[str] = []  # settled text
@@ -141,21 +153,29 @@ class Detokenizer:
         new = decoded[len(self._start_text) :]
         found = self._find_stop(new)
         if found is not None:
-            self._final = found
+            self._final, self.stop_string = found
             return True
         held = len(self._ids) - self._settled
         if (new and not new.endswith(_BROKEN)) or held >= _MOST_HELD_TOKENS:
             self._settle(new)
         return False
 
-    def _find_stop(self, new: str) -> str | None:
-        """The text before the first stop string, if one ends in ``new``."""
+    def _find_stop(self, new: str) -> tuple[str, str] | None:
+        """The text before the first stop string, if one ends in ``new``, and that string."""
+        begin = self._num_chars - len(self._tail)
         window = self._tail + new.rstrip(_BROKEN)
-        places = [place for text in self._stop if (place := window.find(text)) >= 0]
+        if len(self._ids) <= self._min_tokens:
+            self._open_from = begin + len(window)
+            return None
+        places = []
+        for text in self._stop:
+            least = max(0, self._open_from - len(text) + 1 - begin)
+            if (place := window.find(text, least)) >= 0:
+                places.append((place, text))
         if not places:
             return None
-        settled = "".join(self._pieces)
-        return settled[: self._num_chars - len(self._tail)] + window[: min(places)]
+        place, text = min(places, key=lambda found: found[0])
+        return "".join(self._pieces)[:begin] + window[:place], text
 
     def _settle(self, new: str) -> None:
         self._pieces.append(new)

@@ -1,0 +1,173 @@
+"""What becomes of a request: its samples as rows, and what they have made so far.
+
+A request is answered when the last of its samples has ended, however many micro-batches they were
+in. Knows tokens and scores, no pages and no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import fsum
+
+import numpy as np
+import numpy.typing as npt
+
+from freight.model.batch import RowKey
+from freight.runtime.params import SamplingParams
+from freight.runtime.request import (
+    Completion,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    Request,
+)
+from freight.runtime.sampler import sample_seed
+from freight.runtime.scores import ScoreLog, Scores
+from freight.runtime.tokenizer import Detokenizer, Tokenizer
+
+__all__ = ["Answer", "Ending", "NewTokens", "Row"]
+
+Ending = tuple[FinishReason, int | str | None]
+"""Why a row has ended, and the stop token or stop string where it was one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewTokens:
+    """What was made of a micro-batch: a token for each row that makes one, the scores of those
+    whose rows ask for them, and the scores of the prompts' tokens, each in the order of the rows.
+    """
+
+    token_ids: Sequence[int]
+    scores: Scores | None = None
+    prompt_scores: Scores | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """A row in the block: its tokens so far, and how many of them have keys.
+
+    ``params`` are the request's, with the seed of this sample.
+    """
+
+    key: RowKey
+    answer: Answer
+    params: SamplingParams
+    detokenizer: Detokenizer | None
+    score_log: ScoreLog | None
+    new_ids: list[int] = field(default_factory=list)
+    kv_len: int = 0
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """Tokens that have no keys yet: the prompt, or the token made last."""
+        return self.new_ids[-1:] if self.kv_len else self.answer.request.prompt_ids
+
+    @property
+    def most_tokens(self) -> int:
+        return len(self.answer.request.prompt_ids) + self.params.max_tokens
+
+
+class Answer:
+    """A request and the outputs of its samples, as they end. ``num_waiting`` samples are to be
+    started yet."""
+
+    def __init__(self, request: Request, *, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.num_waiting = request.params.n
+        self._tokenizer = tokenizer
+        self._outputs: dict[int, CompletionOutput] = {}
+        self._prompt_scores: Scores | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        return self.request.params.prompt_logprobs is not None
+
+    @cached_property
+    def prompt_set(self) -> npt.NDArray[np.int64]:
+        """The tokens of the prompt, each once: what the repetition penalty asks for."""
+        if self.request.params.repetition_penalty == 1:
+            return np.empty(0, dtype=np.int64)
+        return np.unique(np.asarray(self.request.prompt_ids, dtype=np.int64))
+
+    def start(self, count: int) -> list[Row]:
+        """The next ``count`` samples as rows."""
+        first = self.request.params.n - self.num_waiting
+        self.num_waiting -= count
+        return [self._row(sample) for sample in range(first, first + count)]
+
+    def _row(self, sample: int) -> Row:
+        params = self.request.params
+        detokenizer = score_log = None
+        if self._tokenizer is not None:
+            detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens)
+        if params.logprobs is not None:
+            score_log = ScoreLog(params.max_tokens, params.logprobs)
+        return Row(
+            key=RowKey(self.request.index, sample),
+            answer=self,
+            params=replace(params, seed=sample_seed(params.seed, sample)),
+            detokenizer=detokenizer,
+            score_log=score_log,
+        )
+
+    def take_prompt_scores(self, scores: Scores, first: int, last: int) -> None:
+        """Take those from ``first`` to ``last``: the prompt's tokens but the first."""
+        self._prompt_scores = scores.part(first, last, self.request.params.prompt_logprobs or 0)
+
+    def finish(self, row: Row, ending: Ending) -> Completion | None:
+        """Take in a row that has ended; the completion if it was the last one."""
+        logprobs = None
+        if row.score_log is not None:
+            logprobs = self._logprobs(row.new_ids, row.score_log.result())
+        self._outputs[row.key.sample] = CompletionOutput(
+            text="" if row.detokenizer is None else row.detokenizer.text,
+            token_ids=tuple(row.new_ids),
+            finish_reason=ending[0],
+            stop_reason=ending[1],
+            logprobs=logprobs,
+            cumulative_logprob=(
+                None if logprobs is None else fsum(item.logprob for item in logprobs)
+            ),
+        )
+        if len(self._outputs) < self.request.params.n:
+            return None
+        return Completion(
+            index=self.request.index,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            outputs=tuple(output for _, output in sorted(self._outputs.items())),
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:
+        if not self.is_scored:
+            return None
+        if self._prompt_scores is None:  # there is one token only
+            return (None,)
+        return (None, *self._logprobs(self.request.prompt_ids[1:], self._prompt_scores))
+
+    def _logprobs(self, token_ids: Sequence[int], scores: Scores) -> tuple[Logprob, ...]:
+        return tuple(
+            Logprob(
+                token_id=token_id,
+                text=self._text(token_id),
+                logprob=float(scores.logprobs[i]),
+                rank=int(scores.ranks[i]) or None,
+                top=tuple(
+                    Logprob(
+                        token_id=int(other),
+                        text=self._text(int(other)),
+                        logprob=float(logprob),
+                        rank=rank,
+                    )
+                    for rank, (other, logprob) in enumerate(
+                        zip(scores.top_ids[i], scores.top_logprobs[i], strict=True), start=1
+                    )
+                ),
+            )
+            for i, token_id in enumerate(token_ids)
+        )
+
+    def _text(self, token_id: int) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
