@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from freight.plan.workload import Workload
-from freight.runtime.request import Completion, Request
+from freight.runtime.request import Completion, CompletionOutput, Request
 
 
 class FakeEngine:
@@ -58,10 +58,14 @@ def answer(request: Request) -> Completion:
     ids = tuple(request.prompt_ids)[::-1][: request.params.max_tokens]
     return Completion(
         index=request.index,
-        token_ids=ids,
-        text=" ".join(map(str, ids)) + f" seed {request.params.seed}",
-        finish_reason="length",
         num_prompt_tokens=len(request.prompt_ids),
+        outputs=(
+            CompletionOutput(
+                token_ids=ids,
+                text=" ".join(map(str, ids)) + f" seed {request.params.seed}",
+                finish_reason="length",
+            ),
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from freight.model import attention
 from freight.model.attention import KVView, append, attend, index_rows, merge
-from freight.model.batch import RowSpan
+from freight.model.batch import RowKey, RowSpan
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
@@ -52,7 +52,13 @@ class Case:
         start = 0
         for row, (kv_len, num_new) in enumerate(self.rows):
             spans.append(
-                RowSpan(row=row, start=start, num_new=num_new, kv_len=kv_len, logit_positions=(0,))
+                RowSpan(
+                    row=RowKey(row),
+                    start=start,
+                    num_new=num_new,
+                    kv_len=kv_len,
+                    logit_positions=(0,),
+                )
             )
             start += num_new
         return spans

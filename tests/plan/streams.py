@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from freight.model.batch import MicroBatch, RowSpan
+from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.operation import Lane, Operation, Owner, Place
 from freight.plan.schedule import schedule
 from freight.plan.scoreboard import RING_SLOTS
@@ -155,7 +155,7 @@ def _work(k: int, life: _Life, turn: int) -> BatchWork:
 
 
 def micro_batch(k: int) -> MicroBatch:
-    span = RowSpan(row=k, start=0, num_new=1, kv_len=0, logit_positions=(0,))
+    span = RowSpan(row=RowKey(k), start=0, num_new=1, kv_len=0, logit_positions=(0,))
     return MicroBatch(index=k, rows=(span,), token_ids=[0])
 
 

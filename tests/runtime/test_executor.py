@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from freight.model.batch import MicroBatch, RowSpan
+from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.operation import Kind, Lane, Operation
 from freight.runtime.executor import Executor
 
@@ -37,7 +37,7 @@ def operation(
     is_last: bool = False,
     sweep: int = 0,
 ) -> Operation:
-    span = RowSpan(row=index, start=0, num_new=1, kv_len=0, logit_positions=(0,))
+    span = RowSpan(row=RowKey(index), start=0, num_new=1, kv_len=0, logit_positions=(0,))
     return Operation(
         index=index,
         kind=Kind.COMPUTE if lane is Lane.COMPUTE else Kind.READ_WEIGHTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,22 @@ from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from freight.errors import ModelError
 from freight.runtime import sampler
+from freight.model.batch import RowKey
+from freight.runtime.penalties import History
 from freight.runtime.request import SamplingParams
-from freight.runtime.sampler import sample, uniform
+from freight.runtime.sampler import Draw, uniform
 
 VOCAB = 37
+NOTHING = History(prompt=np.empty(0, dtype=np.int64), output=())
+
+
+def sample(logits: Any, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """One token per row, of rows that have no tokens yet."""
+    draws = [
+        Draw(row=RowKey(row), place=row, position=position, params=own, history=NOTHING)
+        for row, (own, position) in enumerate(zip(params, positions, strict=True))
+    ]
+    return sampler.sample(logits, draws)
 
 
 def naive_probabilities(logits: Any, params: SamplingParams) -> Any:

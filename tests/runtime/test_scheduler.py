@@ -6,7 +6,7 @@ made for it, that bounds of the policy hold in every sweep, and that pages all c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,8 @@ from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import MicroBatch
 from freight.plan.policy import Policy, Split
 from freight.plan.sweep import BatchWork
-from freight.runtime.request import Completion, Request, SamplingParams
+from freight.runtime.answers import NewTokens
+from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
 from freight.runtime.scheduler import Scheduler
 
 PAGE_TOKENS, NUM_PAGES, END = 4, 400, 0
@@ -58,10 +59,14 @@ class Case:
         count = min(most, ends_at)
         return Completion(
             index=row,
-            token_ids=tuple(self.token(row, number) for number in range(count)),
-            text="",
-            finish_reason="stop" if ends_at < most else "length",
             num_prompt_tokens=length,
+            outputs=(
+                CompletionOutput(
+                    text="",
+                    token_ids=tuple(self.token(row, number) for number in range(count)),
+                    finish_reason="stop" if ends_at < most else "length",
+                ),
+            ),
         )
 
 
@@ -121,11 +126,11 @@ class Bench:
             for work in sweep.works:
                 self.completions += self.scheduler.update(work.batch, self._tokens(work.batch))
 
-    def _tokens(self, batch: MicroBatch) -> Sequence[int]:
-        return [
-            self.case.token(span.row, span.total_len - self.case.rows[span.row][0])
-            for span in batch.rows
-        ]
+    def _tokens(self, batch: MicroBatch) -> NewTokens:
+        rows = [(span.row.request, span.total_len) for span in batch.rows]
+        return NewTokens(
+            token_ids=[self.case.token(row, end - self.case.rows[row][0]) for row, end in rows]
+        )
 
 
 @settings(deadline=None, max_examples=80)
@@ -162,11 +167,12 @@ def test_a_row_brings_its_prompt_and_then_its_last_token(case: Case) -> None:
         for batch in batches:
             for span in batch.rows:
                 ids = batch.token_ids[span.start : span.end]
-                number = lengths[span.row] - case.rows[span.row][0]
-                first = [1] * case.rows[span.row][0]
-                assert ids == ([case.token(span.row, number)] if lengths[span.row] else first)
-                assert span.kv_len == lengths[span.row]
-                lengths[span.row] += span.num_new
+                row = span.row.request
+                number = lengths[row] - case.rows[row][0]
+                first = [1] * case.rows[row][0]
+                assert ids == ([case.token(row, number)] if lengths[row] else first)
+                assert span.kv_len == lengths[row]
+                lengths[row] += span.num_new
 
 
 @settings(deadline=None, max_examples=80)
@@ -191,5 +197,5 @@ def test_rows_enter_in_their_order_and_a_block_when_the_last_has_left() -> None:
     )
     bench = Bench(case)
     bench.run()
-    rows = [[[span.row for span in b.rows] for b in batches] for batches in bench.batches]
+    rows = [[[span.row.request for span in b.rows] for b in batches] for batches in bench.batches]
     assert rows == [[[0, 1], [2, 3]], [[0], [2]], [[2]], [[4]]]

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from freight.model.batch import MicroBatch
 from freight.plan.workload import Workload
+from freight.runtime.answers import NewTokens
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Request, SamplingParams
+from freight.runtime.sampler import Draw
 
 VOCAB = 320
 
@@ -131,10 +132,10 @@ def capture_logits(engine: Engine) -> dict[tuple[int, int], torch.Tensor]:
     captured: dict[tuple[int, int], torch.Tensor] = {}
     sample = engine._sample
 
-    def capture(batch: MicroBatch, logits: torch.Tensor) -> list[int]:
-        for span, values in zip(batch.rows, logits, strict=True):
-            captured[span.row, span.total_len] = values.clone()
-        return sample(batch, logits)
+    def capture(logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:
+        for draw in draws:
+            captured[draw.row.request, draw.position] = logits[draw.place].clone()
+        return sample(logits, draws)
 
     engine._sample = capture  # type: ignore[method-assign]
     return captured

@@ -29,8 +29,9 @@ examples:
   cat rows.jsonl | freight run - -m ./model -o - > answers.jsonl
 
 Each input line is a JSON object with "prompt" (text or token ids) or "messages", and if wanted
-"id", "max_tokens", "temperature", "top_k", "top_p", "seed" and "stop". Each output line has
-"id", "text", "prompt_tokens", "completion_tokens" and "finish_reason", or "id" and "error".
+"id" and sampling parameters by the names of the flags, like "max_tokens" or "logit_bias"; stop
+tokens are "stop_token_ids". Each output line has "id", "text", "prompt_tokens",
+"completion_tokens" and "finish_reason", or "id" and "error"; with several answers, "outputs".
 """
 
 
@@ -104,11 +105,68 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is off (default)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is off (default)")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0 is off (default)")
+    _add_penalties(group)
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="each row's seed is derived of it"
     )
+    group.add_argument("--n", type=int, default=1, metavar="N", help="answers drawn of each prompt")
+    _add_stops(group)
+    group.add_argument(
+        "--logprobs", type=int, metavar="K", help="of new tokens, with K alternatives to each"
+    )
+    group.add_argument(
+        "--prompt-logprobs",
+        type=int,
+        metavar="K",
+        help="of the prompt's tokens; --max-tokens 0 generates nothing beside them",
+    )
+
+
+def _add_penalties(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="on tokens of prompt and answer; 1 is off (default)",
+    )
+    group.add_argument(
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="on tokens of the answer, once; 0 is off (default)",
+    )
+    group.add_argument(
+        "--frequency-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="on tokens of the answer, each time; 0 is off (default)",
+    )
+    group.add_argument(
+        "--logit-bias", metavar="JSON", help="""added to tokens' logits, like '{"50256": -100}'"""
+    )
+
+
+def _add_stops(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end a row here; repeatable"
+    )
+    group.add_argument(
+        "--stop-token-id",
+        action="append",
+        type=int,
+        default=[],
+        metavar="ID",
+        help="end a row at this token; repeatable",
+    )
+    group.add_argument(
+        "--min-tokens", type=int, default=0, metavar="N", help="no row stops before so many"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the end of the sequence"
     )
 
 

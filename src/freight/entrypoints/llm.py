@@ -18,7 +18,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -149,7 +149,7 @@ class LLM:
     ) -> Iterator[Completion]:
         if not items:
             return iter(())
-        shared = _normal(SamplingParams() if params is None else params)
+        shared = SamplingParams() if params is None else params
         spool = self._spool(items, read, shared)
         answers = self._answer(spool)
         weakref.finalize(answers, spool.close)
@@ -160,11 +160,11 @@ class LLM:
         self,
         items: list[Any],
         read: Callable[[Any], Record],
-        params: SamplingParams | list[SamplingParams],
+        params: Params,
     ) -> Spool:
         """Every row checked and tokenised. Its files live on without a name while it is open."""
-        defaults = SamplingParams() if isinstance(params, list) else params
-        own = params if isinstance(params, list) else [None] * len(items)
+        defaults = params if isinstance(params, SamplingParams) else SamplingParams()
+        own = [None] * len(items) if isinstance(params, SamplingParams) else list(params)
         _check_lengths(len(items), len(own))
         with tempfile.TemporaryDirectory(prefix="freight-") as name:
             directory = Path(name)
@@ -218,17 +218,6 @@ def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
         return [prompts]
     items = list(prompts)
     return [items] if items and all(isinstance(item, int) for item in items) else items
-
-
-def _normal(params: Params) -> SamplingParams | list[SamplingParams]:
-    """Stop strings as a tuple, where one string or a list was given."""
-    if not isinstance(params, SamplingParams):
-        return [replace(own, stop=_stop_texts(own)) for own in params]
-    return replace(params, stop=_stop_texts(params))
-
-
-def _stop_texts(params: SamplingParams) -> tuple[str, ...]:
-    return (params.stop,) if isinstance(params.stop, str) else tuple(params.stop)
 
 
 def _check_lengths(num_prompts: int, num_params: int) -> None:

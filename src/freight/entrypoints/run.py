@@ -6,9 +6,10 @@ Knows which flag is which field; no model code and no row format.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,7 @@ from freight.entrypoints.version import freight_version
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
 from freight.jobs.identity import model_identity
+from freight.jobs.json_values import read_biases
 from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine, JobReport, JobSpec, run_job
 from freight.model.config import read_config
@@ -57,11 +59,22 @@ def job_spec(arguments: argparse.Namespace) -> JobSpec:
         sink=sys.stdout.fileno() if arguments.output == "-" else Path(arguments.output),
         sampling=SamplingParams(
             max_tokens=arguments.max_tokens,
+            n=arguments.n,
             temperature=arguments.temperature,
             top_k=arguments.top_k,
             top_p=arguments.top_p,
+            min_p=arguments.min_p,
+            repetition_penalty=arguments.repetition_penalty,
+            presence_penalty=arguments.presence_penalty,
+            frequency_penalty=arguments.frequency_penalty,
+            logit_bias=_parse_biases(arguments.logit_bias),
             seed=arguments.seed,
             stop=tuple(arguments.stop),
+            stop_token_ids=tuple(arguments.stop_token_id),
+            min_tokens=arguments.min_tokens,
+            ignore_eos=arguments.ignore_eos,
+            logprobs=arguments.logprobs,
+            prompt_logprobs=arguments.prompt_logprobs,
         ),
         job_dir=None if arguments.job_dir is None else Path(arguments.job_dir),
         unordered=arguments.unordered,
@@ -106,6 +119,19 @@ def parse_shares(flag: str, text: str | None) -> Shares | None:
         "Shares are three percentages for gpu, cpu and disk, or two for cpu and disk.",
         "Write them like 20/80/0 or 40/60.",
     )
+
+
+def _parse_biases(text: str | None) -> Mapping[int, float]:
+    if text is None:
+        return {}
+    try:
+        return read_biases("logit_bias", json.loads(text))
+    except ValueError as error:  # InputError is one, too
+        raise InputError(
+            f"--logit-bias {text} was given.",
+            "It must be a JSON object of token ids with numbers from -100 to 100.",
+            """Write it like '{"50256": -100}'.""",
+        ) from error
 
 
 def _parse_size(text: str | None) -> int | None:

@@ -7,13 +7,23 @@ Knows no tokenizer, no engine and no files. A row that cannot be used becomes a 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freight.errors import InputError
-from freight.runtime.request import Completion, SamplingParams
+from freight.jobs.json_values import (
+    kind_of,
+    read_biases,
+    read_flag,
+    read_ids,
+    read_integer,
+    read_number,
+    read_texts,
+    refuse_broken_text,
+    wrong_kind,
+)
+from freight.runtime.request import Completion, CompletionOutput, Logprob, SamplingParams
 
 __all__ = [
     "Row",
@@ -23,7 +33,6 @@ __all__ = [
     "error_row",
     "fit_max_tokens",
     "parse_row",
-    "refuse_broken_text",
 ]
 
 RowId = str | int
@@ -75,7 +84,7 @@ def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -
         raise InputError(
             "The prompt is empty.", "The model needs at least one token.", "Put text into it."
         )
-    if room < 1:
+    if room < min(1, max_tokens):
         raise InputError(
             f"The prompt has {num_prompt_tokens} tokens.",
             f"The model has {limits.max_positions} positions, one of them for an answer.",
@@ -85,16 +94,50 @@ def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -
 
 
 def completion_row(row_id: RowId, completion: Completion) -> bytes:
-    """The output row of an answer, without its newline."""
-    return _dump(
-        {
-            "id": row_id,
-            "text": completion.text,
-            "prompt_tokens": completion.num_prompt_tokens,
-            "completion_tokens": len(completion.token_ids),
-            "finish_reason": completion.finish_reason,
-        }
-    )
+    """The output row of an answer, without its newline.
+
+    One answer is spread out in the row itself; several are in its "outputs".
+    """
+    record: dict[str, Any] = {"id": row_id}
+    outputs = [_output(output) for output in completion.outputs]
+    if len(outputs) == 1:
+        record |= {"text": completion.text, "prompt_tokens": completion.num_prompt_tokens}
+        record |= outputs[0]
+    else:
+        record["prompt_tokens"] = completion.num_prompt_tokens
+        record["completion_tokens"] = completion.num_new_tokens
+        record["outputs"] = outputs
+    if completion.prompt_logprobs is not None:
+        record["prompt_logprobs"] = [
+            None if item is None else _logprob(item) for item in completion.prompt_logprobs
+        ]
+    return _dump(record)
+
+
+def _output(output: CompletionOutput) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "text": output.text,
+        "completion_tokens": len(output.token_ids),
+        "finish_reason": output.finish_reason,
+    }
+    if output.logprobs is not None:
+        record["cumulative_logprob"] = _rounded(output.cumulative_logprob or 0.0)
+        record["logprobs"] = {"content": [_logprob(item) for item in output.logprobs]}
+    return record
+
+
+def _logprob(item: Logprob) -> dict[str, Any]:
+    """The shape that OpenAI gives it in chats, and the token's id beside its text."""
+    return {**_token(item), "top_logprobs": [_token(other) for other in item.top]}
+
+
+def _token(item: Logprob) -> dict[str, Any]:
+    return {"token": item.text, "token_id": item.token_id, "logprob": _rounded(item.logprob)}
+
+
+def _rounded(logprob: float) -> float:
+    """A float32's worth of digits."""
+    return round(logprob, 6)
 
 
 def error_row(row_id: RowId, error: str) -> bytes:
@@ -125,7 +168,7 @@ def _load(line: bytes) -> dict[str, Any]:
         ) from error
     if not isinstance(record, dict):
         raise InputError(
-            f"It holds {_kind(record)}.",
+            f"It holds {kind_of(record)}.",
             "A row is a JSON object.",
             'Write it like {"prompt": "..."}.',
         )
@@ -138,7 +181,7 @@ def _read_id(value: object) -> RowId | None:
         return value
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise _wrong("id", value, "a string or a whole number")
+    raise wrong_kind("id", value, "a string or a whole number")
 
 
 def _read_prompt(record: Mapping[str, Any]) -> Row:
@@ -157,13 +200,13 @@ def _read_prompt(record: Mapping[str, Any]) -> Row:
         return Row(text=prompt)
     if isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt):
         return Row(token_ids=prompt)
-    raise _wrong("prompt", prompt, "a string or a list of whole numbers (token ids)")
+    raise wrong_kind("prompt", prompt, "a string or a list of whole numbers (token ids)")
 
 
 def _read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
     if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
         return messages
-    raise _wrong("messages", messages, "a list of at least one object")
+    raise wrong_kind("messages", messages, "a list of at least one object")
 
 
 def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:
@@ -176,58 +219,22 @@ def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict
     return overrides
 
 
-def _read_integer(key: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _wrong(key, value, "a whole number")
-
-
-def _read_number(key: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    raise _wrong(key, value, "a number")
-
-
-def _read_stop(key: str, value: object) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _wrong(key, value, "a string or a list of strings")
-    for text in texts:
-        refuse_broken_text(text, key)
-    return tuple(texts)
-
-
 _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
-    "max_tokens": _read_integer,
-    "temperature": _read_number,
-    "top_k": _read_integer,
-    "top_p": _read_number,
-    "seed": _read_integer,
-    "stop": _read_stop,
+    "max_tokens": read_integer,
+    "n": read_integer,
+    "temperature": read_number,
+    "top_k": read_integer,
+    "top_p": read_number,
+    "min_p": read_number,
+    "repetition_penalty": read_number,
+    "presence_penalty": read_number,
+    "frequency_penalty": read_number,
+    "logit_bias": read_biases,
+    "seed": read_integer,
+    "stop": read_texts,
+    "stop_token_ids": read_ids,
+    "min_tokens": read_integer,
+    "ignore_eos": read_flag,
+    "logprobs": read_integer,
+    "prompt_logprobs": read_integer,
 }
-
-
-def refuse_broken_text(text: str, key: str) -> None:
-    """JSON may escape half a surrogate pair, which no encoding can carry on: refuse it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f'Its "{key}" holds half a surrogate pair at character {error.start + 1}.',
-            "Such text cannot be encoded.",
-            "Repair the text where it was cut.",
-        ) from error
-
-
-def _wrong(key: str, value: object, expected: str) -> InputError:
-    return InputError(f'Its "{key}" is {_kind(value)}.', f"It must be {expected}.", "Change it.")
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
-    if value is None:
-        return "null"
-    return names.get(type(value), "a number")

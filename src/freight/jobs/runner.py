@@ -119,7 +119,7 @@ def _answer(
             journal.append(completion.index, row)
             output.emit()
             tally.add(completion)
-            observer.on_row(num_new_tokens=len(completion.token_ids))
+            observer.on_row(num_new_tokens=completion.num_new_tokens)
     finally:
         observer.on_end()
     if journal.num_done != spool.num_rows:
@@ -142,7 +142,7 @@ class _Tally:
 
     def add(self, completion: Completion) -> None:
         self.num_prompt_tokens += completion.num_prompt_tokens
-        self.num_new_tokens += len(completion.token_ids)
+        self.num_new_tokens += completion.num_new_tokens
 
 
 def _record_failed(spool: Spool, journal: Journal, output: Output, observer: Observer) -> None:

@@ -32,7 +32,10 @@ RECORD: Final = np.dtype(
         ("num_tokens", "<i4"),  # 0: the row has an error
         ("max_tokens", "<i4"),
         ("extras_offset", "<i8"),
-        ("extras_bytes", "<i8"),  # 0: nothing of its own
+        ("extras_bytes", "<i4"),  # 0: nothing of its own
+        ("num_samples", "<i2"),
+        ("logprobs", "i1"),  # -1: not asked for
+        ("prompt_logprobs", "i1"),
     ]
 )
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
@@ -95,16 +98,23 @@ class Spool:
         return np.flatnonzero(self.num_prompt_tokens == 0)
 
     def workload(self, indices: Indices) -> Workload:
-        """The work that the given usable rows are, at least one."""
-        prompts = self.num_prompt_tokens[indices].astype(np.int64)
-        new = self.max_new_tokens[indices].astype(np.int64)
+        """The work that the given usable rows are, at least one; each sample is a row of it."""
+        records = self._records[indices]
+        prompts = records["num_tokens"].astype(np.int64)
+        new = records["max_tokens"].astype(np.int64)
+        samples = records["num_samples"].astype(np.int64)
+        listed, scored = records["logprobs"], records["prompt_logprobs"]
         return Workload(
-            num_rows=len(indices),
+            num_rows=int(samples.sum()),
             max_prompt_tokens=int(prompts.max()),
             max_new_tokens=int(new.max()),
             max_total_tokens=int((prompts + new).max()),
             total_prompt_tokens=int(prompts.sum()),
-            total_new_tokens=int(new.sum()),
+            total_new_tokens=int((new * samples).sum()),
+            max_samples=int(samples.max()),
+            max_scored_tokens=int((prompts - 1)[scored >= 0].max(initial=0)),
+            max_listed_tokens=int(new[listed >= 0].max(initial=0)),
+            max_logprobs=int(max(listed.max(), scored.max(), 0)),
         )
 
     def request(self, index: int) -> Request:
@@ -113,10 +123,13 @@ class Spool:
         num_tokens = int(record["num_tokens"])
         raw = os.pread(self._tokens, 4 * num_tokens, 4 * int(record["offset"]))
         overrides = dict(self._read_extras(index).get("overrides", {}))
-        if "stop" in overrides:
-            overrides["stop"] = tuple(overrides["stop"])
+        if "logit_bias" in overrides:  # JSON has made strings of its ids
+            biases = overrides["logit_bias"].items()
+            overrides["logit_bias"] = {int(token_id): bias for token_id, bias in biases}
         overrides.setdefault("seed", derive_seed(self._defaults.seed, index))
-        overrides["max_tokens"] = int(record["max_tokens"])
+        overrides["max_tokens"] = max_tokens = int(record["max_tokens"])
+        least = overrides.get("min_tokens", self._defaults.min_tokens)
+        overrides["min_tokens"] = min(least, max_tokens)
         return Request(
             index=index,
             prompt_ids=np.frombuffer(raw, dtype="<i4").tolist(),

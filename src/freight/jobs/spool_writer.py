@@ -23,11 +23,11 @@ from freight.jobs.formats import (
     RowLimits,
     fit_max_tokens,
     parse_row,
-    refuse_broken_text,
 )
+from freight.jobs.json_values import refuse_broken_text
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
 from freight.jobs.spool import RECORD, SPOOL_FILES, Spool
-from freight.runtime.request import SamplingParams
+from freight.runtime.params import SamplingParams, check_vocabulary
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["SpoolWriter", "write_spool"]
@@ -50,6 +50,7 @@ class SpoolWriter:
         limits: RowLimits,
         defaults: SamplingParams,
     ) -> None:
+        check_vocabulary(defaults, limits.vocab_size)
         self._tokenizer = tokenizer
         self._limits = limits
         self._defaults = defaults
@@ -151,15 +152,25 @@ class SpoolWriter:
             )
 
     def _write(self, where: str, row: Row, ids: list[int]) -> None:
-        max_tokens, error = 0, row.error
+        max_tokens, params, error = 0, self._defaults, row.error
         if error is None:
             try:
-                max_tokens = self._check(row, ids)
+                params = replace(self._defaults, **row.overrides)
+                max_tokens = self._check(params, ids)
             except InputError as refusal:
                 ids, error = [], f"{where}: {refusal}"
         extras = _extras_blob(row, error)
         record = np.array(
-            (self._num_ids, len(ids), max_tokens, self._num_extras_bytes, len(extras)),
+            (
+                self._num_ids,
+                len(ids),
+                max_tokens,
+                self._num_extras_bytes,
+                len(extras),
+                params.n,
+                -1 if params.logprobs is None else params.logprobs,
+                -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            ),
             dtype=RECORD,
         )
         self._tokens.write(array("i", ids).tobytes())
@@ -169,9 +180,9 @@ class SpoolWriter:
         self._num_extras_bytes += len(extras)
         self.num_rows += 1
 
-    def _check(self, row: Row, ids: list[int]) -> int:
-        wanted = row.overrides.get("max_tokens", self._defaults.max_tokens)
-        max_tokens = fit_max_tokens(len(ids), wanted, self._limits)
+    def _check(self, params: SamplingParams, ids: list[int]) -> int:
+        max_tokens = fit_max_tokens(len(ids), params.max_tokens, self._limits)
+        check_vocabulary(params, self._limits.vocab_size)
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self._limits.vocab_size:
                 raise InputError(

@@ -88,9 +88,7 @@ def index_rows(
     ]
     token_pages = [page for own, _ in places for page in own]
     token_places = [place for _, own in places for place in own]
-    copied = [
-        (first, *_index_tokens(span, table, page_tokens)) for first, span, table in copies
-    ]
+    copied = [(first, *_index_tokens(span, table, page_tokens)) for first, span, table in copies]
 
     def ids(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
@@ -178,9 +176,7 @@ def _index_group(
 
 def append(pool: torch.Tensor, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write new keys and values k, v [T, K, H] into the pages of pool [P, 2, K, page, H]."""
-    own = KVCopy(
-        start=view.start, token_pages=view.token_pages, token_places=view.token_places
-    )
+    own = KVCopy(start=view.start, token_pages=view.token_pages, token_places=view.token_places)
     keys, values = pool[:, 0].transpose(1, 2), pool[:, 1].transpose(1, 2)
     for row in (own, *view.copies):
         tokens = slice(row.start, row.start + len(row.token_pages))

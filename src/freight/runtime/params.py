@@ -94,7 +94,7 @@ class SamplingParams:
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse token ids that a model of so many tokens does not have."""
+    """Refuse token ids, and more alternatives, than a model of so many tokens has."""
     for name, ids in (
         ("logit_bias", tuple(params.logit_bias)),
         ("stop_token_ids", params.stop_token_ids),
@@ -106,6 +106,10 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
                 f"The model's vocabulary has the ids 0 to {vocab_size - 1}.",
                 "Use ids of the tokenizer that belongs to the model.",
             )
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            limit = f"at most {vocab_size}, the size of the model's vocabulary"
+            raise _refuse(name, count, limit, "Ask for fewer alternatives.")
 
 
 def _refuse(name: str, value: object, limit: str, advice: str) -> InputError:
@@ -123,8 +127,8 @@ def _whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
 
 def _number(low: float, high: float) -> Callable[[Any], bool]:
     """Finite and within both."""
-    return lambda value: isinstance(value, int | float) and (
-        math.isfinite(value) and low <= value <= high
+    return lambda value: (
+        isinstance(value, int | float) and (math.isfinite(value) and low <= value <= high)
     )
 
 

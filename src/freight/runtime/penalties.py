@@ -56,9 +56,9 @@ def adjust(
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values < 0, values * penalty, values / penalty)
     if len(output) and (params.presence_penalty or params.frequency_penalty):
-        ids, counts = np.unique(output, return_counts=True)
+        used, counts = np.unique(output, return_counts=True)
         loss = params.frequency_penalty * counts + params.presence_penalty
-        logits[_on(logits, ids)] -= _on(logits, loss.astype(np.float32))
+        logits[_on(logits, used)] -= _on(logits, loss.astype(np.float32))
 
 
 def _on(logits: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:

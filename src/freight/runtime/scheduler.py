@@ -72,9 +72,7 @@ class Scheduler:
         if self._peek() is not None:
             return True
         return any(
-            len(row.new_ids) + 1 < row.params.max_tokens
-            for rows in self._block
-            for row in rows
+            len(row.new_ids) + 1 < row.params.max_tokens for rows in self._block for row in rows
         )
 
     def _has_rows(self) -> bool:

@@ -90,11 +90,12 @@ def score(logits: torch.Tensor, places: list[int], token_ids: list[int], num_top
         top = rows.topk(num_top, dim=-1)
         total = rows.logsumexp(dim=-1, keepdim=True)
         parts.append((own - total, ranks.int(), top.indices.int(), top.values - total))
-    logprobs, ranks, top_ids, top_logprobs = (
-        torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)
-    )
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
     return Scores(
-        logprobs=logprobs[:, 0], ranks=ranks[:, 0], top_ids=top_ids, top_logprobs=top_logprobs
+        logprobs=columns[0][:, 0],
+        ranks=columns[1][:, 0],
+        top_ids=columns[2],
+        top_logprobs=columns[3],
     )
 
 

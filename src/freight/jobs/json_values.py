@@ -1,0 +1,96 @@
+"""Reading values out of JSON: what kind a value is, and refusals that say so.
+
+Knows no rows and no fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from freight.errors import InputError
+
+__all__ = [
+    "kind_of",
+    "read_biases",
+    "read_flag",
+    "read_ids",
+    "read_integer",
+    "read_number",
+    "read_texts",
+    "refuse_broken_text",
+    "wrong_kind",
+]
+
+
+def kind_of(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
+    if value is None:
+        return "null"
+    return names.get(type(value), "a number")
+
+
+def wrong_kind(key: str, value: object, expected: str) -> InputError:
+    return InputError(f'Its "{key}" is {kind_of(value)}.', f"It must be {expected}.", "Change it.")
+
+
+def refuse_broken_text(text: str, key: str) -> None:
+    """JSON may escape half a surrogate pair, which no encoding can carry on: refuse it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f'Its "{key}" holds half a surrogate pair at character {error.start + 1}.',
+            "Such text cannot be encoded.",
+            "Repair the text where it was cut.",
+        ) from error
+
+
+def read_integer(key: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise wrong_kind(key, value, "a whole number")
+
+
+def read_number(key: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    raise wrong_kind(key, value, "a number")
+
+
+def read_flag(key: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise wrong_kind(key, value, "true or false")
+
+
+def read_texts(key: str, value: object) -> tuple[str, ...]:
+    """A string, or a list of them."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise wrong_kind(key, value, "a string or a list of strings")
+    for text in texts:
+        refuse_broken_text(text, key)
+    return tuple(texts)
+
+
+def read_ids(key: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(token_id) is int for token_id in value):
+        return tuple(value)
+    raise wrong_kind(key, value, "a list of whole numbers (token ids)")
+
+
+def read_biases(key: str, value: object) -> Mapping[int, float]:
+    """An object of token ids, which JSON writes as strings, with numbers."""
+    expected = 'an object of token ids with numbers, like {"50256": -100}'
+    if not isinstance(value, dict):
+        raise wrong_kind(key, value, expected)
+    try:
+        return {int(token_id): read_number(key, bias) for token_id, bias in value.items()}
+    except ValueError as error:  # int() refuses, and read_number's InputError is one, too
+        raise InputError(
+            f'Its "{key}" holds something else.', f"It must be {expected}.", "Change it."
+        ) from error
