@@ -17,7 +17,7 @@ from freight.jobs.formats import (
     fit_max_tokens,
     parse_row,
 )
-from freight.runtime.request import Completion, SamplingParams
+from freight.runtime.request import Completion, CompletionOutput, SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=9)
 
@@ -122,9 +122,8 @@ def test_positions() -> None:
 
 @given(st.text(), st.text() | st.integers())
 def test_output_rows_are_one_line_of_json(text: str, row_id: str | int) -> None:
-    completion = Completion(
-        index=0, token_ids=(1, 2), text=text, finish_reason="stop", num_prompt_tokens=3
-    )
+    output = CompletionOutput(token_ids=(1, 2), text=text, finish_reason="stop")
+    completion = Completion(index=0, num_prompt_tokens=3, outputs=(output,))
     raw = completion_row(row_id, completion)
     assert len(raw.decode().splitlines()) == 1
     assert json.loads(raw) == {

@@ -208,9 +208,10 @@ def test_a_full_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
         {"num_rows": 0},
         {"max_new_tokens": 0},
         {"max_total_tokens": 16},
-        {"max_total_tokens": 10},
+        {"max_total_tokens": 9},
         {"total_prompt_tokens": 31},
-        {"total_new_tokens": 2},
+        {"total_new_tokens": 16},
+        {"max_samples": 0},
     ],
 )
 def test_a_workload_that_cannot_be_is_refused(changes: dict[str, int]) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from freight.errors import ModelError
-from freight.runtime import sampler
 from freight.model.batch import RowKey
+from freight.runtime import sampler
 from freight.runtime.penalties import History
 from freight.runtime.request import SamplingParams
 from freight.runtime.sampler import Draw, uniform
