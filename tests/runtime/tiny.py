@@ -80,28 +80,40 @@ def make_model(
     return model.float().eval()
 
 
-def workload(prompts: Sequence[Sequence[int]], max_tokens: int) -> Workload:
+def workload(
+    prompts: Sequence[Sequence[int]], max_tokens: int, params: SamplingParams | None = None
+) -> Workload:
+    """Of rows that all ask for ``max_tokens``, and for what ``params`` says besides."""
     longest = max(len(prompt) for prompt in prompts)
+    asked = params or SamplingParams()
     return Workload(
-        num_rows=len(prompts),
+        num_rows=len(prompts) * asked.n,
         max_prompt_tokens=longest,
         max_new_tokens=max_tokens,
         max_total_tokens=longest + max_tokens,
         total_prompt_tokens=sum(len(prompt) for prompt in prompts),
-        total_new_tokens=max_tokens * len(prompts),
+        total_new_tokens=max_tokens * len(prompts) * asked.n,
+        max_samples=asked.n,
+        max_scored_tokens=0 if asked.prompt_logprobs is None else longest - 1,
+        max_listed_tokens=0 if asked.logprobs is None else max_tokens,
+        max_logprobs=max(asked.logprobs or 0, asked.prompt_logprobs or 0),
     )
 
 
 @contextmanager
 def engine(
-    directory: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    params: SamplingParams | None = None,
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine in float32 that proves every operation before it runs, closed at the end."""
     defaults = {"dtype": "float32", "verify": True, "disk_dir": directory}
     built = build_engine(
         directory,
         options=EngineOptions(**{**defaults, **options}),
-        workload=workload(prompts, max_tokens),
+        workload=workload(prompts, max_tokens, params),
     )
     try:
         yield built

@@ -1,0 +1,381 @@
+"""Sampling through the whole engine: scores against transformers, samples, endings, policies.
+
+A tiny random Llama in float32, under policies that put its rows anywhere; every stream of
+operations is proven legal as it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from freight.errors import InputError
+from freight.plan import geometry
+from freight.runtime.engine import Engine
+from freight.runtime.request import Completion, Logprob, Request, SamplingParams
+from freight.runtime.sampler import sample_seed
+from freight.runtime.tokenizer import Tokenizer
+
+from ..jobs.tiny_model import write_tiny_tokenizer
+from . import tiny
+from .test_engine_memory import check_memory
+from .test_engine_policies import POLICIES
+
+PROMPTS = tiny.prompts(7, 40)
+NAMES = [
+    "cpu: all in memory",
+    "cpu: row by row",
+    "cpu: KV on disk",
+    "cpu: activations on disk",
+    "cpu: odd mix",
+    "sim: odd mix",
+    "sim: odd mix, K=7",
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Path) -> PreTrainedModel:
+    return tiny.make_model(model_dir)
+
+
+def answer(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    done = {completion.index: completion for completion in engine.run(iter(requests))}
+    assert sorted(done) == [request.index for request in requests]
+    return [done[request.index] for request in requests]
+
+
+def run(
+    directory: Path,
+    params: SamplingParams,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    **options: Any,
+) -> list[Completion]:
+    """Answers to prompts with equal settings, each row's seed its own."""
+    requests = [
+        Request(index=i, prompt_ids=prompt, params=replace(params, seed=100 + i))
+        for i, prompt in enumerate(prompts)
+    ]
+    with tiny.engine(directory, prompts, params.max_tokens, params, **options) as engine:
+        completions = answer(engine, requests)
+        check_memory(engine)
+        free = engine.placement.kv_cache
+        assert not free.rows
+    return completions
+
+
+@torch.inference_mode()
+def true_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """Row t [V] scores the token after position t."""
+    return model(torch.tensor([list(token_ids)])).logits[0].float().log_softmax(-1)
+
+
+def check_scores(
+    found: Sequence[Logprob], expected: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> None:
+    assert len(found) == len(token_ids) == len(expected)
+    for item, row, token_id in zip(found, expected, token_ids, strict=True):
+        assert item.token_id == token_id
+        assert item.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        top = row.topk(num_top)
+        assert [other.token_id for other in item.top] == top.indices.tolist()
+        assert [o.logprob for o in item.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+        assert [other.rank for other in item.top] == list(range(1, num_top + 1))
+        rank = int((row > row[token_id]).sum()) + 1
+        assert item.rank in (rank, None)
+        assert item.rank is not None or rank > num_top
+
+
+# -- scores -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probabilities_are_those_of_transformers(
+    name: str, model: PreTrainedModel, model_dir: Path
+) -> None:
+    """Of the model's own logits: temperature, penalties and biases change the tokens only."""
+    params = SamplingParams(
+        max_tokens=6,
+        temperature=1.5,
+        top_k=40,
+        repetition_penalty=1.3,
+        logit_bias={7: 5.0},
+        logprobs=4,
+        prompt_logprobs=3,
+    )
+    for prompt, completion in zip(PROMPTS, run(model_dir, params, **POLICIES[name]), strict=True):
+        rows = true_logprobs(model, [*prompt, *completion.token_ids])
+        output = completion.outputs[0]
+        assert output.logprobs is not None and completion.prompt_logprobs is not None
+        new = rows[len(prompt) - 1 : -1]
+        check_scores(output.logprobs, new, completion.token_ids, 4)
+        assert all(item.rank is not None for item in output.logprobs)
+        total = sum(item.logprob for item in output.logprobs)
+        assert output.cumulative_logprob == pytest.approx(total)
+        first, *others = completion.prompt_logprobs
+        assert first is None
+        check_scores([item for item in others if item], rows[: len(prompt) - 1], prompt[1:], 3)
+
+
+@pytest.mark.parametrize("name", ["cpu: odd mix", "sim: odd mix"])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_scoring_alone(
+    name: str, max_tokens: int, model: PreTrainedModel, model_dir: Path, monkeypatch: Any
+) -> None:
+    """Chunks of a few positions; a prompt of one token has nothing to score."""
+    monkeypatch.setattr(geometry, "_SCORED_VALUES", 5 * 320)
+    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0)
+    prompts = [[5], *PROMPTS, [9]]
+    completions = run(model_dir, params, prompts, **POLICIES[name])
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert len(completion.token_ids) == max_tokens
+        assert completion.finish_reason == "length"
+        assert completion.prompt_logprobs is not None
+        first, *others = completion.prompt_logprobs
+        rows = true_logprobs(model, prompt)[:-1]
+        assert first is None and len(others) == len(prompt) - 1
+        for item, row, token_id in zip(others, rows, prompt[1:], strict=True):
+            assert item is not None and item.top == ()
+            assert item.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+            assert (item.rank == 1) == (int(row.argmax()) == token_id)
+
+
+def test_some_rows_ask_and_others_do_not(model: PreTrainedModel, model_dir: Path) -> None:
+    kinds = [
+        SamplingParams(max_tokens=5),
+        SamplingParams(max_tokens=5, logprobs=2),
+        SamplingParams(max_tokens=0, prompt_logprobs=1),
+        SamplingParams(max_tokens=3, prompt_logprobs=4, logprobs=0),
+    ]
+    requests = [
+        Request(index=i, prompt_ids=prompt, params=kinds[i % 4]) for i, prompt in enumerate(PROMPTS)
+    ]
+    asks = SamplingParams(logprobs=4, prompt_logprobs=4)
+    plain = tiny.tokens(tiny.reference(model, PROMPTS, 5))
+    for name in ("cpu: odd mix", "sim: odd mix, K=7"):
+        with tiny.engine(model_dir, PROMPTS, 5, asks, **POLICIES[name]) as engine:
+            completions = answer(engine, requests)
+        for i, completion in enumerate(completions):
+            own = kinds[i % 4]
+            assert list(completion.token_ids) == plain[i][: own.max_tokens]
+            rows = true_logprobs(model, [*PROMPTS[i], *completion.token_ids])
+            assert (completion.prompt_logprobs is None) == (own.prompt_logprobs is None)
+            assert (completion.outputs[0].logprobs is None) == (own.logprobs is None)
+            if completion.outputs[0].logprobs is not None:
+                new = rows[len(PROMPTS[i]) - 1 : -1]
+                num_top = own.logprobs or 0
+                check_scores(completion.outputs[0].logprobs, new, plain[i][: len(new)], num_top)
+            if completion.prompt_logprobs is not None:
+                found = [item for item in completion.prompt_logprobs if item]
+                old = rows[: len(PROMPTS[i]) - 1]
+                check_scores(found, old, PROMPTS[i][1:], own.prompt_logprobs or 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_need_no_logits_of_whole_prompts(
+    dtype: str, model: PreTrainedModel, model_dir: Path
+) -> None:
+    """Memory for them grows with the prompts' length times the width, not the vocabulary."""
+    prompts = tiny.prompts(8, 200)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    sizes = []
+    for asked in (None, params):
+        with tiny.engine(
+            model_dir, prompts, 1, asked, **{**POLICIES["cpu: all in memory"], "dtype": dtype}
+        ) as engine:
+            sizes.append(sum(engine.plan.geometry.usage["cpu"].values()))
+            requests = tiny.requests(prompts, asked or SamplingParams(max_tokens=1))
+            answer(engine, list(requests))
+            check_memory(engine)
+    per_token = 64 * 4 + 4 * (3 + 2 * 2)
+    assert 0 < sizes[1] - sizes[0] <= 12 * 200 * per_token
+
+
+# -- samples ------------------------------------------------------------------------------------
+
+DRAWN = SamplingParams(max_tokens=7, temperature=1.2, n=5, logprobs=1)
+SHAPES = {
+    **{name: POLICIES[name] for name in NAMES},
+    "families of 3": {**POLICIES["cpu: odd mix"], "micro_batch_size": 3},
+    "families of 2, on sim": {
+        **POLICIES["sim: odd mix"],
+        "micro_batch_size": 2,
+        "num_micro_batches": 3,
+    },
+    "more than n": {**POLICIES["sim: odd mix"], "micro_batch_size": 13},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(model: PreTrainedModel, model_dir: Path) -> list[list[tuple[int, ...]]]:
+    """Each sample of each prompt as a row of its own."""
+    requests = [
+        Request(
+            index=5 * i + sample,
+            prompt_ids=prompt,
+            params=replace(DRAWN, n=1, seed=sample_seed(100 + i, sample)),
+        )
+        for i, prompt in enumerate(PROMPTS)
+        for sample in range(5)
+    ]
+    with tiny.engine(model_dir, [*PROMPTS] * 5, 7, **POLICIES["cpu: all in memory"]) as engine:
+        tokens = [completion.token_ids for completion in answer(engine, requests)]
+    return [tokens[i : i + 5] for i in range(0, len(tokens), 5)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_samples_are_independent_rows(
+    name: str, alone: list[list[tuple[int, ...]]], model_dir: Path
+) -> None:
+    completions = run(model_dir, DRAWN, **SHAPES[name])
+    for completion, expected in zip(completions, alone, strict=True):
+        assert [output.token_ids for output in completion.outputs] == expected
+        assert completion.token_ids == completion.outputs[0].token_ids == expected[0]
+        assert len(set(expected)) > 1
+        assert completion.num_new_tokens == 5 * 7
+        assert all(len(output.logprobs or ()) == 7 for output in completion.outputs)
+
+
+def test_first_sample_is_that_of_a_single_one(
+    alone: list[list[tuple[int, ...]]], model_dir: Path
+) -> None:
+    single = run(model_dir, replace(DRAWN, n=1), **POLICIES["cpu: odd mix"])
+    assert [completion.token_ids for completion in single] == [own[0] for own in alone]
+
+
+def prompt_tokens(directory: Path, params: SamplingParams, size: int) -> int:
+    """Tokens that the first sweep of each micro-batch computes, over a run."""
+    chosen = {**POLICIES["cpu: odd mix"], "micro_batch_size": size}
+    with tiny.engine(directory, PROMPTS, params.max_tokens, params, **chosen) as engine:
+        count = 0
+        made = engine._performer
+
+        def watched(batches: Any, scheduler: Any) -> Any:
+            nonlocal count
+            describe = scheduler._describe
+
+            def note(sweep: int, batch: Any, continues: bool) -> Any:
+                nonlocal count
+                count += 0 if continues else batch.num_tokens
+                return describe(sweep, batch, continues)
+
+            scheduler._describe = note
+            return made(batches, scheduler)
+
+        engine._performer = watched  # type: ignore[method-assign]
+        answer(engine, list(tiny.requests(PROMPTS, params)))
+    return count
+
+
+def test_a_prompt_is_computed_once(model: PreTrainedModel, model_dir: Path) -> None:
+    total = sum(map(len, PROMPTS))
+    assert prompt_tokens(model_dir, DRAWN, 10) == total
+    assert prompt_tokens(model_dir, DRAWN, 5) == total
+    assert prompt_tokens(model_dir, DRAWN, 2) == 3 * total  # families of 2, 2 and 1
+    assert prompt_tokens(model_dir, replace(DRAWN, n=1), 2) == total
+
+
+def test_samples_and_a_scored_prompt(model: PreTrainedModel, model_dir: Path) -> None:
+    params = replace(DRAWN, prompt_logprobs=2)
+    for size in (2, 6):
+        chosen = {**POLICIES["sim: odd mix"], "micro_batch_size": size}
+        for prompt, completion in zip(PROMPTS, run(model_dir, params, **chosen), strict=True):
+            assert completion.prompt_logprobs is not None
+            found = [item for item in completion.prompt_logprobs if item]
+            check_scores(found, true_logprobs(model, prompt)[:-1], prompt[1:], 2)
+
+
+# -- endings ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def greedy(model: PreTrainedModel) -> list[list[int]]:
+    return tiny.tokens(tiny.reference(model, PROMPTS, 12))
+
+
+def test_stop_tokens_end_a_row(greedy: list[list[int]], model_dir: Path) -> None:
+    stops = tuple({row[3] for row in greedy})
+    params = SamplingParams(max_tokens=12, stop_token_ids=stops, logprobs=0)
+    for completion, row in zip(
+        run(model_dir, params, **POLICIES["cpu: odd mix"]), greedy, strict=True
+    ):
+        end = next(place for place, token in enumerate(row) if token in stops)
+        assert list(completion.token_ids) == row[:end] and completion.finish_reason == "stop"
+        assert completion.outputs[0].stop_reason == row[end]
+        assert len(completion.outputs[0].logprobs or ()) == end
+
+
+def test_no_stop_token_comes_before_min_tokens(greedy: list[list[int]], model_dir: Path) -> None:
+    stops = tuple({row[0] for row in greedy})
+    params = SamplingParams(max_tokens=9, stop_token_ids=stops, min_tokens=5)
+    for completion in run(model_dir, params, **POLICIES["sim: odd mix"]):
+        assert len(completion.token_ids) >= 5
+        assert not set(completion.token_ids) & set(stops)
+        assert completion.finish_reason == ("stop" if len(completion.token_ids) < 9 else "length")
+
+
+@pytest.fixture(scope="module")
+def with_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer, in which the end of the sequence is token 1."""
+    directory = tmp_path_factory.mktemp("text")
+    tiny.make_model(directory)
+    return write_tiny_tokenizer(directory)
+
+
+def test_the_end_of_the_sequence(with_text: Path) -> None:
+    ends = SamplingParams(max_tokens=8, logit_bias={1: 100})
+    chosen = POLICIES["cpu: odd mix"]
+    for completion in run(with_text, ends, **chosen):
+        assert completion.token_ids == () and completion.text == ""
+        assert (completion.finish_reason, completion.outputs[0].stop_reason) == ("stop", None)
+    for completion in run(with_text, replace(ends, ignore_eos=True), **chosen):
+        assert completion.token_ids == (1,) * 8 and completion.finish_reason == "length"
+    for completion in run(with_text, replace(ends, min_tokens=3), **chosen):
+        assert len(completion.token_ids) == 3 and 1 not in completion.token_ids
+        assert completion.finish_reason == "stop"
+    both = replace(ends, ignore_eos=True, stop_token_ids=(1,))
+    for completion in run(with_text, both, **chosen):
+        assert completion.token_ids == () and completion.outputs[0].stop_reason == 1
+
+
+def test_stop_strings(with_text: Path) -> None:
+    """Any stretch of the text ends it, wherever tokens begin and end; not before min_tokens."""
+    chosen = POLICIES["cpu: odd mix"]
+    plain = run(with_text, SamplingParams(max_tokens=12, ignore_eos=True), **chosen)
+    texts, tokenizer = [completion.text for completion in plain], Tokenizer(with_text)
+    stop = tuple({text[4:7] for text in texts if len(text) > 7 and "\ufffd" not in text[4:7]})
+    assert stop
+    stopped = run(
+        with_text, SamplingParams(max_tokens=12, ignore_eos=True, stop=stop, logprobs=1), **chosen
+    )
+    for completion, text in zip(stopped, texts, strict=True):
+        places = [place for own in stop if (place := text.find(own)) >= 0]
+        if places:
+            assert completion.text == text[: min(places)]
+            assert completion.outputs[0].stop_reason in stop
+            assert completion.finish_reason == "stop"
+        items = completion.outputs[0].logprobs or ()
+        assert len(items) == len(completion.token_ids)
+        assert [item.text for item in items] == [tokenizer.token_text(i.token_id) for i in items]
+    late = SamplingParams(max_tokens=12, ignore_eos=True, stop=stop, min_tokens=11)
+    for completion in run(with_text, late, **chosen):
+        assert len(completion.token_ids) == 12
+
+
+def test_ids_beyond_the_vocabulary_are_refused(model: PreTrainedModel, model_dir: Path) -> None:
+    for params in (SamplingParams(logit_bias={320: 1}), SamplingParams(stop_token_ids=(320,))):
+        with (
+            pytest.raises(InputError, match="names token id 320"),
+            tiny.engine(model_dir, PROMPTS, 16, **POLICIES["cpu: odd mix"]) as engine,
+        ):
+            answer(engine, list(tiny.requests(PROMPTS, params)))
