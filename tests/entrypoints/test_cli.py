@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from freight.entrypoints.cli import main
-from freight.entrypoints.run import parse_shares
+from freight.entrypoints.cli import _build_parser, main
+from freight.entrypoints.run import job_spec, parse_shares
 from freight.errors import InputError
 from freight.runtime.options import EngineOptions
+from freight.runtime.request import SamplingParams
 
 from ..jobs.fakes import FakeEngine
 from ..jobs.tiny_model import write_tiny_tokenizer
@@ -122,8 +123,54 @@ def test_sampling_flags(desk: Desk) -> None:
         ("--temperature", "-1"),
         ("--top-p", "2"),
         ("--stop", ""),
+        ("--n", "2"),
+        ("--min-p", "2"),
+        ("--repetition-penalty", "0"),
+        ("--presence-penalty", "3"),
+        ("--frequency-penalty", "-3"),
+        ("--logit-bias", "[1]"),
+        ("--logit-bias", "{"),
+        ("--logit-bias", '{"a": 1}'),
+        ("--logit-bias", '{"1": 101}'),
+        ("--logit-bias", '{"320": 1}'),
+        ("--stop-token-id", "320"),
+        ("--min-tokens", "257"),
+        ("--logprobs", "21"),
+        ("--prompt-logprobs", "-1"),
     ):
-        assert desk.run(flag, value) == 2
+        assert desk.run(flag, value, "--restart") == 2
+
+
+def test_every_sampling_flag_is_a_parameter(desk: Desk) -> None:
+    flags = (
+        "--max-tokens 7 --n 3 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 "
+        "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty -0.3 --seed 8 "
+        "--stop a --stop b --stop-token-id 4 --stop-token-id 5 --min-tokens 2 --ignore-eos "
+        "--logprobs 5 --prompt-logprobs 0"
+    )
+    line = ["run", "in", "-o", "out", *flags.split(), "--logit-bias", '{"9": -1, "3": 2}']
+    assert job_spec(_build_parser().parse_args(line)).sampling == SamplingParams(
+        max_tokens=7,
+        n=3,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=-0.3,
+        logit_bias={3: 2.0, 9: -1.0},
+        seed=8,
+        stop=("a", "b"),
+        stop_token_ids=(4, 5),
+        min_tokens=2,
+        ignore_eos=True,
+        logprobs=5,
+        prompt_logprobs=0,
+    )
+    assert desk.run("--n", "2", "--temperature", "1") == 0
+    rows = [json.loads(line) for line in desk.sink.read_text().splitlines()]
+    assert len(rows[0]["outputs"]) == 2 and "text" not in rows[0]
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,30 @@ def test_a_stop_string_may_be_given_bare(llm: LLM, seen: list[Any]) -> None:
     assert [engine.requests[0].params.stop for engine in seen] == [("the",), ("the",)]
 
 
+def test_samples_scores_and_scoring_alone(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, n=3, temperature=1.0, logprobs=2, ignore_eos=True)
+    (several,) = llm.generate("the cat", params)
+    assert len(several.outputs) == 3 and several.text == several.outputs[0].text
+    assert len({output.token_ids for output in several.outputs}) > 1
+    for output in several.outputs:
+        assert output.logprobs is not None and output.cumulative_logprob is not None
+        assert [item.token_id for item in output.logprobs] == list(output.token_ids)
+    own = [SamplingParams(max_tokens=0, prompt_logprobs=1), SamplingParams(logit_bias={7: 100})]
+    scored, biased = llm.generate(["the cat", "the cat"], own)
+    assert scored.prompt_logprobs is not None and scored.token_ids == ()
+    assert len(scored.prompt_logprobs) == scored.num_prompt_tokens
+    assert set(biased.token_ids) == {7}
+
+
+def test_settings_beyond_the_vocabulary(llm: LLM, seen: list[Any]) -> None:
+    far = SamplingParams(stop_token_ids=(320,))
+    with pytest.raises(InputError, match="stop_token_ids names token id 320"):
+        llm.generate("the", far)
+    with pytest.raises(InputError, match="Prompt 0: stop_token_ids names token id 320"):
+        llm.generate(["the"], [far])
+    assert not seen
+
+
 def test_answers_come_as_they_are_ready_and_stop_when_closed(llm: LLM, seen: list[Any]) -> None:
     answers = llm.generate(["a"] * 40)
     assert not seen  # nothing is loaded before the first answer is asked for

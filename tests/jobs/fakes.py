@@ -12,7 +12,8 @@ from freight.runtime.request import Completion, CompletionOutput, Request
 
 
 class FakeEngine:
-    """Answers with the prompt's ids reversed, cut at max_tokens; blocks of rows, shuffled."""
+    """Answers with the prompt's ids reversed, cut at max_tokens; blocks of rows, shuffled. Each of
+    several samples is the same."""
 
     def __init__(
         self,
@@ -56,16 +57,15 @@ class FakeEngine:
 
 def answer(request: Request) -> Completion:
     ids = tuple(request.prompt_ids)[::-1][: request.params.max_tokens]
+    output = CompletionOutput(
+        token_ids=ids,
+        text=" ".join(map(str, ids)) + f" seed {request.params.seed}",
+        finish_reason="length",
+    )
     return Completion(
         index=request.index,
         num_prompt_tokens=len(request.prompt_ids),
-        outputs=(
-            CompletionOutput(
-                token_ids=ids,
-                text=" ".join(map(str, ids)) + f" seed {request.params.seed}",
-                finish_reason="length",
-            ),
-        ),
+        outputs=(output,) * request.params.n,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from freight.jobs.formats import (
     fit_max_tokens,
     parse_row,
 )
-from freight.runtime.request import Completion, CompletionOutput, SamplingParams
+from freight.runtime.request import Completion, CompletionOutput, Logprob, SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=9)
 
@@ -42,6 +43,37 @@ def test_usable_rows() -> None:
         "top_k": 2,
     }
     assert parse({"prompt": "x", "stop": ["a", "b"]}).overrides == {"stop": ("a", "b")}
+
+
+def test_every_setting_has_its_key() -> None:
+    settings = {
+        "max_tokens": 7,
+        "n": 3,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {"5": -100, "2": 1},
+        "seed": 8,
+        "stop": "a",
+        "stop_token_ids": [1, 2],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "logprobs": 5,
+        "prompt_logprobs": 0,
+    }
+    assert settings.keys() == asdict(DEFAULTS).keys()
+    row = parse({"prompt": "x", **settings})
+    assert row.error is None
+    expected = settings | {
+        "logit_bias": {5: -100, 2: 1},
+        "stop": ("a",),
+        "stop_token_ids": (1, 2),
+    }
+    assert row.overrides == expected
 
 
 @pytest.mark.parametrize(
@@ -74,6 +106,24 @@ def test_usable_rows() -> None:
         ({"prompt": "x", "seed": -1}, "seed must be"),
         ({"prompt": "x", "stop": [""]}, "non-empty"),
         ({"prompt": "x", "stop": [1]}, '"stop" is a list'),
+        ({"prompt": "x", "n": 0}, "n must be from 1"),
+        ({"prompt": "x", "n": 2}, "n=2 was given with temperature=0"),
+        ({"prompt": "x", "n": 2.5}, '"n" is a number. It must be a whole number'),
+        ({"prompt": "x", "min_p": 2}, "min_p must be"),
+        ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty must be"),
+        ({"prompt": "x", "presence_penalty": 3}, "presence_penalty must be"),
+        ({"prompt": "x", "frequency_penalty": "a"}, '"frequency_penalty" is a string'),
+        ({"prompt": "x", "logit_bias": [1]}, '"logit_bias" is a list'),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, '"logit_bias" holds something else'),
+        ({"prompt": "x", "logit_bias": {"1": "a"}}, '"logit_bias" holds something else'),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias must be"),
+        ({"prompt": "x", "stop_token_ids": 3}, '"stop_token_ids" is a number'),
+        ({"prompt": "x", "stop_token_ids": [-3]}, "stop_token_ids must be"),
+        ({"prompt": "x", "min_tokens": 10}, "min_tokens must be at most max_tokens, 9"),
+        ({"prompt": "x", "ignore_eos": 1}, '"ignore_eos" is a number. It must be true or false'),
+        ({"prompt": "x", "logprobs": 21}, "logprobs must be"),
+        ({"prompt": "x", "logprobs": True}, '"logprobs" is true or false'),
+        ({"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs must be"),
     ],
 )
 def test_unusable_rows(record: object, reason: str) -> None:
@@ -92,7 +142,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = ["id", "prompt", "messages", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"]
+KEYS = ["id", "prompt", "messages", *asdict(DEFAULTS)]
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON)
@@ -116,6 +166,9 @@ def test_positions() -> None:
     assert fit_max_tokens(9, 8, limits) == 1
     with pytest.raises(InputError, match=r"10 tokens.*10 positions"):
         fit_max_tokens(10, 1, limits)
+    assert fit_max_tokens(10, 0, limits) == fit_max_tokens(3, 0, limits) == 0
+    with pytest.raises(InputError, match=r"11 tokens.*10 positions"):
+        fit_max_tokens(11, 0, limits)
     with pytest.raises(InputError, match="empty"):
         fit_max_tokens(0, 1, limits)
 
@@ -132,4 +185,47 @@ def test_output_rows_are_one_line_of_json(text: str, row_id: str | int) -> None:
         "prompt_tokens": 3,
         "completion_tokens": 2,
         "finish_reason": "stop",
+    }
+
+
+def test_several_answers_and_log_probabilities() -> None:
+    other = Logprob(token_id=4, text="b", logprob=-0.25, rank=1)
+    chosen = Logprob(token_id=3, text="a", logprob=-1.23456789, rank=2, top=(other,))
+    plain = CompletionOutput(token_ids=(3,), text="a", finish_reason="length")
+    scored = CompletionOutput(
+        token_ids=(3,),
+        text="a",
+        finish_reason="stop",
+        stop_reason=9,
+        logprobs=(chosen,),
+        cumulative_logprob=-1.23456789,
+    )
+    item = {
+        "token": "a",
+        "token_id": 3,
+        "logprob": -1.234568,
+        "top_logprobs": [{"token": "b", "token_id": 4, "logprob": -0.25}],
+    }
+    two = Completion(index=0, num_prompt_tokens=2, outputs=(plain, scored))
+    output = {"text": "a", "completion_tokens": 1}
+    listed = {"cumulative_logprob": -1.234568, "logprobs": {"content": [item]}}
+    assert json.loads(completion_row("x", two)) == {
+        "id": "x",
+        "prompt_tokens": 2,
+        "completion_tokens": 2,
+        "outputs": [
+            {**output, "finish_reason": "length"},
+            {**output, "finish_reason": "stop", **listed},
+        ],
+    }
+    one = Completion(
+        index=0, num_prompt_tokens=2, outputs=(scored,), prompt_logprobs=(None, chosen)
+    )
+    assert json.loads(completion_row(1, one)) == {
+        "id": 1,
+        "prompt_tokens": 2,
+        **output,
+        "finish_reason": "stop",
+        **listed,
+        "prompt_logprobs": [None, item],
     }

@@ -175,6 +175,10 @@ def test_other_work_is_refused(bench: Bench) -> None:
         bench.run(identity={"the weights": "v"})
     with pytest.raises(JobError, match="the order of the output was as the input"):
         bench.run(unordered=True)
+    for other in ({"n": 2, "temperature": 1.0}, {"logit_bias": {3: 1.0}}, {"prompt_logprobs": 0}):
+        sampling = SamplingParams(**{"max_tokens": 5, "seed": 1, **other})
+        with pytest.raises(JobError, match=next(iter(other)).replace("_", "-") + " was"):
+            bench.run(sampling=sampling)
     bench.source.write_text('{"prompt": "other"}\n')
     with pytest.raises(JobError, match="the input was"):
         bench.run()

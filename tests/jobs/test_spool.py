@@ -18,7 +18,7 @@ from freight.jobs import spool_writer
 from freight.jobs.formats import RowLimits
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader, hash_stream
 from freight.jobs.spool import RECORD, Spool, derive_seed, open_spool
-from freight.jobs.spool_writer import write_spool
+from freight.jobs.spool_writer import SpoolWriter, write_spool
 from freight.plan.workload import Workload
 from freight.runtime.request import SamplingParams
 from freight.runtime.tokenizer import Tokenizer
@@ -89,6 +89,48 @@ def test_order_and_workload(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert (workload.total_prompt_tokens, workload.total_new_tokens) == (22, 26)
     assert spool.workload(np.array([5])).max_total_tokens == 2
     spool.close()
+
+
+def test_samples_and_scores_are_work(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [
+        {"prompt": [1] * 9, "n": 3},
+        {"prompt": [1] * 4, "logprobs": 2, "max_tokens": 6},
+        {"prompt": [1] * 5, "prompt_logprobs": 7, "max_tokens": 0},
+        {"prompt": [1] * 64, "prompt_logprobs": 0, "max_tokens": 0},
+        {"prompt": [1] * 60, "min_tokens": 8, "logit_bias": {"7": -1, "3": 2}},
+        {"prompt": [1], "logit_bias": {"320": 1}},
+        {"prompt": [1], "stop_token_ids": [320]},
+        {"prompt": [1], "prompt_logprobs": 2, "n": 10001},
+    ]
+    spool = spool_of(rows, tmp_path, tokenizer)
+    assert spool.failed().tolist() == [5, 6]
+    for index, name in ((5, "logit_bias"), (6, "stop_token_ids")):
+        assert f"{name} names token id 320" in (spool.row_error(index) or "")
+    work = spool.workload(np.array([0, 1, 2, 3, 4]))
+    assert (work.num_rows, work.max_samples) == (3 + 1 + 1 + 1 + 1, 3)
+    assert (work.max_prompt_tokens, work.max_total_tokens) == (64, 64)
+    assert (work.total_prompt_tokens, work.total_new_tokens) == (9 + 4 + 5 + 64 + 60, 30 + 6 + 4)
+    assert (work.max_scored_tokens, work.max_listed_tokens, work.max_logprobs) == (63, 6, 7)
+    assert spool.workload(np.array([2])).max_new_tokens == 0
+    plain = spool.workload(np.array([0]))
+    assert (plain.max_scored_tokens, plain.max_listed_tokens, plain.max_logprobs) == (0, 0, 0)
+    assert spool.workload(np.array([7])).num_rows == 10001
+    params = spool.request(4).params
+    assert (params.max_tokens, params.min_tokens) == (4, 4)  # what the positions leave
+    assert params.logit_bias == {3: 2.0, 7: -1.0}
+    spool.close()
+
+
+def test_defaults_beyond_the_vocabulary_are_refused_at_once(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(InputError, match="logit_bias names token id 320"):
+        SpoolWriter(
+            tmp_path,
+            tokenizer=tokenizer,
+            limits=LIMITS,
+            defaults=SamplingParams(logit_bias={320: 1.0}),
+        )
 
 
 def test_reuse_needs_the_same_key_and_a_complete_spool(

@@ -187,6 +187,58 @@ def test_another_sweep_is_expected_unless_rows_end_by_themselves(case: Case) -> 
         assert not bench.expected[-1]
 
 
+def test_samples_stay_together_and_split_only_where_they_must() -> None:
+    policy = Case(rows=[], size=4, count=1, max_batch_tokens=30, kv=Split(gpu=0.5, cpu=0.5))
+    kv = cache()
+    requests = [
+        Request(
+            index=i, prompt_ids=[1] * 5, params=SamplingParams(n=n, temperature=1, max_tokens=2)
+        )
+        for i, n in enumerate([3, 2, 2, 9, 1])
+    ]
+    scheduler = Scheduler(
+        iter(requests),
+        policy=policy.policy(),
+        kv_cache=kv,
+        tokenizer=None,
+        eos_ids=frozenset({END}),
+        describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
+    )
+    families, completions = [], []
+    for sweep in scheduler.sweeps():
+        (work,) = sweep.works
+        batch = work.batch
+        keys = [key for span in batch.rows for key in span.keys]
+        draws = scheduler.draws(batch)
+        assert [draw.row for draw in draws] == keys
+        if batch.rows[0].kv_len == 0:
+            families.append([tuple(span.keys) for span in batch.rows])
+            assert batch.num_tokens == 5 * len(batch.rows)
+        else:
+            assert not any(span.siblings for span in batch.rows)
+        assert len({draw.params.seed for draw in draws}) >= max(
+            len(span.keys) for span in batch.rows
+        )
+        tokens = [10 * key.request + key.sample + 1 for key in keys]
+        completions += scheduler.update(batch, NewTokens(token_ids=tokens))
+    numbers = [
+        [[(key.request, key.sample) for key in keys] for keys in batch] for batch in families
+    ]
+    assert numbers == [
+        [[(0, 0), (0, 1), (0, 2)]],
+        [[(1, 0), (1, 1)], [(2, 0), (2, 1)]],
+        [[(3, sample) for sample in range(4)]],
+        [[(3, sample) for sample in range(4, 8)]],
+        [[(3, 8)], [(4, 0)]],
+    ]
+    for completion, n in zip(
+        sorted(completions, key=lambda c: c.index), [3, 2, 2, 9, 1], strict=True
+    ):
+        found = [output.token_ids for output in completion.outputs]
+        assert found == [(10 * completion.index + i + 1,) * 2 for i in range(n)]
+    assert not kv.rows
+
+
 def test_rows_enter_in_their_order_and_a_block_when_the_last_has_left() -> None:
     case = Case(
         rows=[(3, 2, 9), (3, 1, 9), (3, 3, 9), (3, 1, 9), (3, 1, 9)],

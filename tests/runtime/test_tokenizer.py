@@ -189,6 +189,32 @@ def test_detokenizer_agrees_with_decoding_everything(
         assert detokenizer.text == so_far
 
 
+@settings(deadline=None, max_examples=200)
+@given(data=st.data(), text=TEXTS, stop=STOPS, min_tokens=st.integers(0, 12))
+def test_stop_strings_complete_by_min_tokens_end_nothing(
+    tokenizer: Tokenizer, data: st.DataObject, text: str, stop: tuple[str, ...], min_tokens: int
+) -> None:
+    pieces = st.lists(st.integers(2, 319), max_size=30)
+    ids = data.draw(st.one_of(st.just(tokenizer.encode(text)), pieces))
+    detokenizer = Detokenizer(tokenizer, stop, min_tokens)
+    closed = len(tokenizer.decode(ids[:min_tokens]).rstrip("\ufffd"))
+    for count, token_id in enumerate(ids, 1):
+        stopped = detokenizer.append(token_id)
+        settled = tokenizer.decode(ids[:count]).rstrip("\ufffd")
+        places = [
+            (place, one)
+            for one in stop
+            if (place := settled.find(one, max(0, closed - len(one) + 1))) >= 0
+        ]
+        assert stopped == (count > min_tokens and bool(places))
+        if stopped:
+            place = min(places)[0]
+            assert detokenizer.text == settled[:place]
+            assert (place, detokenizer.stop_string) in places
+            return
+    assert detokenizer.stop_string is None
+
+
 def test_detokenizer_work_per_token_is_bounded(tokenizer: Tokenizer) -> None:
     longest = 0
 
