@@ -107,7 +107,10 @@ def test_samples_and_scores_are_work(tmp_path: Path, tokenizer: Tokenizer) -> No
     for index, name in ((5, "logit_bias"), (6, "stop_token_ids")):
         assert f"{name} names token id 320" in (spool.row_error(index) or "")
     work = spool.workload(np.array([0, 1, 2, 3, 4]))
-    assert (work.num_rows, work.max_samples) == (3 + 1 + 1 + 1 + 1, 3)
+    assert (work.num_rows, work.min_samples, work.max_samples) == (3 + 1 + 1 + 1 + 1, 1, 3)
+    assert (work.max_prompts(2), work.max_prompts(8)) == (2, 8)
+    triple = spool.workload(np.array([0]))
+    assert [triple.max_prompts(rows) for rows in (1, 2, 3, 5, 6)] == [1, 2, 1, 1, 2]
     assert (work.max_prompt_tokens, work.max_total_tokens) == (64, 64)
     assert (work.total_prompt_tokens, work.total_new_tokens) == (9 + 4 + 5 + 64 + 60, 30 + 6 + 4)
     assert (work.max_scored_tokens, work.max_listed_tokens, work.max_logprobs) == (63, 6, 7)
@@ -253,6 +256,7 @@ def test_a_full_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
         {"max_total_tokens": 9},
         {"total_prompt_tokens": 31},
         {"total_new_tokens": 16},
+        {"min_samples": 0},
         {"max_samples": 0},
     ],
 )

@@ -6,7 +6,7 @@ operations is proven legal as it runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from freight.errors import InputError
 from freight.plan import geometry
+from freight.plan.default import Planner
+from freight.plan.policy import Policy
 from freight.runtime.engine import Engine
 from freight.runtime.request import Completion, Logprob, Request, SamplingParams
 from freight.runtime.sampler import sample_seed
@@ -244,6 +246,49 @@ def test_samples_are_independent_rows(
         assert len(set(expected)) > 1
         assert completion.num_new_tokens == 5 * 7
         assert all(len(output.logprobs or ()) == 7 for output in completion.outputs)
+
+
+@pytest.mark.parametrize("name", ["cpu: odd mix", "sim: odd mix"])
+@pytest.mark.parametrize(
+    "grain",
+    [{"page_tokens": 16}, {"chunk_tokens": 8}, {"max_batch_tokens": 45}, {"chunk_tokens": 1}],
+    ids=str,
+)
+def test_small_grains_change_nothing(
+    name: str,
+    grain: dict[str, int],
+    model: PreTrainedModel,
+    alone: list[list[tuple[int, ...]]],
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    candidates = Planner._candidates
+
+    def changed(self: Planner) -> Iterator[Policy]:
+        return (replace(policy, **grain) for policy in candidates(self))
+
+    monkeypatch.setattr(Planner, "_candidates", changed)
+    params = replace(DRAWN, prompt_logprobs=1)
+    chosen = {**POLICIES[name], "micro_batch_size": 11}
+    completions = run(model_dir, params, **chosen)
+    for prompt, completion, expected in zip(PROMPTS, completions, alone, strict=True):
+        assert [output.token_ids for output in completion.outputs] == expected
+        assert completion.prompt_logprobs is not None
+        found = [item for item in completion.prompt_logprobs if item]
+        check_scores(found, true_logprobs(model, prompt)[:-1], prompt[1:], 1)
+
+
+def test_a_plan_of_its_own_choosing(
+    model: PreTrainedModel, alone: list[list[tuple[int, ...]]], model_dir: Path
+) -> None:
+    """Left to the planner, samples stay together and no more prompts are counted than come."""
+    with tiny.engine(model_dir, PROMPTS, 7, DRAWN, device="cpu") as engine:
+        policy = engine.plan.policy
+        assert policy.micro_batch_size % 5 == 0
+        assert policy.max_batch_tokens == policy.micro_batch_size // 5 * 40
+    completions = run(model_dir, DRAWN, device="cpu")
+    for completion, expected in zip(completions, alone, strict=True):
+        assert [output.token_ids for output in completion.outputs] == expected
 
 
 def test_first_sample_is_that_of_a_single_one(

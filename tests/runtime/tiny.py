@@ -93,6 +93,7 @@ def workload(
         max_total_tokens=longest + max_tokens,
         total_prompt_tokens=sum(len(prompt) for prompt in prompts),
         total_new_tokens=max_tokens * len(prompts) * asked.n,
+        min_samples=asked.n,
         max_samples=asked.n,
         max_scored_tokens=0 if asked.prompt_logprobs is None else longest - 1,
         max_listed_tokens=0 if asked.logprobs is None else max_tokens,

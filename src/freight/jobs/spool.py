@@ -111,6 +111,7 @@ class Spool:
             max_total_tokens=int((prompts + new).max()),
             total_prompt_tokens=int(prompts.sum()),
             total_new_tokens=int((new * samples).sum()),
+            min_samples=int(samples.min()),
             max_samples=int(samples.max()),
             max_scored_tokens=int((prompts - 1)[scored >= 0].max(initial=0)),
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),

@@ -121,7 +121,8 @@ class Planner:
                     activations=wishes.activations or near[0],
                     micro_batch_size=size,
                     num_micro_batches=count,
-                    max_batch_tokens=size * self.workload.max_prompt_tokens,
+                    max_batch_tokens=self.workload.max_prompts(size)
+                    * self.workload.max_prompt_tokens,
                     chunk_tokens=chunk,
                     page_tokens=self._page_tokens(),
                     piece_bytes=self._piece_bytes(),
@@ -132,7 +133,8 @@ class Planner:
         """(rows per micro-batch, micro-batches), no larger than the dataset."""
         rows = self.workload.num_rows
         most = max(1, min(rows, _MOST_BATCH_ROWS))
-        most = min(most, max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens))
+        prompts = max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens)
+        most = min(most, prompts * self.workload.min_samples)
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
         # Samples of a request stay together: whole families leave no row of a batch empty.
         samples = self.workload.max_samples
@@ -218,7 +220,9 @@ class Planner:
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
         disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
-        prefill_s = _together(io_s, self._compute_s(plan, rows * self.workload.max_prompt_tokens))
+        prompts = policy.num_micro_batches * self.workload.max_prompts(policy.micro_batch_size)
+        num_tokens = min(rows, prompts) * self.workload.max_prompt_tokens
+        prefill_s = _together(io_s, self._compute_s(plan, num_tokens))
         decode_s = _together(io_s, self._compute_s(plan, rows))
         return (prefill_s + max(0, self.workload.max_new_tokens - 1) * decode_s) / rows
 

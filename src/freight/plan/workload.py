@@ -17,7 +17,7 @@ class Workload:
     """Rows still to be answered, in numbers.
 
     A row is one sample: a request for ``n`` answers counts as n rows, its prompt's tokens once in
-    ``total_prompt_tokens``. ``max_samples`` is the most of one request.
+    ``total_prompt_tokens``. Requests have from ``min_samples`` to ``max_samples``.
 
     ``max_total_tokens`` is the largest prompt + new tokens of one row, which can be less than
     ``max_prompt_tokens + max_new_tokens``: the longest prompt need not ask for the longest answer.
@@ -33,6 +33,7 @@ class Workload:
     max_total_tokens: int
     total_prompt_tokens: int
     total_new_tokens: int
+    min_samples: int = 1
     max_samples: int = 1
     max_scored_tokens: int = 0
     max_listed_tokens: int = 0
@@ -43,7 +44,8 @@ class Workload:
             ("num_rows", 1),
             ("max_prompt_tokens", 1),
             ("max_new_tokens", 0),
-            ("max_samples", 1),
+            ("min_samples", 1),
+            ("max_samples", self.min_samples),
         ):
             if getattr(self, name) < least:
                 raise _refuse(f"{name}={getattr(self, name)}", f"It must be at least {least}.")
@@ -63,6 +65,16 @@ class Workload:
                     f"{name}={getattr(self, name)}",
                     f"{self.num_rows} rows have between {least} and {most}.",
                 )
+
+    def max_prompts(self, num_rows: int) -> int:
+        """The most prompts that a micro-batch of so many rows computes.
+
+        Samples of a request stay together, unless there are more: what is left of them then may
+        be a single row.
+        """
+        if self.max_samples > num_rows:
+            return num_rows
+        return num_rows // self.min_samples
 
     def _shortest_total(self) -> int:
         """A prompt has a token at least, and may have no answer."""
