@@ -215,6 +215,18 @@ def test_streams(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert [json.loads(line)["id"] for line in lines] == [0, 1, 2]
 
 
+def test_closed_streams(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by `<&-` and `>&-`."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["run", "-", "-o", str(desk.sink), "-m", str(desk.model)]) == 2
+    assert "Standard input is closed" in capfd.readouterr().err
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["run", str(desk.source), "-o", "-", "-m", str(desk.model)]) == 2
+    assert "Standard output is closed" in capfd.readouterr().err
+
+
 def test_the_bar_of_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
