@@ -61,6 +61,8 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
+    # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
+    tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
         config=config,
@@ -69,7 +71,7 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         device=device,
         plan=plan,
         options=options,
-        tokenizer=Tokenizer(model_dir) if has_tokenizer(model_dir) else None,
+        tokenizer=tokenizer,
     )
 
 
