@@ -151,6 +151,23 @@ def test_the_tokenizer_is_there_when_the_process_is_measured(
         assert steps == ["Tokenizer", "plan_run"]
 
 
+def test_directories_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.make_model(tmp_path)
+    monkeypatch.setattr(engine_module, "Placement", None)  # nothing is loaded before
+    gone = tmp_path / "gone"
+    with (
+        pytest.raises(InputError, match="--trace"),
+        tiny.engine(tmp_path, [[1]], 1, trace_path=gone / "trace.json"),
+    ):
+        pass
+    on_disk = {"weights_percent": (0.0, 0.0, 100.0), "dummy_seed": 0, "disk_dir": gone}
+    with (
+        pytest.raises(BudgetError, match=r"Random weights.*--disk-dir"),
+        tiny.engine(tmp_path, [[1]], 1, **on_disk),
+    ):
+        pass
+
+
 def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
     message = refusal(tmp_path, BudgetError, device="sim", gpu_memory_bytes=64 * 1024)
     for words in ("on gpu", "workspace", "The budget is 64.00 KiB", "missing", "--gpu-memory"):

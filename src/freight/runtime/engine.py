@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from freight.errors import BudgetError
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
@@ -98,6 +99,8 @@ class Engine:
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
         self._requests: dict[int, Request] = {}
+        # Before the weights, which take minutes to place: the path may be wrong.
+        self._trace = None if options.trace_path is None else Trace(options.trace_path)
         sources = self._real_sources(sources, dtype)
         self.placement = Placement(
             config=config,
@@ -110,7 +113,6 @@ class Engine:
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
-        self._trace = None if options.trace_path is None else Trace(options.trace_path)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -122,7 +124,14 @@ class Engine:
         if self._options.dummy_seed is None or not disk_bytes:
             return sources
         parent = self._options.disk_dir
-        self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        try:
+            self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        except OSError as error:
+            raise BudgetError(
+                f"Random weights were to be written to {parent or tempfile.gettempdir()}.",
+                f"The system refused: {error.strerror}.",
+                "Name a directory that can be written with --disk-dir.",
+            ) from error
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
         sources = resolve(self.config, directory)
