@@ -49,6 +49,8 @@ class ComputeDevice:
         """What may be taken of its own memory, everything it needs for itself left out."""
         if self.kind == "sim":
             return _SIM_DEFAULT_BYTES if budget_bytes is None else budget_bytes
+        # torch keeps what an earlier engine has let go of, and the driver counts it as in use.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         if budget_bytes is None:
             return int(free * 0.9) - _CUDA_CONTEXT_BYTES // 4
