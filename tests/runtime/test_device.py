@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
+from freight.model.config import read_config
+from freight.plan.workload import Workload
 from freight.quantities import GIB
+from freight.runtime import planning
 from freight.runtime.device import ComputeDevice
+from freight.runtime.options import EngineOptions
+
+from . import tiny
 
 CUDA = ComputeDevice(kind="cuda", torch_device=torch.device("cuda", 0))
+WORKLOAD = Workload(
+    num_rows=1,
+    max_prompt_tokens=1,
+    max_new_tokens=1,
+    max_total_tokens=2,
+    total_prompt_tokens=1,
+    total_new_tokens=1,
+)
 
 
 @pytest.fixture
@@ -33,3 +49,20 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_memory_that_an_earlier_engine_let_go_of_is_free(steps: list[str]) -> None:
     assert CUDA.room_bytes(None) > 60 * GIB
     assert CUDA.room_bytes(60 * GIB) > 59 * GIB
+
+
+def test_the_context_is_made_before_the_host_is_measured(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    room_on_cpu = planning.room_on_cpu
+
+    def measure(budget_bytes: int | None) -> tuple[int, int]:
+        steps.append("host memory")
+        return room_on_cpu(budget_bytes)
+
+    monkeypatch.setattr(planning, "room_on_cpu", measure)
+    LlamaConfig(**tiny.SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    sources = planning.imagined_sources(config, "float32")
+    planning.plan_run(config, sources, "float32", CUDA, EngineOptions(), WORKLOAD)
+    assert steps == ["empty cache", "device memory", "host memory"]
