@@ -13,7 +13,7 @@ from freight.model.config import read_config
 from freight.plan.workload import Workload
 from freight.quantities import GIB
 from freight.runtime import planning
-from freight.runtime.device import ComputeDevice
+from freight.runtime.device import ComputeDevice, choose_dtype
 from freight.runtime.options import EngineOptions
 
 from . import tiny
@@ -66,3 +66,14 @@ def test_the_context_is_made_before_the_host_is_measured(
     sources = planning.imagined_sources(config, "float32")
     planning.plan_run(config, sources, "float32", CUDA, EngineOptions(), WORKLOAD)
     assert steps == ["empty cache", "device memory", "host memory"]
+
+
+@pytest.mark.parametrize(("native", "chosen"), [(True, "bfloat16"), (False, "float32")])
+def test_emulated_bfloat16_is_not_chosen(
+    native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_supported(including_emulation: bool = True) -> bool:
+        return native or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert choose_dtype("auto", CUDA) == chosen
