@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.errors import BudgetError, DeviceError
 from freight.memory.tier import device_arena, host_arena, process_bytes, system_memory_bytes
 from freight.quantities import MIB, align_up
 
@@ -74,3 +77,33 @@ def test_a_device_s_arena_on_the_host() -> None:
     assert arena.take(8192, "weights").shape == (8192,)
     with pytest.raises(AssertionError):
         arena.take(1, "weights")
+
+
+def test_memory_that_the_system_refuses() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))
+    try:
+        with pytest.raises(BudgetError, match=r"2048.00 GiB of memory.*--cpu-memory"):
+            host_arena(2 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_memory_that_the_driver_will_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_error(status: int) -> None:
+        raise RuntimeError(f"out of memory ({status})")
+
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    with pytest.raises(DeviceError, match=r"2.00 MiB.*pinned.*out of memory \(2\)"):
+        host_arena(2 * MIB, pinned=True)
+
+
+def test_memory_that_the_device_no_longer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(BudgetError, match=r"8.00 KiB of the device.*--gpu-memory"):
+        device_arena(8192, torch.device("cuda", 0))

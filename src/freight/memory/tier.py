@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from freight.errors import BudgetError, DeviceError
 from freight.quantities import MIB, align_up, format_bytes
 
 __all__ = ["Arena", "device_arena", "host_arena", "process_bytes", "system_memory_bytes"]
@@ -67,20 +68,46 @@ class Arena:
 def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
     """Host memory of exactly this size, rounded up to a huge page."""
     size = max(_HUGE_PAGE, align_up(num_bytes, _HUGE_PAGE))
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise BudgetError(
+            f"{format_bytes(size)} of memory were to be taken.",
+            f"The system refused: {error.strerror}.",
+            "Lower --cpu-memory, or raise the limit on this process (ulimit -v).",
+        ) from error
     _advise(memory, _MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     if not _advise(memory, _MADV_POPULATE_WRITE):
         buffer[::_ALIGNMENT] = 0
     if pinned:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+        _pin(buffer)
     return Arena(buffer, registered=pinned)
+
+
+def _pin(buffer: torch.Tensor) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    try:
+        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{format_bytes(buffer.numel())} of memory were to be pinned for the CUDA device.",
+            f"The driver refused: {error}.",
+            "Lower --cpu-memory: some systems pin only a part of what they have.",
+        ) from error
 
 
 def device_arena(num_bytes: int, device: torch.device) -> Arena:
     """Memory of a CUDA device, in one allocation."""
-    return Arena(torch.zeros(max(num_bytes, _ALIGNMENT), dtype=torch.uint8, device=device))
+    size = max(num_bytes, _ALIGNMENT)
+    try:
+        return Arena(torch.zeros(size, dtype=torch.uint8, device=device))
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"{format_bytes(size)} of the device's memory were to be taken.",
+            "The device has less by now.",
+            "End what else uses it, or lower --gpu-memory.",
+        ) from error
 
 
 def _advise(memory: mmap.mmap, advice: int) -> bool:
