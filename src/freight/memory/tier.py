@@ -25,6 +25,8 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 _ALIGNMENT: Final = 4096
 _NO_LIMIT: Final = 2**63
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
 class Arena:
@@ -133,22 +135,46 @@ def system_memory_bytes() -> int:
 
 
 def _group_limits() -> Iterator[int]:
-    """Limits of the control groups that this process is in, from its own up to the root."""
+    """What the control groups that this process is in still give it, from its own up to the root:
+    their limits, less what others in them hold. Cached files are given back when memory is short.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
+    own = process_bytes()
     for line in lines:
         _, controllers, name = line.split(":", 2)
         if controllers == "memory":
-            root, file = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            root, files = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         elif controllers == "":
-            root, file = Path("/sys/fs/cgroup"), "memory.max"
+            root, files = _GROUPS, ("memory.max", "memory.current")
         else:
             continue
         group = root / name.lstrip("/")
         for path in (group, *(p for p in group.parents if p.is_relative_to(root))):
-            if (path / file).exists():
-                limit = (path / file).read_text().strip()
-                if limit.isdigit():
-                    yield int(limit)
+            limit, used = (_read_count(path / file) for file in files)
+            if limit is not None:
+                others = max(0, (used or 0) - _cached_bytes(path) - own)
+                yield max(0, limit - others)
+
+
+def _read_count(path: Path) -> int | None:
+    """The number in a control group's file; None where there is none, or it says "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cached_bytes(group: Path) -> int:
+    """Files in the page cache on a control group's account, those of groups below it included."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+    # Version 1 counts groups below apart, under names of their own.
+    prefix = "total_" if "total_inactive_file" in counts else ""
+    return sum(counts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
