@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from freight.errors import InputError
-from freight.plan import geometry
+from freight.plan import scratch
 from freight.plan.default import Planner
 from freight.plan.policy import Policy
 from freight.runtime.engine import Engine
@@ -135,7 +135,7 @@ def test_scoring_alone(
     name: str, max_tokens: int, model: PreTrainedModel, model_dir: Path, monkeypatch: Any
 ) -> None:
     """Chunks of a few positions; a prompt of one token has nothing to score."""
-    monkeypatch.setattr(geometry, "_SCORED_VALUES", 5 * 320)
+    monkeypatch.setattr(scratch, "_SCORED_VALUES", 5 * 320)
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0)
     prompts = [[5], *PROMPTS, [9]]
     completions = run(model_dir, params, prompts, **POLICIES[name])

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 
+from freight.errors import BudgetError
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import TensorSource, resolve
 from freight.model.config import ModelConfig, read_config
+from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
-from freight.model.programme import build_programme
 from freight.plan.default import Plan
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
@@ -65,6 +66,8 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
+    # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
+    tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
         config=config,
@@ -73,7 +76,7 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         device=device,
         plan=plan,
         options=options,
-        tokenizer=Tokenizer(model_dir) if has_tokenizer(model_dir) else None,
+        tokenizer=tokenizer,
     )
 
 
@@ -99,6 +102,8 @@ class Engine:
         self.traffic = Traffic()
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
+        # Before the weights, which take minutes to place: the path may be wrong.
+        self._trace = None if options.trace_path is None else Trace(options.trace_path)
         sources = self._real_sources(sources, dtype)
         self.placement = Placement(
             config=config,
@@ -111,7 +116,6 @@ class Engine:
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
-        self._trace = None if options.trace_path is None else Trace(options.trace_path)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -123,7 +127,14 @@ class Engine:
         if self._options.dummy_seed is None or not disk_bytes:
             return sources
         parent = self._options.disk_dir
-        self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        try:
+            self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        except OSError as error:
+            raise BudgetError(
+                f"Random weights were to be written to {parent or tempfile.gettempdir()}.",
+                f"The system refused: {error.strerror}.",
+                "Name a directory that can be written with --disk-dir.",
+            ) from error
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
         sources = resolve(self.config, directory)
@@ -152,13 +163,19 @@ class Engine:
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             describe=batches.describe,
         )
+        performer = self._performer(batches, scheduler)
         executor = Executor(
-            self._performer(batches, scheduler).perform,
+            performer.perform,
             device=self.device.torch_device,
             overlap=policy.overlap,
             record=None if self._trace is None else self._trace.record,
         )
-        stream = schedule(scheduler.sweeps(), self.placement.stream_model(), scheduler.expects_more)
+        stream = schedule(
+            scheduler.sweeps(),
+            self.placement.stream_model(),
+            scheduler.expects_more,
+            performer.chosen,
+        )
         if self._options.verify:
             stream = verify(stream, self.placement.rings())
         for operation, made in executor.run(stream):

@@ -18,15 +18,15 @@ from freight.memory.transfer import Link
 from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.layers import Frame, run_unit
-from freight.model.programme import Programme, Unit
+from freight.model.layers import Frame, Routes, run_unit
+from freight.model.programme import Embed, Programme, Unit
 from freight.model.workspace import Workspace
-from freight.plan.geometry import scored_chunk
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
+from freight.runtime.head import Head
 from freight.runtime.placement import Placement
-from freight.runtime.scores import RunningScores, Scores
+from freight.runtime.scores import Scores
 
 __all__ = ["Performer"]
 
@@ -57,12 +57,13 @@ class Performer:
         self._activations = placement.activations
         self._buffers = placement.buffers
         self._workspace = placement.workspace
+        self._head = Head(self._policy, buffers=self._buffers, workspace=self._workspace)
         self._batches = batches
         self._to_device = to_device
         self._from_device = from_device
         self._finish = finish
         self._on_device = self._policy.compute_tier == "gpu"
-        self._activation_slots: dict[int, int] = {}
+        self._routes: dict[int, Routes] = {}
         self._work: Final[Mapping[Kind, Callable[[Operation], NewTokens | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
             Kind.COPY_WEIGHTS: self._copy_weights,
@@ -131,8 +132,8 @@ class Performer:
         self._to_device.move([(source, target)])
 
     def _rows(self, buffer: torch.Tensor, count: int) -> torch.Tensor:
-        used = buffer[: count * self._activations.row_bytes]
-        return used.view(self._activations.dtype).view(count, self._config.hidden_size)
+        used = buffer[: count * self._config.embedding_size * self._activations.dtype.itemsize]
+        return used.view(self._activations.dtype).view(count, self._config.embedding_size)
 
     # -- KV cache ----------------------------------------------------------------------------
 
@@ -202,21 +203,18 @@ class Performer:
         prepared = self._prepared(operation)
         unit = self._programme.units[operation.unit]
         if unit.kind == "embedding":
-            self._embed(operation, prepared)
+            self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
             self._attention(operation, prepared, unit)
-        elif unit.kind == "mlp":
+        elif unit.kind == "expert":
+            self._expert(operation, prepared, unit)
+        elif unit.kind in ("mlp", "router"):
             self._mlp(operation, prepared, unit)
         else:
-            self._head(operation, prepared, unit)
+            self._run_head(operation, prepared, unit)
         if not operation.is_last:
             return None
-        batch = prepared.batch
-        scores = self._scores(batch).result() if batch.num_scored else None
-        return self._finish(batch, self._buffers.logits[batch.index, : batch.num_logits], scores)
-
-    def _scores(self, batch: MicroBatch) -> RunningScores:
-        return RunningScores(self._buffers.scores[batch.index, : batch.num_scored])
+        return self._finish(prepared.batch, *self._head.result(prepared.batch))
 
     def _activation_parts(
         self, operation: Operation, prepared: PreparedBatch
@@ -225,21 +223,41 @@ class Performer:
         slot = self._buffers.activation_slot[index] if index >= 0 else None
         return self._activations.parts(prepared.batch.index, prepared.cut, slot)
 
-    def _embed(self, operation: Operation, prepared: PreparedBatch) -> None:
-        parts = self._activation_parts(operation, prepared)
+    def _embed(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        width = self._config.hidden_size
+        parts = [
+            (first, rows[:, :width]) for first, rows in self._activation_parts(operation, prepared)
+        ]
         far = prepared.far_places
         ring = self._buffers.embedding_slot if self._on_device else self._buffers.embedding_rows
         far_rows = self._rows(ring[operation.source_slot], len(far)) if len(far) else None
-        width, dtype = self._config.hidden_size, self._activations.dtype
+        table, weights = unit.weights[0], self._weights.parts(operation.unit, -1)
+        dtype = self._activations.dtype
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._workspace.frame():
-                x = self._workspace.take(end - start, width, dtype=dtype)
-                self._look_up(prepared.token_ids[start:end], x)
+                rows = self._workspace.take(end - start, table.num_columns, dtype=dtype)
+                self._look_up(prepared.token_ids[start:end], rows)
                 if far_rows is not None:
                     first, last = np.searchsorted(far, (start, end))
-                    places = torch.from_numpy(far[first:last] - start).to(x.device)
-                    x.index_copy_(0, places, far_rows[first:last])
-                scatter(parts, start, x)
+                    places = torch.from_numpy(far[first:last] - start).to(rows.device)
+                    rows.index_copy_(0, places, far_rows[first:last])
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=self._entrance(unit, rows),
+                    positions=prepared.positions[start:end],
+                )
+                run_unit(unit, frame)
+                scatter(parts, start, frame.values["x"])
+
+    def _entrance(self, unit: Unit, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the embedding unit starts with: its table's rows, and where x is to be put."""
+        step = unit.steps[0]
+        assert isinstance(step, Embed)
+        if step.out == "x":
+            return {"x": rows}
+        x = self._workspace.take(rows.shape[0], self._config.hidden_size, dtype=rows.dtype)
+        return {step.out: rows, "x": x}
 
     def _look_up(self, token_ids: Ids, x: torch.Tensor) -> None:
         """Rows of the table that are on the compute tier, into ``x`` [n, D]."""
@@ -261,7 +279,7 @@ class Performer:
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={"x": x},
+                    values=self._carried(x),
                     cos=prepared.cos[chunk.start : chunk.end],
                     sin=prepared.sin[chunk.start : chunk.end],
                     kv=self._pools(layer, chunk, operation.source_slot),
@@ -283,74 +301,66 @@ class Performer:
         return pool.view(self._activations.dtype).view(shape)
 
     def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        """An MLP, or a router, which leaves what it chose in the batch's routes."""
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._activation_parts(operation, prepared)
+        routes = self._new_routes(prepared.batch) if unit.kind == "router" else None
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._rows_of(parts, start, end) as x:
-                frame = Frame(weights=weights, workspace=self._workspace, values={"x": x})
+                frame = Frame(weights=weights, workspace=self._workspace, values=self._carried(x))
+                if routes is not None:
+                    frame.routes = Routes(
+                        experts=routes.experts[start:end], weights=routes.weights[start:end]
+                    )
                 run_unit(unit, frame)
 
-    def _head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+    def _carried(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What passes from unit to unit, by name: views of the columns of ``rows``."""
+        width = self._programme.width
+        return {
+            name: rows[:, place * width : (place + 1) * width]
+            for place, name in enumerate(self._programme.carried)
+        }
+
+    def _new_routes(self, batch: MicroBatch) -> Routes:
+        assert self._config.experts is not None
+        shape = (batch.num_tokens, self._config.experts.per_token)
+        device = self._workspace.device
+        routes = Routes(
+            experts=torch.empty(shape, dtype=torch.int64, device=device),
+            weights=torch.empty(shape, dtype=self._activations.dtype, device=device),
+        )
+        self._routes[batch.index] = routes
+        return routes
+
+    def chosen(self, k: int) -> frozenset[int]:
+        """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
+        return frozenset(self._routes[k].experts.flatten().tolist())
+
+    def _expert(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        routes = self._routes[prepared.batch.index]
+        assert unit.expert is not None
+        tokens, choices = torch.where(routes.experts.eq(unit.expert))
+        shares = routes.weights[tokens, choices]
+        for first, rows in self._activation_parts(operation, prepared):
+            inside = (tokens >= first) & (tokens < first + rows.shape[0])
+            here, own = tokens[inside] - first, shares[inside]
+            for start, end in _ranges(len(here), self._policy.chunk_tokens):
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=self._carried(rows),
+                    chosen=here[start:end],
+                    shares=own[start:end],
+                )
+                run_unit(unit, frame)
+
+    def _run_head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         if self._programme.units[operation.unit - 1].kind != "head":
-            self._pick_last(operation, prepared)
-        if prepared.batch.num_logits:
-            self._sampled_logits(operation, prepared, unit)
-        if prepared.batch.num_scored:
-            self._score(operation, prepared, unit)
-
-    def _pick_last(self, operation: Operation, prepared: PreparedBatch) -> None:
-        """What the head needs of the residual stream: after which a token is sampled, then what is
-        scored."""
-        batch = prepared.batch
-        last = self._buffers.last[batch.index]
-        parts = self._activation_parts(operation, prepared)
-        picked = last[: batch.num_logits]
-        for first, rows in parts:
-            inside = (prepared.logit_places >= first) & (
-                prepared.logit_places < first + rows.shape[0]
-            )
-            picked[inside] = rows[prepared.logit_places[inside] - first]
-        place = batch.num_logits
-        for span in batch.rows:
-            if span.scored:
-                end = place + len(span.scored)
-                gather(parts, span.start + span.scored.start, last[place:end])
-                place = end
-        if batch.num_scored:
-            self._scores(batch).clear()
-
-    def _sampled_logits(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        """This chunk's logits of the rows that a token is sampled of, kept in float32."""
-        k, count = prepared.batch.index, prepared.batch.num_logits
-        last = self._buffers.last[k, :count]
+            self._head.pick(prepared, self._activation_parts(operation, prepared))
         weights = self._weights.parts(operation.unit, operation.slot)
-        matrix = next(weight for weight in unit.weights if weight.is_matrix)
-        with self._workspace.frame():
-            columns = self._workspace.take(count, matrix.num_rows, dtype=last.dtype)
-            values = {"x": last, "logits": columns}
-            run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
-            end = matrix.first_row + matrix.num_rows
-            self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
-
-    def _score(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        """Merge this chunk's logits of what is scored into its running state."""
-        batch = prepared.batch
-        first, count = batch.num_logits, batch.num_scored
-        last = self._buffers.last[batch.index, first : first + count]
-        weights = self._weights.parts(operation.unit, operation.slot)
-        matrix = next(weight for weight in unit.weights if weight.is_matrix)
-        scores = self._scores(batch)
-        for start, end in _ranges(count, scored_chunk(self._policy, matrix.num_rows)):
-            with self._workspace.frame():
-                columns = self._workspace.take(end - start, matrix.num_rows, dtype=last.dtype)
-                values = {"x": last[start:end], "logits": columns}
-                run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
-                wide = columns
-                if columns.dtype != torch.float32:
-                    wide = self._workspace.take(*columns.shape, dtype=torch.float32)
-                    wide.copy_(columns)
-                targets = prepared.scored_targets[start:end]
-                scores.merge(start, wide, matrix.first_row, targets)
+        self._head.compute(prepared, unit, weights)
 
     def _rows_of(
         self, parts: Sequence[tuple[int, torch.Tensor]], start: int, end: int

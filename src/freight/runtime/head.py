@@ -1,0 +1,105 @@
+"""The output head of a micro-batch, chunk by chunk: what it is computed on, and what it leaves.
+
+Positions that a token is sampled after leave whole rows of logits; positions that are scored leave
+running sums. Both are picked from the residual stream before the first chunk. Knows no operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from freight.memory.activations import gather
+from freight.model.batch import MicroBatch
+from freight.model.layers import Frame, WeightParts, run_unit
+from freight.model.programme import Unit
+from freight.model.workspace import Workspace
+from freight.plan.policy import Policy
+from freight.plan.scratch import scored_chunk
+from freight.runtime.batches import PreparedBatch
+from freight.runtime.buffers import Buffers
+from freight.runtime.scores import RunningScores, Scores
+
+__all__ = ["Head"]
+
+
+class Head:
+    """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks."""
+
+    def __init__(self, policy: Policy, *, buffers: Buffers, workspace: Workspace) -> None:
+        self._policy = policy
+        self._buffers = buffers
+        self._workspace = workspace
+
+    def pick(self, prepared: PreparedBatch, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Keep what the head needs of the residual stream's ``parts``: the positions that are
+        sampled after, then those that are scored."""
+        batch = prepared.batch
+        last = self._buffers.last[batch.index]
+        stream = [(first, rows[:, : last.shape[1]]) for first, rows in parts]
+        picked = last[: batch.num_logits]
+        for first, rows in stream:
+            inside = (prepared.logit_places >= first) & (
+                prepared.logit_places < first + rows.shape[0]
+            )
+            picked[inside] = rows[prepared.logit_places[inside] - first]
+        place = batch.num_logits
+        for span in batch.rows:
+            if span.scored:
+                end = place + len(span.scored)
+                gather(stream, span.start + span.scored.start, last[place:end])
+                place = end
+        if batch.num_scored:
+            self._scores(batch).clear()
+
+    def compute(
+        self, prepared: PreparedBatch, unit: Unit, weights: Mapping[str, WeightParts]
+    ) -> None:
+        """One chunk of the vocabulary for all that was picked."""
+        if prepared.batch.num_logits:
+            self._sampled(prepared.batch, unit, weights)
+        if prepared.batch.num_scored:
+            self._scored(prepared, unit, weights)
+
+    def result(self, batch: MicroBatch) -> tuple[torch.Tensor, Scores | None]:
+        """After the last chunk: rows of logits [R, V], and the scores of prompts if any."""
+        logits = self._buffers.logits[batch.index, : batch.num_logits]
+        return logits, self._scores(batch).result() if batch.num_scored else None
+
+    def _scores(self, batch: MicroBatch) -> RunningScores:
+        return RunningScores(self._buffers.scores[batch.index, : batch.num_scored])
+
+    def _sampled(self, batch: MicroBatch, unit: Unit, weights: Mapping[str, WeightParts]) -> None:
+        matrix, k, count = unit.weights[-1], batch.index, batch.num_logits
+        with self._workspace.frame():
+            columns = self._logits(unit, weights, self._buffers.last[k, :count])
+            end = matrix.first_row + matrix.num_rows
+            self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
+
+    def _scored(
+        self, prepared: PreparedBatch, unit: Unit, weights: Mapping[str, WeightParts]
+    ) -> None:
+        batch, matrix = prepared.batch, unit.weights[-1]
+        first, count = batch.num_logits, batch.num_scored
+        last = self._buffers.last[batch.index, first : first + count]
+        scores = self._scores(batch)
+        step = scored_chunk(self._policy, matrix.num_rows)
+        for start in range(0, count, step):
+            with self._workspace.frame():
+                columns = self._logits(unit, weights, last[start : start + step])
+                wide = columns
+                if columns.dtype != torch.float32:
+                    wide = self._workspace.take(*columns.shape, dtype=torch.float32)
+                    wide.copy_(columns)
+                targets = prepared.scored_targets[start : start + step]
+                scores.merge(start, wide, matrix.first_row, targets)
+
+    def _logits(
+        self, unit: Unit, weights: Mapping[str, WeightParts], x: torch.Tensor
+    ) -> torch.Tensor:
+        """The unit's logits [n, c] of rows x [n, D], in the workspace's present frame."""
+        columns = self._workspace.take(x.shape[0], unit.weights[-1].num_rows, dtype=x.dtype)
+        values = {"x": x, "logits": columns}
+        run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
+        return columns
