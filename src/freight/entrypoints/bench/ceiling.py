@@ -2,16 +2,17 @@
 
 Arithmetic on plain numbers; knows no devices and measures nothing.
 
-There are R rows, each with a prompt of P tokens and N new tokens. A row passes the model N times: a
-pass with its prompt, then N - 1 with one token each. A *sweep* is a pass of the model, of any number
-of rows together. With W bytes of matrices, M bytes of memory beside the process, k(j) bytes of keys
-and values that a row has before pass j (none before the first), and b rows per sweep on average:
+There are R rows, each with a prompt of P tokens and N new tokens. A row passes the model N times:
+a pass with its prompt, then N - 1 with one token each. A *sweep* is a pass of the model, of any
+number of rows together. With W bytes of matrices, M bytes of memory beside the process, k(j) bytes
+of keys and values that a row has before pass j (none before the first), and b rows per sweep on
+average:
 
 - **sweeps.** S = R N / b, at least N.
-- **moving.** During a sweep all W must be in memory at some time, and so must the keys and values of
-  its rows. Memory holds M of that when the sweep begins, the rest is brought: of all sweeps
+- **moving.** During a sweep all W must be in memory at some time, and so must the keys and values
+  of its rows. Memory holds M of that when the sweep begins, the rest is brought: of all sweeps
   together at least max(0, S (W - M) + R sum_j k(j)) bytes, at the path's rate B. (What of the keys
-  and values is not in memory is read as weights are, so trading one for the other gains nothing.)
+  and values is not in memory is read as weights are: trading one for the other gains nothing.)
 - **computing.** Products of prompts, C, at the best rate at any number of rows; of new tokens at
   the rate of products of b rows; attention's products at the best rate.
 - **the last prompt.** When the last prompt is done, all of C is; its row still needs N - 1 sweeps.
@@ -19,15 +20,16 @@ and values that a row has before pass j (none before the first), and b rows per 
   comes after, which adds its k(j) to what is moved: where W > M, at least
   C + max(0, (N - 1)(W - M) / B + R sum_j min(c, k(j) / B)).
 - **warm-up and drain.** When generating starts memory is full of weights, so the first unit waits
-  only for what of it is larger than M. After the last byte of a sweep comes at least nothing: a
-  policy may end with a unit that is in memory. Counted from the start of loading, min(W, M) bytes
-  more are moved.
+  only for what of it is larger than M. After the last byte of the last sweep comes at least
+  nothing: a policy may end with a unit that is in memory. Counted from the start of loading,
+  min(W, M) bytes more are moved.
 
-The bound is the largest of these, b the number of rows that makes it least. With a device, weights
-reach it over a link (M is then its memory; keys and values are let off, since the host could attend
-to them) and the disk (M is both memories). It holds for every order of sweeps, with prompts and new
-tokens in one sweep or not, as long as they are multiplied apart. Let off entirely: norms, rotations,
-logits, activations, embedding rows, scratch, and every wait.
+The bound is the largest of these, b the number of rows that makes it least. Where all rows fit and
+decoding waits for the disk, it is the sum of the longer of moving and computing over the sweeps.
+With a device, weights reach it over a link (M is then its memory; keys and values are let off,
+since the host could attend to them) and from the disk (M is both memories). It holds for every
+order of sweeps, with prompts and new tokens in one sweep or not, as long as they are multiplied
+apart. Let off entirely: norms, rotations, logits, activations, embedding rows, scratch, all waits.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ def measure_disk(path: Path) -> tuple[float, int]:
     file = DirectFile(path, Traffic())
     size = min(file.num_bytes, _MOST_READ_BYTES)
     memory = host_arena(max(_DEPTHS) * _REQUEST_BYTES).take(max(_DEPTHS) * _REQUEST_BYTES, "read")
-    views = [host_view(part) for part in memory.split(_REQUEST_BYTES)]
+    views = [
+        host_view(memory[i : i + _REQUEST_BYTES]) for i in range(0, len(memory), _REQUEST_BYTES)
+    ]
     best = (0.0, 1)
     for depth in _DEPTHS:
         for _ in range(_PASSES):
