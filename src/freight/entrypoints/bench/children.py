@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-import freight
 from freight import errors
 from freight.entrypoints.bench.groups import GroupMaker, MemoryGroup, drop_caches
 from freight.errors import DeviceError, FreightError
@@ -71,7 +70,9 @@ def run_or_raise(
         raise ChildFailed(
             asked,
             f"Its process was {outcome.reason}.",
-            "Give it more memory with --group or --cpu-memory, or less work.",
+            "Free some memory or give less work."
+            if groups is None
+            else "Raise --group or lower --cpu-memory: code and page cache count in a group, too.",
         )
     if outcome.group_peak_bytes is not None:
         outcome.result["group_peak_bytes"] = outcome.group_peak_bytes
@@ -109,7 +110,7 @@ def _run(
 
 def _paths() -> dict[str, str]:
     """Let the child find the package that is running, installed or not."""
-    source = str(Path(freight.__file__).resolve().parents[1])
+    source = str(Path(__file__).resolve().parents[3])
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": source if not others else os.pathsep.join((source, others))}
 

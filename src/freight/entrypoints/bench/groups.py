@@ -83,9 +83,12 @@ class GroupMaker:
         group = MemoryGroup(path=path, peak_file=peak_file)
         try:
             (path / limit_file).write_text(str(self.limit_bytes))
-            swap = path / "memory.swap.max"
-            if swap.exists():
-                swap.write_text("0")
+            for file, value in (
+                ("memory.swap.max", 0),
+                ("memory.memsw.limit_in_bytes", self.limit_bytes),
+            ):
+                if (path / file).exists():
+                    (path / file).write_text(str(value))
         except OSError:
             group.remove()
             raise

@@ -36,9 +36,10 @@ _MOST_SHAPES: Final = 4
 _MOST_MATRIX_BYTES: Final = 64 * MIB
 _COLD_BYTES: Final = 256 * MIB
 """Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
-_LEAST_TRIES: Final = 5
-_MOST_TRIES: Final = 100
-_LEAST_S: Final = 0.2
+_ROUNDS: Final = 2
+_LEAST_TRIES: Final = 3
+_MOST_TRIES: Final = 1000
+_LEAST_S: Final = 0.05
 
 
 def measure_disk(path: Path) -> tuple[float, int]:
@@ -98,9 +99,10 @@ def measure_products(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: Sequence[int]
 ) -> dict[int, float]:
     """FLOP/s of [rows, columns] times a matrix of the model, by rows: of its largest shapes the one
-    that does best, for a better policy could join the small ones."""
+    that does best, for a better policy could join the small ones. Two rounds, some time apart: a
+    machine that is busy for a moment must not lower a ceiling."""
     rates = dict.fromkeys(rows, 0.0)
-    for num_out, num_in in _shapes(config, dtype.itemsize):
+    for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
         copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
         weights = torch.rand(min(copies, 64), num_out, num_in, dtype=dtype, device=device)
         for count in rows:

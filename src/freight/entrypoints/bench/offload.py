@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from freight.entrypoints.bench.children import run_or_raise
@@ -58,6 +60,20 @@ class _Request:
 
 def bench_offload(arguments: argparse.Namespace) -> int:
     """Run the benchmark that the flags describe; returns the exit status."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        _carry_out(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Leave by way of all ``finally``: a child is ended and its group removed."""
+    raise SystemExit(128 + number)
+
+
+def _carry_out(arguments: argparse.Namespace) -> None:
     request = _read(arguments)
     model_dir = provide_weights(
         arguments.model,
@@ -75,7 +91,6 @@ def bench_offload(arguments: argparse.Namespace) -> int:
     bench = _Bench(request=request, model_dir=model_dir, job=job, probed=probed)
     bench.run()
     print(json.dumps(bench.record(arguments)))
-    return 0
 
 
 def _read(arguments: argparse.Namespace) -> _Request:

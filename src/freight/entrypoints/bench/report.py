@@ -33,11 +33,14 @@ def _rate(count: int, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
-def byte_ratios(result: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes that crossed each link over what the closed form says; 1.0 is exact."""
+def byte_ratios(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Bytes that crossed each link over what the closed form says; 1.0 is exact, None where it says
+    that nothing does."""
     moved, expected = result["moved_bytes"], result["expected_bytes"]
     links = [link for link in {**moved, **expected} if moved.get(link) or expected.get(link)]
-    return {link: moved.get(link, 0) / (expected.get(link) or float("nan")) for link in links}
+    return {
+        link: moved.get(link, 0) / expected[link] if expected.get(link) else None for link in links
+    }
 
 
 def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
@@ -83,11 +86,15 @@ def describe_run(
     if "moved_bytes" in result:
         ratios = byte_ratios(result)
         moved = [
-            f"{link} {format_bytes(result['moved_bytes'].get(link, 0))} (x {ratio:.6g})"
+            f"{link} {format_bytes(result['moved_bytes'].get(link, 0))} (x {_written(ratio)})"
             for link, ratio in ratios.items()
         ]
         lines.append(f"  bytes (against the closed form): {', '.join(moved) or 'none'}")
     return lines
+
+
+def _written(ratio: float | None) -> str:
+    return "?" if ratio is None else f"{ratio:.6g}"
 
 
 def _peak(result: Mapping[str, Any]) -> int:
