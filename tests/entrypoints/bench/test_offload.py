@@ -98,13 +98,34 @@ def test_on_the_simulated_device_in_a_group(
     assert [path["name"] for path in record["machine"]["paths"]] == ["link", "disk"]
 
 
-@pytest.mark.parametrize("name", [n for n in POLICIES if "slow" not in n])
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """By whether the head shares the embedding's table."""
+    directories = {tied: tmp_path_factory.mktemp("model") for tied in (False, True)}
+    for tied, directory in directories.items():
+        tiny.make_model(directory, tie_word_embeddings=tied)
+    return directories
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu: row by row",
+        "cpu: all on disk",
+        "cpu: odd mix",
+        "sim: weights on cpu",
+        "sim: KV on disk",
+        "sim: all on disk",
+        "sim: odd mix",
+    ],
+)
 @pytest.mark.parametrize("tied", [False, True])
-def test_bytes_are_those_of_the_closed_form(name: str, tied: bool, tmp_path: Path) -> None:
-    tiny.make_model(tmp_path, tie_word_embeddings=tied)
+def test_bytes_are_those_of_the_closed_form(
+    name: str, tied: bool, models: dict[bool, Path]
+) -> None:
     work = Work(num_rows=5, prompt_tokens=17, new_tokens=3)
     rows = make_rows(work, tiny.VOCAB)
-    with tiny.engine(tmp_path, rows, work.new_tokens, **POLICIES[name]) as engine:
+    with tiny.engine(models[tied], rows, work.new_tokens, **POLICIES[name]) as engine:
         answers = tiny.run(engine, rows, work.new_tokens)
         moved = {k: n - engine.load_traffic.get(k, 0) for k, n in engine.traffic.moved.items()}
         assert {k: n for k, n in moved.items() if n} == expected_bytes(engine, rows, answers)

@@ -63,7 +63,7 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
     new = work.num_rows * work.new_tokens
     lines.append(
         f"ceiling:  {new / ceiling['seconds']:.2f} new token/s, {ceiling['seconds']:.3f} s "
-        f"(by {ceiling['limited_by']}); with loading {ceiling['with_loading_s']:.3f} s"
+        f"(by {ceiling['limited_by']}, {ceiling['block_rows']} rows a sweep); with loading {ceiling['with_loading_s']:.3f} s"
     )
     bounds = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in ceiling["bounds"].items())
     lines.append(f"          no policy is faster than: {bounds}")
