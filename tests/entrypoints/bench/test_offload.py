@@ -6,17 +6,23 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freight.demo import MODEL_DIR
+from freight.entrypoints.bench.children import run_child
 from freight.entrypoints.bench.closed_form import expected_bytes
 from freight.entrypoints.bench.groups import GroupMaker
-from freight.entrypoints.bench.peers import Trial, check_peers, parse_batch_sizes, sweep
+from freight.entrypoints.bench.peer_run import resident_bytes
+from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
+from freight.entrypoints.bench.report import byte_ratios, summarise
 from freight.entrypoints.bench.work import Work, make_rows, parse_shape
 from freight.entrypoints.cli import main
 from freight.errors import InputError
+from freight.model.config import read_config
 from freight.runtime.options import EngineOptions
 
 from ...runtime import tiny
@@ -234,3 +240,46 @@ def test_every_engine_flag_is_taken(config: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(offload, "provide_weights", stop)
     assert bench(config, "--cpu-memory", "2GiB", "--num-micro-batches", "2") == 130
     assert seen[0].cpu_memory_bytes == 2 << 30 and seen[0].num_micro_batches == 2
+
+
+def test_a_child_that_takes_too_long() -> None:
+    outcome = run_child({"task": "probe"}, timeout_s=0.01)
+    assert outcome.result is None and outcome.reason == "not done in 0.01 s"
+    outcome = run_child({"task": "probe"})
+    assert outcome.result is None and "KeyError" in outcome.reason, "a bug is no result"
+
+
+def test_what_peers_may_hold() -> None:
+    work = Work(num_rows=8, prompt_tokens=10, new_tokens=2)
+    peer = Peer(
+        name="transformers",
+        job={"on_cuda": False},
+        work=work,
+        weight_bytes=1 << 30,
+        budget_bytes=1 << 30,
+        groups=None,
+        timeout_s=1,
+    )
+    assert "more than the budget of 1.00 GiB" in (peer.refusal() or "")
+    assert replace(peer, name="accelerate").refusal() is None
+    assert replace(peer, budget_bytes=2 << 30).refusal() is None
+    config = read_config(Path(MODEL_DIR))
+    held = [resident_bytes(config, work, size, "float32", 1 << 30) for size in (1, 2, 8, 16)]
+    assert held[0] > held[1] > held[2] == held[3]
+    assert resident_bytes(config, work, 8, "float32", 0) == 1
+
+
+def test_medians() -> None:
+    work = Work(num_rows=2, prompt_tokens=5, new_tokens=3)
+    runs = [
+        {"load_s": 1, "generate_s": t, "prefill_s": 1, "decode_s": t - 1, "peak_bytes": t}
+        for t in (4, 2, 3)
+    ]
+    summary = summarise(runs, work, ceiling_s=1.5)
+    assert summary["median"]["generate_s"] == 3 and summary["median"]["share_of_ceiling"] == 0.5
+    assert summary["median"]["decode_tokens_per_s"] == 2 and summary["peak_bytes"] == 4
+    assert summary["runs"][1]["new_tokens_per_s"] == 3
+    assert byte_ratios({"moved_bytes": {"a": 4, "b": 1}, "expected_bytes": {"a": 2}}) == {
+        "a": 2.0,
+        "b": None,
+    }

@@ -87,6 +87,8 @@ def _carry_out(arguments: argparse.Namespace) -> None:
     probe = {**job, "task": "probe", "budget_bytes": request.budget_bytes}
     probed = run_or_raise(probe, asked)
     _say(describe_ceiling(probed, request.work))
+    if request.peers and request.group is None:
+        _say(["note:     without --group, peers have the page cache beside their memory"])
     job["dtype"] = probed["dtype"]
     bench = _Bench(request=request, model_dir=model_dir, job=job, probed=probed)
     bench.run()

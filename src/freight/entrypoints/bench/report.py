@@ -62,10 +62,11 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
     lines.append(f"products: TFLOP/s alone: {', '.join(rates)} rows")
     new = work.num_rows * work.new_tokens
     lines.append(
-        f"ceiling:  {new / ceiling['seconds']:.2f} new token/s, {ceiling['seconds']:.3f} s "
-        f"(by {ceiling['limited_by']}, {ceiling['block_rows']} rows a sweep); with loading {ceiling['with_loading_s']:.3f} s"
+        f"ceiling:  {new / ceiling['seconds']:.2f} new token/s, {ceiling['seconds']:.4g} s "
+        f"(by {ceiling['limited_by']}, {ceiling['block_rows']} rows a sweep)"
+        f"; with loading {ceiling['with_loading_s']:.4g} s"
     )
-    bounds = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in ceiling["bounds"].items())
+    bounds = ", ".join(f"{name} {seconds:.4g} s" for name, seconds in ceiling["bounds"].items())
     lines.append(f"          no policy is faster than: {bounds}")
     return lines
 
