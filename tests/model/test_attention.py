@@ -6,7 +6,7 @@ parts of the keys by their log-sum-exp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -32,6 +32,8 @@ class Case:
     shape: Shape
     window: int | None
     seed: int
+    scale: float | None = None
+    softcap: float | None = None
 
     @property
     def step(self) -> Attend:
@@ -44,6 +46,8 @@ class Case:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=width,
+            scale=self.scale or width**-0.5,
+            softcap=self.softcap,
             window=self.window,
         )
 
@@ -64,6 +68,12 @@ cases = st.builds(
     shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5), (2, 2, 16)]),
     window=st.sampled_from([None, None, 1, 3, 9]),
     seed=st.integers(0, 1000),
+)
+capped = st.builds(
+    replace,
+    cases,
+    scale=st.sampled_from([None, 0.7]),
+    softcap=st.sampled_from([0.5, 3.0]),
 )
 decodes = st.builds(
     Case,
@@ -133,12 +143,14 @@ class Run:
 
 def plain(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
     """Row by row in float64, straight from the definition."""
-    heads, kv_heads, width = run.case.shape
+    heads, kv_heads, _ = run.case.shape
     outs, lses = [], []
     for span, k, v in zip(run.spans, run.k, run.v, strict=True):
         q = run.q[span.start : span.end].double()
         keys, values = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-        scores = torch.einsum("tnh,snh->nts", q, keys) / width**0.5
+        scores = torch.einsum("tnh,snh->nts", q, keys) * run.case.step.scale
+        if run.case.softcap is not None:
+            scores = run.case.softcap * torch.tanh(scores / run.case.softcap)
         places = torch.arange(span.kv_len, span.total_len)[:, None]
         seen = torch.arange(span.total_len)[None, :]
         hidden = seen > places
@@ -151,7 +163,7 @@ def plain(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @settings(deadline=None, max_examples=80)
-@given(case=st.one_of(cases, decodes))
+@given(case=st.one_of(cases, capped, decodes))
 def test_ragged_rows(case: Case) -> None:
     run = Run(case)
     for mine, expected in zip(run.attend(), plain(run), strict=True):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from freight.errors import ModelError
 from freight.model.checkpoint import TensorSource, open_checkpoint, resolve
 from freight.model.config import ModelConfig, parse_config, read_config
+from freight.model.decoder import tensor_shapes
 from freight.model.families import FAMILIES, Family, Fused
 
 RAW: dict[str, Any] = {
@@ -58,7 +59,7 @@ def single(tmp_path: Path) -> Path:
     """A checkpoint of one file that matches RAW and may be spoiled."""
     names = FAMILIES["llama"].tensors
     tensors = {}
-    for name, shape in config_of().tensor_shapes().items():
+    for name, shape in tensor_shapes(config_of()).items():
         layer = name.split(".")[1] if name.startswith("layers.") else ""
         place = names[name.replace(f"layers.{layer}.", "layers.{i}.") if layer else name]
         assert isinstance(place, str)
@@ -79,7 +80,7 @@ def test_bytes_equal_those_of_safetensors(saved: Path) -> None:
 def test_resolve_finds_every_logical_tensor(saved: Path) -> None:
     config = read_config(saved)
     sources = resolve(config, saved)
-    assert {name: source.shape for name, source in sources.items()} == config.tensor_shapes()
+    assert {name: source.shape for name, source in sources.items()} == tensor_shapes(config)
     by_name = open_checkpoint(saved)
     assert sources["layers.1.attention.k"] == by_name["model.layers.1.self_attn.k_proj.weight"]
     assert sources["head.weight"] == by_name["lm_head.weight"]

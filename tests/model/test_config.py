@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, parse_config, read_config
+from freight.model.decoder import count_parameters, tensor_shapes
 from freight.model.families import FAMILIES
 
 SMALL: dict[str, Any] = {
@@ -121,7 +122,7 @@ def test_rope_equals_that_of_transformers(raw: dict[str, Any], tmp_path: Path) -
 def test_names_and_counts_equal_the_model_s(raw: dict[str, Any], tmp_path: Path) -> None:
     model = oracle(raw, tmp_path)
     config = read_config(tmp_path)
-    shapes = config.tensor_shapes()
+    shapes = tensor_shapes(config)
     tensors = FAMILIES[config.family].tensors
     ours = {}
     for name, shape in shapes.items():
@@ -130,7 +131,7 @@ def test_names_and_counts_equal_the_model_s(raw: dict[str, Any], tmp_path: Path)
         assert isinstance(place, str)
         ours[place.format(i=layer)] = shape
     assert ours == {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    assert config.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert count_parameters(config) == sum(weight.numel() for weight in model.parameters())
 
 
 def test_kv_bytes() -> None:
@@ -153,10 +154,31 @@ def test_missing_keys_are_reported_together() -> None:
         assert f"{key} is missing" in str(caught.value)
 
 
+FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", **SMALL}
+MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **SMALL, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({**FALCON, "alibi": True}, "alibi is True, only False is supported"),
+        ({**MOE, "num_experts": 4, "num_experts_per_tok": 5}, "5 of 4 experts"),
+        ({**MOE, "moe_intermediate_size": 0}, "the experts' width is 0"),
+        ({**MOE, "mlp_only_layers": 3}, "0 of 3 layers say what MLP they have"),
+        ({**MOE, "num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
+    ],
+    ids=str,
+)
+def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_config(raw)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2"),
+        ({"architectures": ["FooForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Mixtral"),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),

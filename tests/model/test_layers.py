@@ -6,7 +6,8 @@ Weights come in parts, as tiers give them; what they are cut into must not show.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,18 +15,26 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.activations import ACT2FN
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from freight.model.families import ACTIVATIONS
-from freight.model.layers import Frame, WeightParts, run_unit
+from freight.model.layers import Frame, Routes, WeightParts, run_unit
 from freight.model.programme import (
     Activate,
     Add,
+    AddPositions,
+    Cap,
+    Combine,
+    Dispatch,
     Embed,
     Multiply,
     Norm,
     Project,
     Rotate,
+    Route,
+    Scale,
+    Split,
     Step,
     Unit,
     Weight,
@@ -75,19 +84,108 @@ def test_project_from_parts(borders: list[int], biased: bool, seed: int) -> None
     torch.testing.assert_close(run([step], given)["y"], expected, rtol=1e-5, atol=1e-5)
 
 
+NORMS: dict[str, Callable[[int], torch.nn.Module]] = {
+    "rms": lambda width: LlamaRMSNorm(width, eps=1e-3),
+    "rms_plus_one": lambda width: Gemma2RMSNorm(width, eps=1e-3),
+    "layer": lambda width: torch.nn.LayerNorm(width, eps=1e-3),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_norm(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", NORMS)
+def test_norm(kind: Any, dtype: torch.dtype) -> None:
     """But for the order of the sum: the mean is taken and scaled in float32 in any case."""
     torch.manual_seed(0)
-    module = LlamaRMSNorm(D, eps=1e-3).to(dtype)
-    module.weight.data.normal_()
+    module = NORMS[kind](D).to(dtype)
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    weights: dict[str, WeightParts] = {
+        name: [(0, parameter.data[None])] for name, parameter in module.named_parameters()
+    }
     x = (3 * torch.randn(T, D)).to(dtype)
-    step = Norm(x="x", out="y", weight=vector(D, "g"), eps=1e-3)
-    given = frame({"x": x.clone()}, {"g": [(0, module.weight.data[None])]})
-    values = run([step], given)
+    bias = vector(D, "bias") if "bias" in weights else None
+    step = Norm(x="x", out="y", kind=kind, weight=vector(D, "weight"), bias=bias, eps=1e-3)
+    values = run([step], frame({"x": x.clone()}, weights))
     rounding = torch.finfo(dtype).eps
-    torch.testing.assert_close(values["y"], module(x).detach(), rtol=2 * rounding, atol=0)
+    expected = module(x).detach()
+    torch.testing.assert_close(values["y"], expected, rtol=2 * rounding, atol=4 * rounding)
     assert torch.equal(values["x"], x)
+
+
+def test_norm_of_heads_in_place() -> None:
+    torch.manual_seed(0)
+    module = LlamaRMSNorm(4, eps=1e-3)
+    module.weight.data.normal_()
+    x = torch.randn(T, 3 * 4)
+    step = Norm(x="q", out="q", kind="rms", weight=vector(4, "g"), bias=None, eps=1e-3, num_heads=3)
+    given = frame({"q": x.clone(), "x": x}, {"g": [(0, module.weight.data[None])]})
+    expected = module(x.view(T, 3, 4)).view(T, 12).detach()
+    torch.testing.assert_close(run([step], given)["q"], expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 3), (4, 2, 3), (6, 1, 2)], ids=str)
+def test_split_by_key_value_head(shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, width = shape
+    x = torch.randn(T, (heads + 2 * kv_heads) * width)
+    step = Split(
+        x="qkv", q="q", k="k", v="v", num_heads=heads, num_kv_heads=kv_heads, head_dim=width
+    )
+    values = run([step], frame({"qkv": x, "x": x}, {}))
+    group = heads // kv_heads
+    for t, head in itertools.product(range(T), range(kv_heads)):
+        begin = head * (group + 2) * width
+        queries, key, value = x[t, begin : begin + (group + 2) * width].split(
+            [group * width, width, width]
+        )
+        assert torch.equal(values["q"].view(T, kv_heads, -1)[t, head], queries)
+        assert torch.equal(values["k"].view(T, kv_heads, -1)[t, head], key)
+        assert torch.equal(values["v"].view(T, kv_heads, -1)[t, head], value)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts_add_their_weighted_updates(normalised: bool) -> None:
+    """Against each token on its own; an expert here multiplies by its number plus one."""
+    torch.manual_seed(0)
+    x, normed, scores = torch.randn(T, D), torch.randn(T, D), torch.randn(T, 4)
+    routes = Routes(experts=torch.zeros(T, 2, dtype=torch.int64), weights=torch.zeros(T, 2))
+    run(
+        [Route(x="scores", num_chosen=2, normalised=normalised)],
+        frame({"x": x, "scores": scores}, {}, routes=routes),
+    )
+    own = x.clone()
+    for expert in range(4):
+        tokens, places = torch.where(routes.experts == expert)
+        given = frame(
+            {"x": own, "aside": normed},
+            {"w": [(0, (expert + 1.0) * torch.eye(D))]},
+            chosen=tokens,
+            shares=routes.weights[tokens, places],
+        )
+        steps = (
+            Dispatch(x="aside", out="chosen"),
+            Project(x="chosen", out="update", weight=matrix(D)),
+            Combine(x="x", y="update"),
+        )
+        run(steps, given)
+    for t in range(T):
+        shares = scores[t].softmax(0)
+        best = shares.argsort(descending=True)[:2]
+        kept = shares[best] / (shares[best].sum() if normalised else 1.0)
+        expected = x[t] + ((best + 1.0) * kept).sum() * normed[t]
+        torch.testing.assert_close(own[t], expected)
+
+
+def test_caps_scales_and_positions() -> None:
+    x, table = torch.randn(T, D), torch.randn(9, D)
+    positions = torch.tensor([0, 1, 2, 0, 6])
+    step = AddPositions(x="x", weight=matrix(9), offset=2)
+    given = frame({"x": x.clone()}, {"w": [(0, table)]}, positions=positions)
+    torch.testing.assert_close(run([step], given)["x"], x + table[positions + 2])
+    values = run([Cap(x="x", limit=2.0)], frame({"x": x.clone()}, {}))
+    torch.testing.assert_close(values["x"], 2 * torch.tanh(x / 2))
+    half = x.to(torch.bfloat16)
+    values = run([Scale(x="x", factor=48.1)], frame({"x": half.clone()}, {}))
+    assert torch.equal(values["x"], half * torch.tensor(48.1, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("rotary", [8, 4])
@@ -124,9 +222,9 @@ def test_sums_and_products_are_in_place() -> None:
     torch.testing.assert_close(own, (x + y) * y)
 
 
-def test_the_embedding_is_not_a_step() -> None:
-    with pytest.raises(AssertionError, match="gathered by rows"):
-        run([Embed(out="x", weight=matrix(4))], frame({"x": torch.zeros(T, D)}, {}))
+def test_embedding_rows_are_the_caller_s() -> None:
+    with pytest.raises(AssertionError, match="gathered by the caller"):
+        run([Embed(out="rows", weight=matrix(4))], frame({"x": torch.zeros(T, D)}, {}))
 
 
 def test_a_unit_gives_its_scratch_back() -> None:

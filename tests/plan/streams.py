@@ -7,7 +7,7 @@ and the contents of places, and nothing of vector clocks or of how a stream was 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Case:
 
     model: StreamModel
     sweeps: tuple[Sweep, ...]
+    seed: int = 0
 
     def operations(self) -> list[Operation]:
         return [*self.stream()]
@@ -45,7 +46,32 @@ class Case:
         def expects_more() -> bool:
             return len(taken) < len(self.sweeps)
 
-        return schedule(hand_out(), self.model, expects_more)
+        return schedule(hand_out(), self.model, expects_more, self.router())
+
+    def router(self) -> Callable[[int], frozenset[int]]:
+        """What each micro-batch chooses in each layer: something, by chance."""
+        dice = random.Random(self.seed)
+        most = max((unit.expert for unit in self.model.units if unit.expert is not None), default=0)
+
+        def chosen(k: int) -> frozenset[int]:
+            # Experts that a layer does not have are asked for in vain.
+            return frozenset(dice.choices(range(most + 1), k=2))
+
+        return chosen
+
+    def runs(self) -> list[tuple[int, int, BatchWork]]:
+        """(sweep, unit, work) of all computations there should be, in order."""
+        chosen = self.router()
+        found = []
+        for sweep in self.sweeps:
+            choices: dict[int, frozenset[int]] = {}
+            for number, unit in enumerate(self.model.units):
+                for work in sweep.works:
+                    if unit.expert is None or unit.expert in choices[work.batch.index]:
+                        found.append((sweep.index, number, work))
+                if unit.kind == "router":
+                    choices = {work.batch.index: chosen(work.batch.index) for work in sweep.works}
+        return found
 
     def rings(self) -> dict[str, Ring]:
         rings = {name: Ring(num_slots=n, slot_bytes=PLENTY) for name, n in RING_SLOTS.items()}
@@ -68,21 +94,28 @@ def cases(draw: st.DrawFn) -> Case:
         ring_blocks=most + spare,
         block_bytes=BLOCK_BYTES,
     )
-    return Case(model=model, sweeps=draw(_sweeps(tier)))
+    return Case(model=model, sweeps=draw(_sweeps(tier)), seed=draw(st.integers(0, 99)))
 
 
 @st.composite
 def _units(draw: st.DrawFn, tier: str) -> tuple[StreamUnit, ...]:
     num_layers, num_chunks = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    kinds: list[tuple[Any, int | None]] = []
+    kinds: list[tuple[Any, int | None, int | None]] = []
     for layer in range(num_layers):
-        kinds += [("attention", layer), ("mlp", layer)]
-    kinds += [("head", None)] * num_chunks
+        kinds.append(("attention", layer, None))
+        num_experts = draw(st.sampled_from([0, 1, 3]))
+        kinds.append(("router" if num_experts else "mlp", layer, None))
+        kinds += [("expert", layer, expert) for expert in range(num_experts)]
+    kinds += [("head", None, None)] * num_chunks
     units = [StreamUnit(kind="embedding", layer=None)]
-    for kind, layer in kinds:
+    for kind, layer, expert in kinds:
         pieces = draw(_pieces(tier))
         needs_decode = bool(pieces) and draw(st.booleans())
-        units.append(StreamUnit(kind=kind, layer=layer, pieces=pieces, needs_decode=needs_decode))
+        units.append(
+            StreamUnit(
+                kind=kind, layer=layer, pieces=pieces, needs_decode=needs_decode, expert=expert
+            )
+        )
     return tuple(units)
 
 

@@ -20,7 +20,8 @@ from safetensors import safe_open
 
 from freight.model.checkpoint import TensorSource, resolve
 from freight.model.config import ModelConfig, read_config
-from freight.model.programme import Programme, build_programme
+from freight.model.decoder import build_programme, tensor_shapes
+from freight.model.programme import Programme
 from freight.plan.layout import BLOCK, Part, UnitLayout, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split
 from freight.quantities import align_up
@@ -147,7 +148,7 @@ def test_every_row_once(
     found[norm] = min(found[norm], 1)
     expected = {
         (name, row)
-        for name, shape in checkpoint.config.tensor_shapes().items()
+        for name, shape in tensor_shapes(checkpoint.config).items()
         for row in range(shape[0] if len(shape) > 1 else 1)
         if name != "embedding"
     }

@@ -40,25 +40,22 @@ def test_every_computation_once_and_in_order(case: Case) -> None:
     ]
     last = len(case.model.units) - 1
     assert found == [
-        (sweep.index, unit, work.batch.index, unit == last)
-        for sweep in case.sweeps
-        for unit in range(len(case.model.units))
-        for work in sweep.works
+        (sweep, unit, work.batch.index, unit == last) for sweep, unit, work in case.runs()
     ]
 
 
 @settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_every_piece_once_per_sweep(case: Case) -> None:
+    """And nothing of experts that nobody chose."""
     kind = Kind.READ_WEIGHTS if case.model.compute_tier == "cpu" else Kind.COPY_WEIGHTS
     brought = Counter(
         (op.sweep, op.unit, op.piece, op.num_bytes) for op in case.operations() if op.kind is kind
     )
     assert brought == Counter(
-        (sweep.index, number, index, piece.num_bytes)
-        for sweep in case.sweeps
-        for number, unit in enumerate(case.model.units)
-        for index, piece in enumerate(unit.pieces)
+        (sweep, unit, index, piece.num_bytes)
+        for sweep, unit in {(sweep, unit) for sweep, unit, _ in case.runs()}
+        for index, piece in enumerate(case.model.units[unit].pieces)
     )
 
 
@@ -70,24 +67,27 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
     for op in case.operations():
         moved[op.kind] += op.num_bytes
     units = case.model.units
-    layers = sum(unit.kind == "attention" for unit in units)
+    runs = [(units[unit], unit, work) for _, unit, work in case.runs()]
+    attended = [work for unit, _, work in runs if unit.kind == "attention"]
+    embedded = [work for _, number, work in runs if number == 0]
     first_head = next(i for i, unit in enumerate(units) if unit.kind == "head")
-    works = [work for sweep in case.sweeps for work in sweep.works]
+    # In before all units but the embedding, out after all but the head.
+    passed = [work for _, number, work in runs if 0 < number <= first_head]
     on_device = case.model.compute_tier == "gpu"
     expected = {
-        Kind.READ_KV: layers * sum(w.kv_load.disk for w in works),
-        Kind.WRITE_KV: layers * sum(w.kv_store.disk for w in works),
-        Kind.READ_HIDDEN: first_head * sum(w.activations.disk for w in works),
-        Kind.WRITE_HIDDEN: first_head * sum(w.activations.disk for w in works),
-        Kind.READ_EMBEDDING: sum(w.embedding_bytes for w in works),
+        Kind.READ_KV: sum(w.kv_load.disk for w in attended),
+        Kind.WRITE_KV: sum(w.kv_store.disk for w in attended),
+        Kind.READ_HIDDEN: sum(w.activations.disk for w in passed),
+        Kind.WRITE_HIDDEN: sum(w.activations.disk for w in passed),
+        Kind.READ_EMBEDDING: sum(w.embedding_bytes for w in embedded),
     }
     if on_device:
         expected |= {
-            Kind.COPY_KV: layers * sum(_sum(w.kv_load) for w in works),
-            Kind.COPY_BACK_KV: layers * sum(_sum(w.kv_store) for w in works),
-            Kind.COPY_HIDDEN: first_head * sum(_sum(w.activations) for w in works),
-            Kind.COPY_BACK_HIDDEN: first_head * sum(_sum(w.activations) for w in works),
-            Kind.COPY_EMBEDDING: sum(w.embedding_bytes for w in works),
+            Kind.COPY_KV: sum(_sum(w.kv_load) for w in attended),
+            Kind.COPY_BACK_KV: sum(_sum(w.kv_store) for w in attended),
+            Kind.COPY_HIDDEN: sum(_sum(w.activations) for w in passed),
+            Kind.COPY_BACK_HIDDEN: sum(_sum(w.activations) for w in passed),
+            Kind.COPY_EMBEDDING: sum(w.embedding_bytes for w in embedded),
         }
     for kind in set(Kind) - {Kind.READ_WEIGHTS, Kind.COPY_WEIGHTS}:
         assert moved[kind] == expected.get(kind, 0), kind

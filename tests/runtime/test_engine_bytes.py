@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from freight.memory.disk import Traffic, create_scratch
+from freight.model.decoder import count_parameters, tensor_shapes
 from freight.runtime.engine import Engine
 
 from . import tiny
@@ -184,8 +185,8 @@ def test_loading_reads_what_stays_in_memory_once(model_dir: Path) -> None:
     """All on the compute tier: the checkpoint's bytes, and blocks at both ends of tensors."""
     with tiny.engine(model_dir, PROMPTS, STEPS, **POLICIES["cpu: all in memory"]) as engine:
         read = engine.load_traffic["disk read"]
-        num_bytes = engine.config.num_parameters * ELEMENT
-        num_tensors = len(engine.config.tensor_shapes())
+        num_bytes = count_parameters(engine.config) * ELEMENT
+        num_tensors = len(tensor_shapes(engine.config))
         assert engine.traffic.wanted["disk read"] == num_bytes
         assert num_bytes <= read <= num_bytes + 2 * BLOCK * num_tensors
 

@@ -12,7 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    FalconConfig,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OPTConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from freight.model.config import read_config
+from freight.model.decoder import count_parameters
 
 from . import tiny
 
@@ -66,7 +82,76 @@ def mistral(**changes: Any) -> PretrainedConfig:
     return MistralConfig(**{**tiny.SIZES, **changes})
 
 
+def falcon(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "ffn_hidden_size": 160, "alibi": False}
+    return FalconConfig(**{**sizes, **changes})
+
+
+def gemma2(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "head_dim": 24, "sliding_window": 9, "query_pre_attn_scalar": 20}
+    return Gemma2Config(**{**sizes, **changes})
+
+
+def gpt_neox(**changes: Any) -> PretrainedConfig:
+    return GPTNeoXConfig(**{**tiny.SIZES, "rotary_pct": 0.25, **changes})
+
+
+def mixtral(**changes: Any) -> PretrainedConfig:
+    return MixtralConfig(**{**tiny.SIZES, "num_local_experts": 4, **changes})
+
+
+def opt(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "ffn_dim": 160, "word_embed_proj_dim": 64, "pad_token_id": 1}
+    return OPTConfig(**{**sizes, **changes})
+
+
+def phi3(**changes: Any) -> PretrainedConfig:
+    return Phi3Config(**{**tiny.SIZES, "pad_token_id": 1, **changes})
+
+
+def qwen3(**changes: Any) -> PretrainedConfig:
+    return Qwen3Config(**{**tiny.SIZES, "head_dim": 24, **changes})
+
+
+def qwen3_moe(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    return Qwen3MoeConfig(**{**tiny.SIZES, "head_dim": 24, **sizes, **changes})
+
+
+FAMILIES: dict[str, PretrainedConfig] = {
+    "falcon 7b": falcon(),
+    "falcon 7b, biases": falcon(bias=True, tie_word_embeddings=False),
+    "falcon 40b": falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon 11b": falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    "falcon, multi-head": falcon(multi_query=False),
+    "falcon, serial": falcon(parallel_attn=False),
+    "gemma2": gemma2(),
+    "gemma2, uncapped": gemma2(attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gpt-neox": gpt_neox(),
+    "gpt-neox, serial": gpt_neox(use_parallel_residual=False, attention_bias=False),
+    "mixtral": mixtral(),
+    "mixtral, window": mixtral(sliding_window=7, num_experts_per_tok=1),
+    "opt": opt(),
+    "opt, norms after": opt(do_layer_norm_before=False, word_embed_proj_dim=32),
+    "opt, no biases": opt(enable_bias=False, tie_word_embeddings=False),
+    "opt, no last norm": opt(_remove_final_layer_norm=True, activation_function="gelu"),
+    "phi3": phi3(),
+    "phi3, partial": phi3(
+        sliding_window=9,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ),
+    "qwen3": qwen3(),
+    "qwen3, window layers": qwen3(
+        use_sliding_window=True, sliding_window=9, max_window_layers=1, attention_bias=True
+    ),
+    "qwen3-moe": qwen3_moe(),
+    "qwen3-moe, mixed": qwen3_moe(
+        num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3], norm_topk_prob=True
+    ),
+}
+
 CONFIGS: dict[str, PretrainedConfig] = {
+    **FAMILIES,
     "llama": llama(),
     "multi-query": llama(num_key_value_heads=1),
     "multi-head": llama(num_key_value_heads=4),
@@ -95,6 +180,13 @@ def compare(
         torch.testing.assert_close(mine, answer.logits, rtol=0, atol=1e-4)
     assert found == tiny.tokens(answers)
     assert len(captured) == STEPS * len(prompts)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = tiny.make_model(tmp_path, config=CONFIGS[name])
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(read_config(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(

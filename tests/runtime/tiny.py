@@ -160,8 +160,9 @@ def tokens(answers: Sequence[Answer]) -> list[list[int]]:
 @torch.inference_mode()
 def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer:
     # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
-    rope = model.model.rotary_emb
-    model.model.rotary_emb = type(rope)(config=model.config)
+    for module in model.modules():
+        if hasattr(module, "rotary_emb"):
+            module.rotary_emb = type(module.rotary_emb)(config=model.config)
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):
         out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True)

@@ -215,9 +215,11 @@ def _attend_block(
         q_RKGQH.view(R * K, G * Q, H),
         keys.transpose(1, 2),
         beta=0,
-        alpha=H**-0.5,
+        alpha=step.scale,
         out=scores,
     )
+    if step.softcap is not None:
+        scores.div_(step.softcap).tanh_().mul_(step.softcap)
     mask = _mask(group, block, Q, step.window)
     if mask is not None:
         scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))

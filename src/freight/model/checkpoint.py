@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError
-from freight.model.config import DTYPE_BYTES, ModelConfig
-from freight.model.families import FAMILIES, Fused
+from freight.model.decoder import tensor_shapes
+from freight.model.families import FAMILIES, Either, Fused, Place
+from freight.model.switches import DTYPE_BYTES, ModelConfig
 
 __all__ = ["SAFETENSORS_NAMES", "TensorSource", "locate", "open_checkpoint", "resolve"]
 
@@ -28,6 +30,8 @@ _INDEX: Final = "model.safetensors.index.json"
 _POINTER: Final = b"version https://git-lfs"
 _FETCH_AGAIN: Final = "Fetch these files again from where the model was published."
 _MOST_LISTED: Final = 24
+# "layers.3.mlp.up" and "layers.3.experts.7.up": layer, expert, what is left.
+_NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +85,13 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     shape, or of a type that is not supported.
     """
     found = open_checkpoint(model_dir)
-    shapes = config.tensor_shapes()
+    shapes = tensor_shapes(config)
     sources: dict[str, TensorSource] = {}
     problems: dict[str, None] = {}
     for name in shapes:
         tensor, first_row, whole = locate(config, shapes, name)
-        source = found.get(tensor)
+        # Some checkpoints hold the model inside the head's, without its prefix.
+        source = found.get(tensor) or found.get(tensor.partition(".")[2])
         problem = _mismatch(tensor, source, whole)
         if problem or source is None:
             problems[problem] = None
@@ -106,16 +111,24 @@ def locate(
     """The checkpoint tensor that holds ``name``, the first of its rows there, and its shape."""
     if name == "head.weight" and config.tied_embeddings:
         name = "embedding"
-    layer, key, prefix = "", name, ""
-    if name.startswith("layers."):
-        _, layer, rest = name.split(".", 2)
-        key, prefix = f"layers.{{i}}.{rest}", f"layers.{layer}."
-    place = FAMILIES[config.family].tensors[key]
+    matched = _NUMBERED.match(name)
+    layer, expert, rest = matched.groups() if matched else ("", "", "")
+    prefix = f"layers.{layer}." if matched else ""
+    key = name
+    if matched:
+        key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
+    place = _choose(FAMILIES[config.family].tensors[key], config)
     if not isinstance(place, Fused):
-        return place.format(i=layer), 0, shapes[name]
+        return place.format(i=layer, e=expert), 0, shapes[name]
     rows = [shapes[prefix + part][0] for part in place.of]
     first_row = sum(rows[: place.of.index(name.removeprefix(prefix))])
     return place.tensor.format(i=layer), first_row, (sum(rows), *shapes[name][1:])
+
+
+def _choose(place: Place, config: ModelConfig) -> str | Fused:
+    while isinstance(place, Either):
+        place = place.then if getattr(config, place.switch) else place.otherwise
+    return place
 
 
 def _mismatch(tensor: str, source: TensorSource | None, expected: tuple[int, ...]) -> str:

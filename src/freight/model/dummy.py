@@ -25,7 +25,8 @@ import torch
 
 from freight.errors import BudgetError, InputError
 from freight.model.checkpoint import SAFETENSORS_NAMES, locate
-from freight.model.config import DTYPE_BYTES, ModelConfig
+from freight.model.decoder import tensor_shapes
+from freight.model.switches import DTYPE_BYTES, ModelConfig
 from freight.quantities import MIB, align_up, format_bytes
 
 __all__ = ["DUMMY_STD", "dummy_rows", "write_dummy_checkpoint"]
@@ -127,7 +128,7 @@ _Layout = dict[str, list[tuple[str, tuple[int, ...]]]]
 
 def _layout(config: ModelConfig) -> _Layout:
     """Checkpoint tensor -> the logical tensors that are stacked in it, in order."""
-    shapes = config.tensor_shapes()
+    shapes = tensor_shapes(config)
     placed: dict[str, dict[int, str]] = {}
     for name in shapes:
         tensor, first_row, _ = locate(config, shapes, name)

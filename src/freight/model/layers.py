@@ -17,20 +17,36 @@ from freight.model.attention import KVView, append, attend
 from freight.model.programme import (
     Activate,
     Add,
+    AddPositions,
     Attend,
+    Cap,
+    Combine,
+    Dispatch,
     Embed,
     Multiply,
     Norm,
     Project,
     Rotate,
+    Route,
+    Scale,
+    Split,
     Unit,
+    Weight,
 )
 from freight.model.workspace import Workspace
 
-__all__ = ["Frame", "WeightParts", "run_unit"]
+__all__ = ["Frame", "Routes", "WeightParts", "run_unit"]
 
 WeightParts = Sequence[tuple[int, torch.Tensor]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routes:
+    """Experts [T, n] of each token, int64, and what their updates are multiplied by."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +54,9 @@ class Frame:
     """What the steps of one unit see: values by name, and where the rows' keys are.
 
     ``values["x"]`` [T, D] is the residual stream and is updated in place. ``cos`` and ``sin``
-    [T, rotary/2] are in the compute dtype. ``kv`` pairs pools with the views that index them.
+    [T, rotary/2] are in the compute dtype, ``positions`` [T] count from 0. ``kv`` pairs pools with
+    the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
+    tokens that chose it, with their ``shares`` [n].
     """
 
     weights: Mapping[str, WeightParts]
@@ -46,14 +64,20 @@ class Frame:
     values: dict[str, torch.Tensor]
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     kv: Sequence[tuple[torch.Tensor, KVView]] = field(default_factory=tuple)
+    routes: Routes | None = None
+    chosen: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
 
-    def new(self, name: str, num_columns: int) -> torch.Tensor:
-        """A value of as many rows as x, in the workspace unless the caller has provided it."""
+    def new(self, name: str, like: torch.Tensor, num_columns: int) -> torch.Tensor:
+        """A value of as many rows as ``like``, in the workspace unless it is there already."""
         if name not in self.values:
-            x = self.values["x"]
-            self.values[name] = self.workspace.take(x.shape[0], num_columns, dtype=x.dtype)
+            self.values[name] = self.workspace.take(like.shape[0], num_columns, dtype=like.dtype)
         return self.values[name]
+
+    def vector(self, weight: Weight) -> torch.Tensor:
+        return self.weights[weight.name][0][1].view(-1)
 
 
 def run_unit(unit: Unit, frame: Frame) -> None:
@@ -65,28 +89,49 @@ def run_unit(unit: Unit, frame: Frame) -> None:
 
 def _norm(step: Norm, frame: Frame) -> None:
     x = frame.values[step.x]
-    out = frame.new(step.out, x.shape[1])
-    gain = frame.weights[step.weight.name][0][1].view(-1)
+    out = frame.new(step.out, x, x.shape[1])
+    if step.num_heads > 1:
+        width = x.shape[1] // step.num_heads
+        x, out = x.view(-1, width), out.view(-1, width)
+    gain = frame.vector(step.weight)
     with frame.workspace.frame():
         wide = frame.workspace.take(*x.shape, dtype=torch.float32)
         wide.copy_(x)
+        if step.kind == "layer":
+            wide.sub_(wide.mean(dim=-1, keepdim=True))
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_()
         wide.mul_(scale)
+        if step.kind != "rms":
+            wide.mul_(gain.float() + 1.0 if step.kind == "rms_plus_one" else gain.float())
+        if step.bias is not None:
+            wide.add_(frame.vector(step.bias).float())
         out.copy_(wide)
-    out.mul_(gain)
+    if step.kind == "rms":
+        out.mul_(gain)
 
 
 def _project(step: Project, frame: Frame) -> None:
     x = frame.values[step.x]
-    out = frame.new(step.out, step.weight.num_rows)
-    bias = None if step.bias is None else frame.weights[step.bias.name][0][1].view(-1)
+    out = frame.new(step.out, x, step.weight.num_rows)
+    bias = None if step.bias is None else frame.vector(step.bias)
     for first, rows in frame.weights[step.weight.name]:
         columns = slice(first, first + rows.shape[0])
         if bias is None:
             torch.mm(x, rows.t(), out=out[:, columns])
         else:
             torch.addmm(bias[columns], x, rows.t(), out=out[:, columns])
+
+
+def _split(step: Split, frame: Frame) -> None:
+    x = frame.values[step.x]
+    K, H = step.num_kv_heads, step.head_dim
+    group = step.num_heads // K
+    heads = x.view(x.shape[0], K, group + 2, H)
+    shares = ((step.q, 0, group), (step.k, group, group + 1), (step.v, group + 1, group + 2))
+    for name, first, last in shares:
+        out = frame.new(name, x, K * (last - first) * H)
+        out.view(x.shape[0], K, last - first, H).copy_(heads[:, :, first:last])
 
 
 def _rotate(step: Rotate, frame: Frame) -> None:
@@ -109,7 +154,7 @@ def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
     v = frame.values[step.v].view(-1, step.num_kv_heads, step.head_dim)
-    out = frame.new(step.out, step.num_heads * step.head_dim).view(q.shape)
+    out = frame.new(step.out, frame.values[step.q], step.num_heads * step.head_dim).view(q.shape)
     for pool, view in frame.kv:
         append(pool, view, k, v)
         attend(step, q, pool, view, out, frame.workspace)
@@ -152,16 +197,65 @@ def _add(step: Add, frame: Frame) -> None:
 
 
 def _embed(step: Embed, frame: Frame) -> None:
-    raise AssertionError(f"{step.weight.name} is gathered by rows, not run as a step")
+    assert step.out in frame.values, f"rows of {step.weight.name} are gathered by the caller"
+
+
+def _scale(step: Scale, frame: Frame) -> None:
+    x = frame.values[step.x]
+    x.mul_(torch.tensor(step.factor, dtype=x.dtype).item())
+
+
+def _add_positions(step: AddPositions, frame: Frame) -> None:
+    x = frame.values[step.x]
+    assert frame.positions is not None
+    table = frame.weights[step.weight.name][0][1]
+    with frame.workspace.frame():
+        rows = frame.workspace.take(*x.shape, dtype=x.dtype)
+        torch.index_select(table, 0, frame.positions + step.offset, out=rows)
+        x.add_(rows)
+
+
+def _cap(step: Cap, frame: Frame) -> None:
+    frame.values[step.x].div_(step.limit).tanh_().mul_(step.limit)
+
+
+def _route(step: Route, frame: Frame) -> None:
+    assert frame.routes is not None
+    shares = torch.softmax(frame.values[step.x].float(), dim=-1)
+    weights, experts = torch.topk(shares, step.num_chosen, dim=-1)
+    if step.normalised:
+        weights /= weights.sum(dim=-1, keepdim=True)
+    frame.routes.experts.copy_(experts)
+    frame.routes.weights.copy_(weights)
+
+
+def _dispatch(step: Dispatch, frame: Frame) -> None:
+    x = frame.values[step.x]
+    assert frame.chosen is not None
+    chosen = frame.workspace.take(frame.chosen.shape[0], x.shape[1], dtype=x.dtype)
+    frame.values[step.out] = torch.index_select(x, 0, frame.chosen, out=chosen)
+
+
+def _combine(step: Combine, frame: Frame) -> None:
+    assert frame.chosen is not None and frame.shares is not None
+    update = frame.values[step.y].mul_(frame.shares[:, None])
+    frame.values[step.x].index_add_(0, frame.chosen, update)
 
 
 _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Activate: _activate,
     Add: _add,
+    AddPositions: _add_positions,
     Attend: _attend,
+    Cap: _cap,
+    Combine: _combine,
+    Dispatch: _dispatch,
     Embed: _embed,
     Multiply: _multiply,
     Norm: _norm,
     Project: _project,
     Rotate: _rotate,
+    Route: _route,
+    Scale: _scale,
+    Split: _split,
 }

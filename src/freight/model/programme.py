@@ -10,31 +10,35 @@ width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import Final, Literal
-
-from freight.model.config import ModelConfig
+from typing import Literal
 
 __all__ = [
     "Activate",
     "Add",
+    "AddPositions",
     "Attend",
+    "Cap",
+    "Combine",
+    "Dispatch",
     "Embed",
     "Multiply",
     "Norm",
     "Programme",
     "Project",
     "Rotate",
+    "Route",
+    "Scale",
+    "Split",
     "Step",
     "Unit",
     "UnitKind",
     "Weight",
-    "build_programme",
 ]
 
-UnitKind = Literal["embedding", "attention", "mlp", "head"]
+UnitKind = Literal["embedding", "attention", "mlp", "router", "expert", "head"]
+NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +74,37 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """x = x * factor, in place, the factor rounded to x's type first"""
+
+    x: str
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddPositions:
+    """x[t] += weight[position of token t + offset], in place"""
+
+    x: str
+    weight: Weight
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
-    """out = x / rms(x) * weight, in float32 inside"""
+    """out = normalised x * weight (+ bias), in float32 inside; out may be x.
+
+    "rms": x / rms(x), rounded before the weight; "rms_plus_one": times 1 + weight, rounded after;
+    "layer": (x - mean) / deviation, rounded after. With ``num_heads`` each head is normalised.
+    """
 
     x: str
     out: str
+    kind: NormKind
     weight: Weight
+    bias: Weight | None
     eps: float
+    num_heads: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +118,19 @@ class Project:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """q, k, v = x, whose columns are [K, N/K + 2, H]: by key/value head its queries, key, value"""
+
+    x: str
+    q: str
+    k: str
+    v: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rotate:
     """Rotary position embedding of the heads of x, in place"""
 
@@ -99,7 +140,10 @@ class Rotate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attend:
-    """out = softmax(q k^T / sqrt(H)) v over the row's keys so far, k and v appended to them"""
+    """out = softmax(cap(scale q k^T)) v over the row's keys so far, k and v appended to them.
+
+    cap(s) = softcap tanh(s / softcap), where there is one.
+    """
 
     q: str
     k: str
@@ -108,6 +152,8 @@ class Attend:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
+    softcap: float | None = None
     window: int | None = None
 
 
@@ -135,7 +181,57 @@ class Add:
     y: str
 
 
-Step = Embed | Norm | Project | Rotate | Attend | Activate | Multiply | Add
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cap:
+    """x = limit tanh(x / limit), in place"""
+
+    x: str
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), with these
+    as their weights, which are made to sum to one where ``normalised``."""
+
+    x: str
+    num_chosen: int
+    normalised: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """out = the rows of x whose tokens have chosen this expert"""
+
+    x: str
+    out: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combine:
+    """The chosen rows of x += their weights for this expert * y"""
+
+    x: str
+    y: str
+
+
+Step = (
+    Embed
+    | Scale
+    | AddPositions
+    | Norm
+    | Project
+    | Split
+    | Rotate
+    | Attend
+    | Activate
+    | Multiply
+    | Add
+    | Cap
+    | Route
+    | Dispatch
+    | Combine
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,13 +239,15 @@ class Unit:
     """Steps that run together on one micro-batch: the smallest thing whose weights are loaded.
 
     ``layer`` is the decoder layer, or None for the embedding and the head. The residual stream is
-    the value ``x``; a head unit leaves its columns of the logits in ``logits``.
+    the value ``x``; a head unit leaves its columns of the logits in ``logits``. A router's units
+    are followed by all experts of its layer; of these only the chosen ones are run.
     """
 
     name: str
     kind: UnitKind
     layer: int | None
     steps: tuple[Step, ...]
+    expert: int | None = None
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -171,130 +269,29 @@ class Unit:
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
-    if isinstance(step, Embed | Norm):
+    if isinstance(step, Embed | AddPositions | Norm | Project):
         yield step.weight
-    elif isinstance(step, Project):
-        yield step.weight
-        if step.bias is not None:
-            yield step.bias
+    if isinstance(step, Norm | Project) and step.bias is not None:
+        yield step.bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programme:
-    """A whole decoder: embedding, layers, output head in chunks, in the order of computation."""
+    """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
+
+    ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
+    residual stream ``x``, and for some models one more.
+    """
 
     units: tuple[Unit, ...]
+    carried: tuple[str, ...]
+    width: int
+
+    @property
+    def stream_columns(self) -> int:
+        """Columns of all that passes from unit to unit."""
+        return len(self.carried) * self.width
 
     @property
     def embedding(self) -> Unit:
         return self.units[0]
-
-
-_HEAD_CHUNK_MIN_ROWS: Final = 256
-
-
-class _Builder:
-    """Makes weights of one model by their dims."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.sizes: Mapping[str, int] = {
-            "D": config.hidden_size,
-            "F": config.intermediate_size,
-            "N": config.num_heads,
-            "K": config.num_kv_heads,
-            "H": config.head_dim,
-            "V": config.vocab_size,
-        }
-
-    def matrix(self, name: str, out_dims: str, in_dims: str) -> Weight:
-        return Weight(
-            name=name,
-            out_dims=tuple(out_dims),
-            in_dims=tuple(in_dims),
-            num_rows=prod(self.sizes[dim] for dim in out_dims),
-            num_columns=prod(self.sizes[dim] for dim in in_dims),
-        )
-
-    def vector(self, name: str, dims: str) -> Weight:
-        columns = prod(self.sizes[dim] for dim in dims)
-        return Weight(name=name, out_dims=(), in_dims=tuple(dims), num_rows=1, num_columns=columns)
-
-    def project(
-        self, prefix: str, name: str, x: str, out: str, dims: tuple[str, str], biased: bool
-    ) -> Project:
-        """``dims`` are those of the output and of the input."""
-        bias = self.vector(f"{prefix}.{name}_bias", dims[0]) if biased else None
-        return Project(x=x, out=out, weight=self.matrix(f"{prefix}.{name}", *dims), bias=bias)
-
-    def norm(self, prefix: str) -> Norm:
-        weight = self.vector(f"{prefix}.norm", "D")
-        return Norm(x="x", out="normed", weight=weight, eps=self.config.norm_eps)
-
-    def attention(self, layer: int) -> Unit:
-        c, prefix = self.config, f"layers.{layer}.attention"
-        steps = (
-            self.norm(prefix),
-            self.project(prefix, "q", "normed", "q", ("NH", "D"), c.qkv_bias),
-            self.project(prefix, "k", "normed", "k", ("KH", "D"), c.qkv_bias),
-            self.project(prefix, "v", "normed", "v", ("KH", "D"), c.qkv_bias),
-            Rotate(x="q", num_heads=c.num_heads),
-            Rotate(x="k", num_heads=c.num_kv_heads),
-            Attend(
-                q="q",
-                k="k",
-                v="v",
-                out="attended",
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
-                window=c.sliding_windows[layer],
-            ),
-            self.project(prefix, "out", "attended", "update", ("D", "NH"), c.out_bias),
-            Add(x="x", y="update"),
-        )
-        return Unit(name=prefix, kind="attention", layer=layer, steps=steps)
-
-    def mlp(self, layer: int) -> Unit:
-        c, prefix = self.config, f"layers.{layer}.mlp"
-        steps = (
-            self.norm(prefix),
-            self.project(prefix, "gate", "normed", "gate", ("F", "D"), c.mlp_bias),
-            Activate(x="gate", function=c.activation),
-            self.project(prefix, "up", "normed", "up", ("F", "D"), c.mlp_bias),
-            Multiply(x="gate", y="up"),
-            self.project(prefix, "down", "gate", "update", ("D", "F"), c.mlp_bias),
-            Add(x="x", y="update"),
-        )
-        return Unit(name=prefix, kind="mlp", layer=layer, steps=steps)
-
-    def head(self, first_row: int, num_rows: int) -> Unit:
-        rows = Weight(
-            name="head.weight",
-            out_dims=("V",),
-            in_dims=("D",),
-            num_rows=num_rows,
-            num_columns=self.config.hidden_size,
-            first_row=first_row,
-        )
-        steps = (self.norm("head"), Project(x="normed", out="logits", weight=rows))
-        return Unit(name=f"head.{first_row}", kind="head", layer=None, steps=steps)
-
-
-def build_programme(config: ModelConfig) -> Programme:
-    """The decoder's units. The head is cut so that no chunk is larger than the largest layer unit,
-    for the slots that weights stream through are as large as the largest unit."""
-    builder = _Builder(config)
-    table = builder.matrix("embedding", "V", "D")
-    units = [
-        Unit(name="embedding", kind="embedding", layer=None, steps=(Embed(out="x", weight=table),))
-    ]
-    for layer in range(config.num_layers):
-        units += [builder.attention(layer), builder.mlp(layer)]
-    largest = max(unit.num_elements for unit in units[1:])
-    chunk = max(_HEAD_CHUNK_MIN_ROWS, largest // config.hidden_size)
-    num_chunks = -(-config.vocab_size // chunk)
-    chunk = -(-config.vocab_size // num_chunks)
-    for first in range(0, config.vocab_size, chunk):
-        units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    return Programme(units=tuple(units))

@@ -21,6 +21,8 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 _NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
 
+_OLD_KINDS: Final = {"su": "longrope"}
+
 # What a kind cannot do without. yarn and longrope can derive their factor from the two lengths.
 _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "linear": ("factor",),
@@ -98,19 +100,26 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     return problems
 
 
-def read_rope(config: RawConfig, theta: Key, max_positions: int | None) -> dict[str, Any]:
-    """The fields of a RopeConfig except ``rotary_dim``; what is wrong goes to ``config``."""
+def read_rope(
+    config: RawConfig, keys: Mapping[str, Key], max_positions: int | None
+) -> tuple[float, dict[str, Any]]:
+    """The share of a head that is rotated, and the fields of a RopeConfig except ``rotary_dim``.
+
+    What is wrong goes to ``config``.
+    """
+    theta, share = config.number(keys["rope_theta"]), config.number(keys["rotary_share"])
     name = "rope_scaling" if config.raw.get("rope_scaling") else "rope_parameters"
     raw = config.raw.get(name) or {}
     if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
         config.problems.append(f"{name} is {raw!r}, it must be one flat set of parameters")
-        return {}
+        return 1.0, {}
     rope = RawConfig(raw, config.problems, name)
     fields: dict[str, Any] = {
         field: rope.number(Key(names=(field,))) for field in (*_NUMBERS, *_NUMBERS_TOO)
     }
-    fields["kind"] = rope.text(Key(names=("rope_type", "type"), default="default"))
-    fields["theta"] = rope.number(Key(names=("rope_theta",), default=config.number(theta)))
+    kind = rope.text(Key(names=("rope_type", "type"), default="default"))
+    fields["kind"] = _OLD_KINDS.get(kind, kind)
+    fields["theta"] = rope.number(Key(names=("rope_theta",), default=theta))
     fields["truncate"] = rope.flag(Key(names=("truncate",), default=True))
     fields["short_factor"] = rope.numbers(Key(names=("short_factor",)))
     fields["long_factor"] = rope.numbers(Key(names=("long_factor",)))
@@ -119,4 +128,5 @@ def read_rope(config: RawConfig, theta: Key, max_positions: int | None) -> dict[
         # A length beside the rope entries, as Phi-3 has it, goes before one among them.
         outside = "original_max_position_embeddings" in config.raw
         fields["original_max_positions"] = (config if outside else rope).count(length)
-    return fields
+    share = rope.number(Key(names=("partial_rotary_factor",), default=share))
+    return share or 1.0, fields

@@ -15,7 +15,8 @@ from typing import Final
 from freight.errors import BudgetError
 from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
-from freight.model.programme import Programme, build_programme
+from freight.model.decoder import build_programme
+from freight.model.programme import Programme, Unit
 from freight.plan.geometry import Geometry, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split, Tier
@@ -206,12 +207,13 @@ class Planner:
     def _seconds_per_row(self, plan: Plan) -> float:
         policy, layout = plan.policy, plan.layout
         rows = min(policy.block_rows, self.workload.num_rows)
-        disk_s = layout.streamed_bytes("disk")[1] / _DISK_BYTES_PER_S
-        link_bytes = layout.streamed_bytes("cpu")[1]
+        disk_bytes = self._needed_bytes(layout, "disk", rows)
+        disk_s = disk_bytes / _DISK_BYTES_PER_S
+        link_bytes = self._needed_bytes(layout, "cpu", rows)
         kv_bytes = rows * self.workload.max_total_tokens * plan.geometry.page_bytes
         kv_bytes = kv_bytes // policy.page_tokens * self.config.num_layers
         if self.compute_tier == "gpu":
-            link_bytes += layout.streamed_bytes("disk")[1]
+            link_bytes += disk_bytes
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
         disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
@@ -221,12 +223,32 @@ class Planner:
 
     def _compute_s(self, plan: Plan, num_tokens: int) -> float:
         """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""
-        elements = sum(unit.num_elements for unit in self.programme.units[1:])
+        units = self.programme.units[1:]
+        used = sum(unit.num_elements * self._share_of_tokens(unit) for unit in units)
+        read = sum(unit.num_elements * self._share_of_sweeps(unit, num_tokens) for unit in units)
         slowed = 1 + _CHUNK_COST_TOKENS / plan.policy.chunk_tokens
-        arithmetic_s = 2 * elements * num_tokens * slowed / _FLOPS[self.compute_tier]
-        read_s = elements * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
+        arithmetic_s = 2 * used * num_tokens * slowed / _FLOPS[self.compute_tier]
+        read_s = read * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
         count = plan.policy.num_micro_batches
         return max(arithmetic_s, count * read_s) + count * _BATCH_OVERHEAD_S
+
+    def _needed_bytes(self, layout: WeightLayout, tier: Tier, num_tokens: int) -> int:
+        """Bytes from a tier that a sweep of so many tokens is expected to bring."""
+        needed = 0.0
+        for own in layout.units:
+            size = sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
+            needed += size * self._share_of_sweeps(own.unit, num_tokens)
+        return round(needed)
+
+    def _share_of_tokens(self, unit: Unit) -> float:
+        experts = self.config.experts
+        if unit.expert is None or experts is None:
+            return 1.0
+        return experts.per_token / experts.num_experts
+
+    def _share_of_sweeps(self, unit: Unit, num_tokens: int) -> float:
+        """How likely any of the tokens is to need the unit, were experts chosen by chance."""
+        return 1.0 - (1.0 - self._share_of_tokens(unit)) ** num_tokens
 
     # -- refusal -------------------------------------------------------------------------------
 

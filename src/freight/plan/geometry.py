@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
-from freight.model.config import ModelConfig
+from freight.model.switches import ModelConfig
 from freight.plan.layout import BLOCK, WeightLayout
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.scoreboard import RING_SLOTS
+from freight.plan.scratch import workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
@@ -76,7 +76,7 @@ def measure(
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
-    row_bytes = config.hidden_size * size
+    row_bytes = layout.stream_columns * size
     tokens = most_tokens(policy.activations, policy.max_batch_tokens)
     disk_stride = align_up(tokens["disk"] * row_bytes, BLOCK)
     host_tokens = tokens["cpu"] if home == "gpu" else 0
@@ -91,9 +91,9 @@ def measure(
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
-        embedding_bytes=policy.max_batch_tokens * row_bytes if elsewhere else 0,
+        embedding_bytes=policy.max_batch_tokens * config.embedding_size * size if elsewhere else 0,
         logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
-        last_bytes=block * policy.micro_batch_size * row_bytes,
+        last_bytes=block * policy.micro_batch_size * config.hidden_size * size,
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
         index_bytes=_index_bytes(config, size, policy),
         usage={"gpu": {}, "cpu": {}, "disk": {}},
@@ -115,39 +115,13 @@ def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
     return min(max(threes), sum(sizes)) if sizes else 0
 
 
-def workspace_bytes(
-    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
-) -> int:
-    """Scratch for the arithmetic, the largest of what its units take (``model.layers``)."""
-    size, D, F = layout.element_bytes, config.hidden_size, config.intermediate_size
-    query_width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    norm = D * 4
-    tokens = max(policy.chunk_tokens, workload.max_prompt_tokens, 1)
-    keys = align_up(workload.max_total_tokens, policy.page_tokens)
-    queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
-    gathered = _group_bytes(2 * keys * kv_width * size, policy.micro_batch_size)
-    scores = _group_bytes(keys * config.num_heads * queries * size, policy.micro_batch_size)
-    attended = gathered + 2 * scores + tokens * query_width * size
-    attention = tokens * (3 * D + 2 * query_width + 2 * kv_width) * size
-    attention += max(attended, tokens * max(norm, query_width * size))
-    mlp = policy.chunk_tokens * ((3 * D + 2 * F) * size + norm)
-    columns = max(w.num_rows for u in layout.units if u.unit.kind == "head" for w in u.unit.weights)
-    head = policy.micro_batch_size * ((2 * D + columns) * size + norm)
-    slack = 64 * 64  # every value begins on a cache line
-    return max(attention, mlp, head) + slack
-
-
 def _index_bytes(config: ModelConfig, size: int, policy: Policy) -> int:
-    """Sines and cosines and places of all the block's tokens, and what making one batch's takes."""
-    per_token = config.rope.rotary_dim * size + 4 * 8
-    making = 4 * config.rope.rotary_dim * 4
+    """Sines and cosines and places of all the block's tokens, the experts they chose, and what
+    making one batch's takes."""
+    routes = config.experts.per_token * 2 * 8 if config.experts else 0
+    per_token = config.rotary_dim * size + 5 * 8 + routes
+    making = 4 * config.rotary_dim * 4 + 8
     return policy.max_batch_tokens * (policy.num_micro_batches * per_token + making)
-
-
-def _group_bytes(row_bytes: int, num_rows: int) -> int:
-    """What a group of rows takes: up to a limit, or one row that is larger."""
-    return max(row_bytes, min(GROUP_BYTES, num_rows * row_bytes))
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
@@ -169,7 +143,7 @@ def _count_block(
 ) -> None:
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
-    row_bytes = config.hidden_size * layout.element_bytes
+    row_bytes = layout.stream_columns * layout.element_bytes
     layer_pages = {t: config.num_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
     slot = g.kv_slot_pages * g.page_bytes
     near, host = g.usage[home], g.usage["cpu"]

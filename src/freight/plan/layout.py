@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from freight.model.checkpoint import TensorSource
-from freight.model.config import DTYPE_BYTES
 from freight.model.programme import Programme, Unit, Weight
+from freight.model.switches import DTYPE_BYTES
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
@@ -88,23 +88,32 @@ class UnitLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightLayout:
-    """All units, the head's chunks included; ``embedding`` is never streamed, rows are looked up.
+    """All units but the embedding, the head's chunks included. The embedding's table is never
+    streamed, rows are looked up: ``embedding`` are its parts, or those of the head where they share
+    it. What else the embedding unit has stays on the compute tier: ``entrance``.
 
-    Where the head shares the embedding's table, ``embedding`` names the head's parts.
+    ``stream_columns`` is the width of what passes from unit to unit.
     """
 
+    entrance: UnitLayout
     units: tuple[UnitLayout, ...]
     embedding: tuple[Part, ...]
     tied_embeddings: bool
     compute_tier: Tier
     element_bytes: int
+    stream_columns: int
+
+    @property
+    def all_units(self) -> tuple[UnitLayout, ...]:
+        """Numbered as in the programme: 0 is the embedding."""
+        return (self.entrance, *self.units)
 
     def tier_bytes(self) -> dict[Tier, int]:
         """Bytes of weights on each tier (disk: as in the checkpoint's dtype is not counted here;
         all in the compute dtype, so that shares compare)."""
         totals: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
         own = () if self.tied_embeddings else self.embedding
-        for part in (*own, *(p for unit in self.units for p in unit.parts)):
+        for part in (*own, *(p for unit in self.all_units for p in unit.parts)):
             totals[part.tier] += part.num_elements * self.element_bytes
         return totals
 
@@ -112,7 +121,7 @@ class WeightLayout:
         """Bytes that weights take in each memory: whole blocks per unit, as they are allocated."""
         held: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
         own = () if self.tied_embeddings else self.embedding
-        stretches = [unit.resident for unit in self.units] + [
+        stretches = [unit.resident for unit in self.all_units] + [
             [part for part in own if part.tier == self.compute_tier]
         ]
         for parts in stretches:
@@ -146,22 +155,35 @@ def lay_out(
 ) -> WeightLayout:
     """Place every weight by ``policy.weights``; the compute dtype is ``dtype``."""
     units = tuple(_lay_out_unit(unit, sources, policy, dtype) for unit in programme.units[1:])
+    table, *beside = programme.embedding.weights
     if tied_embeddings:
         embedding = tuple(
-            part
-            for layout in units
-            if layout.unit.kind == "head"
-            for part in layout.parts
-            if part.weight.is_matrix
+            part for layout in units for part in layout.parts if part.weight.name == "head.weight"
         )
     else:
-        embedding = tuple(_split(programme.embedding.weights, policy.weights))
+        embedding = tuple(_split([table], policy.weights))
     return WeightLayout(
+        entrance=_stay(programme.embedding, beside, policy.compute_tier),
         units=units,
         embedding=embedding,
         tied_embeddings=tied_embeddings,
         compute_tier=policy.compute_tier,
         element_bytes=DTYPE_BYTES[dtype],
+        stream_columns=programme.stream_columns,
+    )
+
+
+def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier) -> UnitLayout:
+    """The layout of weights that all stay on the compute tier."""
+    parts = [Part(weight=w, first_row=0, num_rows=w.num_rows, tier=tier) for w in weights]
+    return UnitLayout(
+        unit=unit,
+        resident=tuple(parts),
+        streamed=(),
+        pieces=(),
+        slot_bytes=0,
+        host_bytes=0,
+        decoded_bytes=0,
     )
 
 

@@ -5,11 +5,13 @@ block of rows. Row-by-row and zig-zag differ only in the sweeps that come in. Wh
 computed, later units' weights come in slices across the micro-batches, also over the border of a
 sweep (``weight_stream``); the KV and activations of the next micro-batch are fetched, those of the
 previous one are stored. Waits are between operations: each lists those of other lanes it needs.
+What a router has chosen is asked for after its last computation has been taken; until then nothing
+of its experts is issued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,16 +24,39 @@ __all__ = ["schedule"]
 
 
 def schedule(
-    sweeps: Iterator[Sweep], model: StreamModel, expects_more: Callable[[], bool]
+    sweeps: Iterator[Sweep],
+    model: StreamModel,
+    expects_more: Callable[[], bool],
+    chosen: Callable[[int], Collection[int]] | None = None,
 ) -> Iterator[Operation]:
     """Operations of ``sweeps``; ``expects_more`` says near a sweep's end whether one follows.
+
+    ``chosen`` gives the experts that micro-batch k has chosen in the layer computed last.
 
     Each sweep is asked for after the last operation of the one before has been taken, so that its
     rows can depend on the tokens. A wrong guess costs loads that nobody uses.
     """
     board = Scoreboard()
     weights = WeightStream(model=model, board=board, expects_more=expects_more)
-    return _Stream(model=model, board=board, weights=weights).run(sweeps)
+    stream = _Stream(model=model, board=board, weights=weights, chosen=chosen or _nothing_chosen)
+    return stream.run(sweeps)
+
+
+def _nothing_chosen(k: int) -> Collection[int]:
+    raise AssertionError("a model with experts needs to be asked what was chosen")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """The computation of a unit for one of the ``num_turns`` micro-batches that go through it."""
+
+    unit: int
+    turn: int
+    num_turns: int
+    work: BatchWork
+
+
+_Run = Generator[Operation, None, _Step | None]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,6 +66,7 @@ class _Stream:
     model: StreamModel
     board: Scoreboard
     weights: WeightStream
+    chosen: Callable[[int], Collection[int]]
     kv_slots: dict[int, int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
     embedding_slots: dict[int, int] = field(default_factory=dict)
@@ -53,27 +79,53 @@ class _Stream:
 
     def run(self, sweeps: Iterator[Sweep]) -> Iterator[Operation]:
         for sweep in sweeps:
-            steps = [(unit, work) for unit in range(len(self.model.units)) for work in sweep.works]
-            yield from self.load_kv(sweep.index, *steps[0])
-            yield from self.load_activations(sweep.index, *steps[0])
-            for place, (unit, work) in enumerate(steps):
-                turn = place % len(sweep.works)
-                yield from self.weights.bring(sweep.index, unit, turn, len(sweep.works))
-                following = steps[place + 1] if place + 1 < len(steps) else None
-                # Rows of the same micro-batch must be stored first; there is one buffer of
-                # embedding rows, too large to have two of for what it would hide.
-                apart = unit > 0 and following is not None and following[1] is not work
-                if following is not None:
-                    yield from self.load_kv(sweep.index, *following)
-                if following is not None and apart:
-                    yield from self.load_activations(sweep.index, *following)
-                if turn == 0 and self.model.units[unit].needs_decode:
-                    yield self.weights.decode(sweep.index, unit)
-                yield self.compute(sweep.index, unit, work)
-                yield from self.store_kv(sweep.index, unit, work)
-                yield from self.store_activations(sweep.index, unit, work)
-                if following is not None and not apart:
-                    yield from self.load_activations(sweep.index, *following)
+            steps = self.steps(sweep)
+            step = next(steps, None)
+            if step is not None:
+                yield from self.load_kv(sweep.index, step.unit, step.work)
+                yield from self.load_activations(sweep.index, step.unit, step.work)
+            while step is not None:
+                step = yield from self.run_step(sweep.index, step, steps)
+
+    def steps(self, sweep: Sweep) -> Iterator[_Step]:
+        """The computations of a sweep, asked for one by one: experts are chosen on the way."""
+        choices: dict[int, Collection[int]] = {}
+        for unit, own in enumerate(self.model.units):
+            works = sweep.works
+            if own.expert is not None:
+                works = tuple(w for w in works if own.expert in choices[w.batch.index])
+            for turn, work in enumerate(works):
+                yield _Step(unit=unit, turn=turn, num_turns=len(works), work=work)
+            if own.kind == "router":
+                assert own.layer is not None
+                choices = {w.batch.index: self.chosen(w.batch.index) for w in works}
+                together = {expert for few in choices.values() for expert in few}
+                self.weights.choose(sweep.index, own.layer, together)
+
+    def run_step(self, sweep: int, step: _Step, steps: Iterator[_Step]) -> _Run:
+        """Operations around one computation; returns the next step."""
+        unit, work = step.unit, step.work
+        yield from self.weights.bring(sweep, unit, step.turn, step.num_turns)
+        kind = self.model.units[unit].kind
+        is_open = kind == "router" and step.turn == step.num_turns - 1
+        following = None if is_open else next(steps, None)
+        # Rows of the same micro-batch must be stored first; there is one buffer of embedding rows,
+        # too large to have two of for what it would hide.
+        apart = unit > 0 and following is not None and following.work is not work
+        if following is not None:
+            yield from self.load_kv(sweep, following.unit, following.work)
+        if following is not None and apart:
+            yield from self.load_activations(sweep, following.unit, following.work)
+        if step.turn == 0 and self.model.units[unit].needs_decode:
+            yield self.weights.decode(sweep, unit)
+        yield self.compute(sweep, unit, work)
+        yield from self.store_kv(sweep, unit, work)
+        yield from self.store_activations(sweep, unit, work)
+        if is_open and (following := next(steps, None)) is not None:
+            yield from self.load_kv(sweep, following.unit, following.work)
+        if following is not None and not apart:
+            yield from self.load_activations(sweep, following.unit, following.work)
+        return following
 
     # -- KV cache ----------------------------------------------------------------------------
 
@@ -265,6 +317,10 @@ class _Stream:
             )
         activation_slot = self.activation_slots.get(k, -1)
         accesses += self.activation_accesses(sweep, unit, work)
+        if model_unit.kind == "router":
+            accesses.append(self.board.new_home("routes", k, (sweep, unit)))
+        if model_unit.expert is not None:
+            accesses.append(self.board.home("routes", k))
         is_last = unit == len(self.model.units) - 1
         if is_last:
             accesses.append(self.board.new_home("tokens", k, (sweep,)))

@@ -67,12 +67,16 @@ class StreamPiece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamUnit:
-    """What the schedule must know of a unit: its kind, and what is to be brought for it."""
+    """What the schedule must know of a unit: its kind, and what is to be brought for it.
+
+    ``expert`` is its number among those of its layer; one is run only if it was chosen.
+    """
 
     kind: UnitKind
     layer: int | None
     pieces: tuple[StreamPiece, ...] = ()
     needs_decode: bool = False
+    expert: int | None = None
 
     @property
     def slot_bytes(self) -> int:

@@ -3,13 +3,14 @@
 Streamed units pass through one ring of blocks on the compute tier; each lies in consecutive blocks
 of it. A unit is brought as soon as the blocks it will lie in are free, so loads run as far ahead as
 the ring allows, also into the next sweep; a unit that has been computed frees its blocks. What has
-become possible when a unit begins is spread over the unit's micro-batches.
+become possible when a unit begins is spread over the unit's micro-batches. Experts come once their
+router has been computed, and only those that were chosen.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,12 +35,17 @@ class _Resident:
 
 @dataclass(kw_only=True, slots=True)
 class WeightStream:
-    """State of the stream: what is in the ring, and what is still to be issued."""
+    """State of the stream: what is in the ring, and what is still to be issued.
+
+    ``cursor`` is the first unit that has not been considered, ``chosen`` has the experts of the
+    (sweep, layer) whose routers have been computed.
+    """
 
     model: StreamModel
     board: Scoreboard
     expects_more: Callable[[], bool]
-    next_target: Target | None = None
+    cursor: Target = (0, 0)
+    chosen: dict[Target, Collection[int]] = field(default_factory=dict)
     head: int = 0
     ring: deque[_Resident] = field(default_factory=deque)
     pending: deque[tuple[Target, int]] = field(default_factory=deque)
@@ -55,6 +61,11 @@ class WeightStream:
         count = -(-len(self.pending) // (num_turns - turn))
         for _ in range(count):
             yield from self._bring_piece(*self.pending.popleft())
+
+    def choose(self, sweep: int, layer: int, experts: Collection[int]) -> None:
+        """Say which experts of a layer this sweep needs."""
+        self.chosen = {target: kept for target, kept in self.chosen.items() if target[0] == sweep}
+        self.chosen[sweep, layer] = experts
 
     def first_block(self, sweep: int, unit: int) -> int:
         """Where in the ring a unit that is there begins."""
@@ -82,10 +93,8 @@ class WeightStream:
 
     def _reserve(self, sweep: int, unit: int) -> None:
         """Reserve blocks for the next units, in order, as far as there are any."""
-        if self.next_target is None or self.next_target < (sweep, unit):
-            self.next_target = self._streamed_from(sweep, unit)
-        while self.next_target is not None:
-            target = self.next_target
+        self.cursor = max(self.cursor, (sweep, unit))
+        while (target := self._streamed_from(*self.cursor)) is not None:
             if target[0] > sweep + 1 or (target[0] > sweep and not self.expects_more()):
                 return
             num_blocks = self.model.num_blocks(target[1])
@@ -97,17 +106,24 @@ class WeightStream:
             self.head = first + num_blocks
             pieces = self.model.units[target[1]].pieces
             self.pending.extend((target, number) for number in range(len(pieces)))
-            self.next_target = self._streamed_from(target[0], target[1] + 1)
+            self.cursor = (target[0], target[1] + 1)
 
     def _streamed_from(self, sweep: int, unit: int) -> Target | None:
-        """The first unit with anything to bring, from this one on, also in the next sweep."""
-        units = self.model.units
-        for later in range(unit, len(units)):
-            if units[later].pieces:
-                return sweep, later
-        for first in range(min(unit, len(units))):
-            if units[first].pieces:
-                return sweep + 1, first
+        """The first unit with anything to bring, from this one on, also in the next sweep; None
+        where that cannot be told yet."""
+        later = [(sweep, number) for number in range(unit, len(self.model.units))]
+        for target in [*later, *((sweep + 1, number) for number in range(unit))]:
+            own = self.model.units[target[1]]
+            if not own.pieces:
+                continue
+            if own.expert is None:
+                return target
+            assert own.layer is not None
+            chosen = self.chosen.get((target[0], own.layer))
+            if chosen is None:
+                return None
+            if own.expert in chosen:
+                return target
         return None
 
     # -- loads -------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedBatch:
-    """``cos`` and ``sin`` are [T, rotary/2] in the compute dtype; ``far_places`` are the tokens
+    """``cos`` and ``sin`` are [T, rotary/2] in the compute dtype, ``positions`` [T] count from 0 in
+    each row; ``far_places`` are the tokens
     whose embedding rows come through a buffer; ``logit_places`` those after which logits are
     wanted."""
 
@@ -49,6 +50,7 @@ class PreparedBatch:
     cut: TokenCut
     cos: torch.Tensor
     sin: torch.Tensor
+    positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
     logit_places: torch.Tensor
@@ -76,7 +78,7 @@ class BatchPreparer:
         self._device = device
         self._dtype = dtype
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
-        self._far_bytes = config.hidden_size * dtype.itemsize
+        self._far_bytes = config.embedding_size * dtype.itemsize
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
         return self._prepared[sweep, k]
@@ -128,6 +130,7 @@ class BatchPreparer:
             cut=self._cut(batch.num_tokens),
             cos=cos,
             sin=sin,
+            positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, pages, num_near, passage)),
             passage=passage,
             logit_places=torch.tensor(batch.logit_indices(), device=self._device),
@@ -139,8 +142,15 @@ class BatchPreparer:
             return TokenCut(resident=cut["gpu"], cpu=cut["cpu"], disk=cut["disk"])
         return TokenCut(resident=cut["cpu"], cpu=0, disk=cut["disk"])
 
+    def _positions(self, batch: MicroBatch) -> torch.Tensor:
+        ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
+        return torch.from_numpy(np.concatenate(ranges)).to(self._device)
+
     def _rotary(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         rope, most = self._config.rope, self._config.max_positions
+        if rope is None:
+            nothing = torch.empty(batch.num_tokens, 0, dtype=self._dtype, device=self._device)
+            return nothing, nothing
         angles, scales = [], []
         frequencies, scale = inverse_frequencies(rope, 1, most)
         for span in batch.rows:

@@ -17,8 +17,8 @@ from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import TensorSource, resolve
 from freight.model.config import ModelConfig, read_config
+from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
-from freight.model.programme import build_programme
 from freight.plan.default import Plan
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
@@ -152,13 +152,19 @@ class Engine:
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             describe=batches.describe,
         )
+        performer = self._performer(batches)
         executor = Executor(
-            self._performer(batches).perform,
+            performer.perform,
             device=self.device.torch_device,
             overlap=policy.overlap,
             record=None if self._trace is None else self._trace.record,
         )
-        stream = schedule(scheduler.sweeps(), self.placement.stream_model(), scheduler.expects_more)
+        stream = schedule(
+            scheduler.sweeps(),
+            self.placement.stream_model(),
+            scheduler.expects_more,
+            performer.chosen,
+        )
         if self._options.verify:
             stream = verify(stream, self.placement.rings())
         for operation, token_ids in executor.run(stream):

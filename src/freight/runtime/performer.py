@@ -18,8 +18,8 @@ from freight.memory.transfer import Link
 from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.layers import Frame, run_unit
-from freight.model.programme import Programme, Unit
+from freight.model.layers import Frame, Routes, run_unit
+from freight.model.programme import Embed, Programme, Unit
 from freight.model.workspace import Workspace
 from freight.plan.operation import Kind, Operation
 from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
@@ -59,7 +59,7 @@ class Performer:
         self._from_device = from_device
         self._sample = sample
         self._on_device = self._policy.compute_tier == "gpu"
-        self._activation_slots: dict[int, int] = {}
+        self._routes: dict[int, Routes] = {}
         self._work: Final[Mapping[Kind, Callable[[Operation], list[int] | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
             Kind.COPY_WEIGHTS: self._copy_weights,
@@ -128,8 +128,8 @@ class Performer:
         self._to_device.move([(source, target)])
 
     def _rows(self, buffer: torch.Tensor, count: int) -> torch.Tensor:
-        used = buffer[: count * self._activations.row_bytes]
-        return used.view(self._activations.dtype).view(count, self._config.hidden_size)
+        used = buffer[: count * self._config.embedding_size * self._activations.dtype.itemsize]
+        return used.view(self._activations.dtype).view(count, self._config.embedding_size)
 
     # -- KV cache ----------------------------------------------------------------------------
 
@@ -199,10 +199,12 @@ class Performer:
         prepared = self._prepared(operation)
         unit = self._programme.units[operation.unit]
         if unit.kind == "embedding":
-            self._embed(operation, prepared)
+            self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
             self._attention(operation, prepared, unit)
-        elif unit.kind == "mlp":
+        elif unit.kind == "expert":
+            self._expert(operation, prepared, unit)
+        elif unit.kind in ("mlp", "router"):
             self._mlp(operation, prepared, unit)
         else:
             self._head(operation, prepared, unit)
@@ -218,21 +220,41 @@ class Performer:
         slot = self._buffers.activation_slot[index] if index >= 0 else None
         return self._activations.parts(prepared.batch.index, prepared.cut, slot)
 
-    def _embed(self, operation: Operation, prepared: PreparedBatch) -> None:
-        parts = self._activation_parts(operation, prepared)
+    def _embed(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        width = self._config.hidden_size
+        parts = [
+            (first, rows[:, :width]) for first, rows in self._activation_parts(operation, prepared)
+        ]
         far = prepared.far_places
         ring = self._buffers.embedding_slot if self._on_device else self._buffers.embedding_rows
         far_rows = self._rows(ring[operation.source_slot], len(far)) if len(far) else None
-        width, dtype = self._config.hidden_size, self._activations.dtype
+        table, weights = unit.weights[0], self._weights.parts(operation.unit, -1)
+        dtype = self._activations.dtype
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._workspace.frame():
-                x = self._workspace.take(end - start, width, dtype=dtype)
-                self._look_up(prepared.token_ids[start:end], x)
+                rows = self._workspace.take(end - start, table.num_columns, dtype=dtype)
+                self._look_up(prepared.token_ids[start:end], rows)
                 if far_rows is not None:
                     first, last = np.searchsorted(far, (start, end))
-                    places = torch.from_numpy(far[first:last] - start).to(x.device)
-                    x.index_copy_(0, places, far_rows[first:last])
-                scatter(parts, start, x)
+                    places = torch.from_numpy(far[first:last] - start).to(rows.device)
+                    rows.index_copy_(0, places, far_rows[first:last])
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=self._entrance(unit, rows),
+                    positions=prepared.positions[start:end],
+                )
+                run_unit(unit, frame)
+                scatter(parts, start, frame.values["x"])
+
+    def _entrance(self, unit: Unit, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the embedding unit starts with: its table's rows, and where x is to be put."""
+        step = unit.steps[0]
+        assert isinstance(step, Embed)
+        if step.out == "x":
+            return {"x": rows}
+        x = self._workspace.take(rows.shape[0], self._config.hidden_size, dtype=rows.dtype)
+        return {step.out: rows, "x": x}
 
     def _look_up(self, token_ids: Ids, x: torch.Tensor) -> None:
         """Rows of the table that are on the compute tier, into ``x`` [n, D]."""
@@ -254,7 +276,7 @@ class Performer:
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={"x": x},
+                    values=self._carried(x),
                     cos=prepared.cos[chunk.start : chunk.end],
                     sin=prepared.sin[chunk.start : chunk.end],
                     kv=self._pools(layer, chunk, operation.source_slot),
@@ -276,11 +298,59 @@ class Performer:
         return pool.view(self._activations.dtype).view(shape)
 
     def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        """An MLP, or a router, which leaves what it chose in the batch's routes."""
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._activation_parts(operation, prepared)
+        routes = self._new_routes(prepared.batch) if unit.kind == "router" else None
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._rows_of(parts, start, end) as x:
-                frame = Frame(weights=weights, workspace=self._workspace, values={"x": x})
+                frame = Frame(weights=weights, workspace=self._workspace, values=self._carried(x))
+                if routes is not None:
+                    frame.routes = Routes(
+                        experts=routes.experts[start:end], weights=routes.weights[start:end]
+                    )
+                run_unit(unit, frame)
+
+    def _carried(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What passes from unit to unit, by name: views of the columns of ``rows``."""
+        width = self._programme.width
+        return {
+            name: rows[:, place * width : (place + 1) * width]
+            for place, name in enumerate(self._programme.carried)
+        }
+
+    def _new_routes(self, batch: MicroBatch) -> Routes:
+        assert self._config.experts is not None
+        shape = (batch.num_tokens, self._config.experts.per_token)
+        device = self._workspace.device
+        routes = Routes(
+            experts=torch.empty(shape, dtype=torch.int64, device=device),
+            weights=torch.empty(shape, dtype=self._activations.dtype, device=device),
+        )
+        self._routes[batch.index] = routes
+        return routes
+
+    def chosen(self, k: int) -> frozenset[int]:
+        """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
+        return frozenset(self._routes[k].experts.flatten().tolist())
+
+    def _expert(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        routes = self._routes[prepared.batch.index]
+        assert unit.expert is not None
+        tokens, choices = torch.where(routes.experts.eq(unit.expert))
+        shares = routes.weights[tokens, choices]
+        for first, rows in self._activation_parts(operation, prepared):
+            inside = (tokens >= first) & (tokens < first + rows.shape[0])
+            here, own = tokens[inside] - first, shares[inside]
+            for start, end in _ranges(len(here), self._policy.chunk_tokens):
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=self._carried(rows),
+                    chosen=here[start:end],
+                    shares=own[start:end],
+                )
                 run_unit(unit, frame)
 
     def _head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
@@ -291,9 +361,10 @@ class Performer:
                 inside = (prepared.logit_places >= first) & (
                     prepared.logit_places < first + rows.shape[0]
                 )
-                last[inside] = rows[prepared.logit_places[inside] - first]
+                width = self._config.hidden_size
+                last[inside] = rows[prepared.logit_places[inside] - first, :width]
         weights = self._weights.parts(operation.unit, operation.slot)
-        matrix = next(weight for weight in unit.weights if weight.is_matrix)
+        matrix = unit.weights[-1]
         with self._workspace.frame():
             columns = self._workspace.take(count, matrix.num_rows, dtype=last.dtype)
             values = {"x": last, "logits": columns}

@@ -109,7 +109,8 @@ class Placement:
             page_tokens=policy.page_tokens,
             page_bytes=page,
         )
-        row_bytes = self._config.hidden_size * self.dtype.itemsize
+        columns = self.plan.layout.stream_columns
+        row_bytes = columns * self.dtype.itemsize
         block, rows = policy.num_micro_batches, geometry.activation_rows
         home = align_up(rows[policy.compute_tier] * row_bytes, BLOCK)
         host = align_up(rows["cpu"] * row_bytes, BLOCK) if policy.compute_tier == "gpu" else 0
@@ -118,7 +119,7 @@ class Placement:
             cpu=_take(self.host, "activations", block, host),
             file=self._scratch(disk_bytes["activations"]),
             disk_stride=geometry.activation_disk_stride,
-            num_columns=self._config.hidden_size,
+            num_columns=columns,
             dtype=self.dtype,
         )
 
@@ -205,6 +206,7 @@ class Placement:
                         for piece in layout.pieces
                     ),
                     needs_decode=layout.decoded_bytes > 0,
+                    expert=layout.unit.expert,
                 )
             )
         return StreamModel(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from freight.model.checkpoint import TensorSource
 from freight.model.config import DTYPE_BYTES, ModelConfig
-from freight.model.programme import build_programme
+from freight.model.decoder import build_programme, tensor_shapes
 from freight.plan.default import Plan, Planner, Wishes
 from freight.plan.policy import Split, Tier
 from freight.plan.workload import Workload
@@ -22,7 +22,7 @@ def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]
     """Where dummy weights would lie if they were in one file."""
     sources = {}
     offset = 0
-    for name, shape in config.tensor_shapes().items():
+    for name, shape in tensor_shapes(config).items():
         num_bytes = DTYPE_BYTES[dtype]
         for size in shape:
             num_bytes *= size

@@ -53,7 +53,7 @@ class WeightStore:
         self._layout = layout
         self._dtype = dtype
         self._files = files
-        self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.units]
+        self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
         self._ring = near.take(num_blocks * block_bytes, "weight slots")
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
@@ -68,7 +68,7 @@ class WeightStore:
 
     def piece(self, unit: int, number: int) -> Piece:
         """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
-        return self._layout.units[unit - 1].pieces[number]
+        return self._layout.all_units[unit].pieces[number]
 
     def read(self, piece: Piece, into: torch.Tensor) -> None:
         """Read a piece from disk into a uint8 tensor of its size."""
@@ -78,13 +78,13 @@ class WeightStore:
 
     def host_stretch(self, unit: int, piece: Piece) -> torch.Tensor:
         """The bytes of a piece that lies on the cpu tier."""
-        host = self._units[unit - 1].host
+        host = self._units[unit].host
         return host[piece.offset : piece.offset + piece.num_bytes]
 
     def decode(self, unit: int, slot: int) -> None:
         """Cast what arrived in another dtype than the computation's."""
         offset = 0
-        for streamed in self._layout.units[unit - 1].streamed:
+        for streamed in self._layout.all_units[unit].streamed:
             if _is_foreign(streamed, self._dtype):
                 target = _view(self._decoded, offset, streamed.part, self._dtype)
                 target.copy_(_raw_view(self.slot(slot), streamed))
@@ -93,10 +93,10 @@ class WeightStore:
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
         """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
         found: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        for part, tensor in self._units[unit - 1].resident:
+        for part, tensor in self._units[unit].resident:
             found.setdefault(part.weight.name, []).append((part.first_row, tensor))
         offset = 0
-        for streamed in self._layout.units[unit - 1].streamed:
+        for streamed in self._layout.all_units[unit].streamed:
             part = streamed.part
             if _is_foreign(streamed, self._dtype):
                 tensor = _view(self._decoded, offset, part, self._dtype)
@@ -106,25 +106,24 @@ class WeightStore:
             found.setdefault(part.weight.name, []).append((part.first_row, tensor))
         return found
 
-    def resident_rows(self, kind: str) -> list[tuple[int, torch.Tensor]]:
-        """(first row in the tensor, rows) of the matrices of units of a kind that stay here."""
+    def resident_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
+        """(first row in the tensor, rows) of what stays here of a tensor."""
         return [
             (part.weight.first_row + part.first_row, tensor)
-            for unit, own in zip(self._layout.units, self._units, strict=True)
-            if unit.unit.kind == kind
+            for own in self._units
             for part, tensor in own.resident
-            if part.weight.is_matrix
+            if part.weight.name == name
         ]
 
-    def host_rows(self, kind: str) -> list[tuple[int, torch.Tensor]]:
+    def host_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
         """Likewise of those that lie on the cpu tier while another one computes."""
         rows = []
-        for unit, own in zip(self._layout.units, self._units, strict=True):
+        for unit, own in zip(self._layout.all_units, self._units, strict=True):
             offset = 0
             for streamed in unit.streamed:
                 part = streamed.part
                 if part.tier == "cpu":
-                    if unit.unit.kind == kind:
+                    if part.weight.name == name:
                         tensor = _view(own.host, offset, part, self._dtype)
                         rows.append((part.weight.first_row + part.first_row, tensor))
                     offset = _after(offset, part, self._dtype)
@@ -201,8 +200,8 @@ class EmbeddingTable:
         self._files = files
         self._dtype = dtype
         if layout.tied_embeddings:
-            self.near = store.resident_rows("head")
-            self._host = store.host_rows("head")
+            self.near = store.resident_rows("head.weight")
+            self._host = store.host_rows("head.weight")
         else:
             by_tier = {
                 tier: [part for part in layout.embedding if part.tier == tier]

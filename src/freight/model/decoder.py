@@ -1,0 +1,290 @@
+"""Builds a decoder's programme from its switches: the one place that says what a switch means.
+
+Knows no family, no torch and no tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+from freight.model.programme import (
+    Activate,
+    Add,
+    AddPositions,
+    Attend,
+    Cap,
+    Combine,
+    Dispatch,
+    Embed,
+    Multiply,
+    Norm,
+    Programme,
+    Project,
+    Rotate,
+    Route,
+    Scale,
+    Split,
+    Step,
+    Unit,
+    Weight,
+)
+from freight.model.switches import Experts, ModelConfig
+
+__all__ = ["build_programme", "count_parameters", "tensor_shapes"]
+
+_HEAD_CHUNK_MIN_ROWS: Final = 256
+
+
+def build_programme(config: ModelConfig) -> Programme:
+    """The decoder's units. The head is cut so that no chunk is larger than the largest layer unit,
+    for the slots that weights stream through are as large as the largest unit."""
+    builder = _Builder(config)
+    units = [builder.embedding()]
+    for layer in range(config.num_layers):
+        units += [builder.attention(layer), *builder.mlp_units(layer)]
+    largest = max(unit.num_elements for unit in units[1:])
+    chunk = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
+    num_chunks = -(-config.vocab_size // chunk)
+    chunk = -(-config.vocab_size // num_chunks)
+    for first in range(0, config.vocab_size, chunk):
+        units.append(builder.head(first, min(chunk, config.vocab_size - first)))
+    carried = ("x", "aside") if config.parallel or config.experts else ("x",)
+    return Programme(units=tuple(units), carried=carried, width=config.hidden_size)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors by logical name, in the order in which a sweep uses them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for unit in build_programme(config).units:
+        for weight in unit.weights:
+            rows = weight.first_row + weight.num_rows
+            columns = (weight.num_columns,)
+            shapes[weight.name] = (rows, *columns) if weight.is_matrix else columns
+    return shapes
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Weights of the whole model; tied embeddings count once, and so do shared norms."""
+    counted = {
+        name: prod(shape)
+        for name, shape in tensor_shapes(config).items()
+        if not (config.tied_embeddings and name == "head.weight")
+        and not (config.shared_norm and config.parallel and ".mlp.norm" in name)
+    }
+    return sum(counted.values())
+
+
+class _Builder:
+    """Makes the units of one model, weights by their dims."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.sizes: Mapping[str, int] = {
+            "D": config.hidden_size,
+            "E": config.embedding_size,
+            "F": config.intermediate_size,
+            "N": config.num_heads,
+            "K": config.num_kv_heads,
+            "H": config.head_dim,
+            "V": config.vocab_size,
+            "P": config.max_positions + config.position_offset,
+            "S": config.num_heads + 2 * config.num_kv_heads,
+            "X": config.experts.num_experts if config.experts else 0,
+            "Y": config.experts.intermediate_size if config.experts else 0,
+        }
+
+    # -- weights and common steps --------------------------------------------------------------
+
+    def matrix(self, name: str, out_dims: str, in_dims: str) -> Weight:
+        return Weight(
+            name=name,
+            out_dims=tuple(out_dims),
+            in_dims=tuple(in_dims),
+            num_rows=prod(self.sizes[dim] for dim in out_dims),
+            num_columns=prod(self.sizes[dim] for dim in in_dims),
+        )
+
+    def vector(self, name: str, dims: str) -> Weight:
+        columns = prod(self.sizes[dim] for dim in dims)
+        return Weight(name=name, out_dims=(), in_dims=tuple(dims), num_rows=1, num_columns=columns)
+
+    def project(
+        self, name: str, x: str, out: str, dims: tuple[str, str], biased: bool = False
+    ) -> Project:
+        """``dims`` are those of the output and of the input."""
+        bias = self.vector(f"{name}_bias", dims[0]) if biased else None
+        return Project(x=x, out=out, weight=self.matrix(name, *dims), bias=bias)
+
+    def norm(self, name: str, x: str, out: str) -> Norm:
+        return Norm(
+            x=x,
+            out=out,
+            kind=self.config.norm,  # type: ignore[arg-type]
+            weight=self.vector(name, "D"),
+            bias=self.vector(f"{name}_bias", "D") if self.config.norm_bias else None,
+            eps=self.config.norm_eps,
+        )
+
+    def entered(self, prefix: str) -> tuple[list[Step], str]:
+        """The norm before a block, where there is one, and what the block works on."""
+        if self.config.norm_place == "after":
+            return [], "x"
+        return [self.norm(f"{prefix}.norm", "x", "normed")], "normed"
+
+    def left(self, prefix: str) -> list[Step]:
+        """A block's update goes into the residual stream, with norms where they are."""
+        if self.config.norm_place == "both":
+            return [self.norm(f"{prefix}.post_norm", "update", "update"), Add(x="x", y="update")]
+        if self.config.norm_place == "after":
+            return [Add(x="x", y="update"), self.norm(f"{prefix}.norm", "x", "x")]
+        return [Add(x="x", y="update")]
+
+    # -- units ---------------------------------------------------------------------------------
+
+    def embedding(self) -> Unit:
+        c, out = self.config, "x"
+        steps: list[Step] = []
+        if c.embedding_size != c.hidden_size:
+            out = "embedded"
+            steps.append(self.project("embedding.project", out, "x", ("D", "E")))
+        if c.embedding_scale is not None:
+            steps.append(Scale(x="x", factor=c.embedding_scale))
+        if c.rope is None:
+            table = self.matrix("embedding.positions", "P", "D")
+            steps.append(AddPositions(x="x", weight=table, offset=c.position_offset))
+        steps.insert(0, Embed(out=out, weight=self.matrix("embedding", "V", "E")))
+        return Unit(name="embedding", kind="embedding", layer=None, steps=tuple(steps))
+
+    def attention(self, layer: int) -> Unit:
+        c, prefix = self.config, f"layers.{layer}.attention"
+        steps, x = self.entered(prefix)
+        steps += self.queries_keys_values(prefix, x)
+        steps.append(
+            Attend(
+                q="q",
+                k="k",
+                v="v",
+                out="attended",
+                num_heads=c.num_heads,
+                num_kv_heads=c.num_kv_heads,
+                head_dim=c.head_dim,
+                scale=c.attention_scale,
+                softcap=c.attention_softcap,
+                window=c.sliding_windows[layer],
+            )
+        )
+        # In a parallel block the MLP must still find the residual stream as it was.
+        out = "aside" if c.parallel else "update"
+        steps.append(self.project(f"{prefix}.out", "attended", out, ("D", "NH"), c.out_bias))
+        steps += [] if c.parallel else self.left(prefix)
+        return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
+
+    def queries_keys_values(self, prefix: str, x: str) -> list[Step]:
+        c = self.config
+        steps: list[Step] = []
+        if c.fused_qkv:
+            steps += [
+                self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
+                Split(
+                    x="qkv",
+                    q="q",
+                    k="k",
+                    v="v",
+                    num_heads=c.num_heads,
+                    num_kv_heads=c.num_kv_heads,
+                    head_dim=c.head_dim,
+                ),
+            ]
+        else:
+            for name, rows in (("q", "NH"), ("k", "KH"), ("v", "KH")):
+                steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
+        for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
+            if c.qk_norm:
+                steps.append(self.head_norm(f"{prefix}.{name}_norm", name, count))
+            if c.rope is not None:
+                steps.append(Rotate(x=name, num_heads=count))
+        return steps
+
+    def head_norm(self, name: str, x: str, num_heads: int) -> Norm:
+        return Norm(
+            x=x,
+            out=x,
+            kind="rms",
+            weight=self.vector(name, "H"),
+            bias=None,
+            eps=self.config.norm_eps,
+            num_heads=num_heads,
+        )
+
+    def mlp_units(self, layer: int) -> list[Unit]:
+        experts = self.config.experts
+        if experts is None or not experts.layers[layer]:
+            return [self.mlp(layer)]
+        return [
+            self.router(layer, experts),
+            *(self.expert(layer, number) for number in range(experts.num_experts)),
+        ]
+
+    def mlp(self, layer: int) -> Unit:
+        prefix = f"layers.{layer}.mlp"
+        steps, x = self.entered(prefix)
+        steps += self.feed_forward(prefix, x, "F")
+        steps += self.left(prefix)
+        steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
+
+    def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
+        c = self.config
+        inner = "gate" if c.gated_mlp else "up"
+        steps: list[Step] = [
+            self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias),
+            Activate(x=inner, function=c.activation),
+        ]
+        if c.gated_mlp:
+            up = self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias)
+            steps += [up, Multiply(x="gate", y="up")]
+        steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
+        return steps
+
+    def router(self, layer: int, experts: Experts) -> Unit:
+        prefix = f"layers.{layer}"
+        steps = (
+            # What the experts work on is kept aside: the first of them changes x.
+            self.norm(f"{prefix}.mlp.norm", "x", "aside"),
+            self.project(f"{prefix}.router.weight", "aside", "scores", ("X", "D")),
+            Route(x="scores", num_chosen=experts.per_token, normalised=experts.normalised),
+        )
+        return Unit(name=f"{prefix}.router", kind="router", layer=layer, steps=steps)
+
+    def expert(self, layer: int, number: int) -> Unit:
+        prefix = f"layers.{layer}.experts.{number}"
+        steps = (
+            Dispatch(x="aside", out="chosen"),
+            *self.feed_forward(prefix, "chosen", "Y"),
+            Combine(x="x", y="update"),
+        )
+        return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
+
+    def head(self, first_row: int, num_rows: int) -> Unit:
+        c, x = self.config, "x"
+        steps: list[Step] = []
+        if c.final_norm:
+            steps.append(self.norm("head.norm", "x", "normed"))
+            x = "normed"
+        if c.embedding_size != c.hidden_size:
+            steps.append(self.project("head.project", x, "narrowed", ("E", "D")))
+            x = "narrowed"
+        rows = Weight(
+            name="head.weight",
+            out_dims=("V",),
+            in_dims=("E",),
+            num_rows=num_rows,
+            num_columns=c.embedding_size,
+            first_row=first_row,
+        )
+        steps.append(Project(x=x, out="logits", weight=rows))
+        if c.logits_softcap is not None:
+            steps.append(Cap(x="logits", limit=c.logits_softcap))
+        return Unit(name=f"head.{first_row}", kind="head", layer=None, steps=tuple(steps))

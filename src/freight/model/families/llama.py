@@ -1,0 +1,52 @@
+"""Llama 2 and 3: pre-norm, rotary positions, grouped heads, a gated MLP. Others build on it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from freight.model.families.table import BASE_KEYS, Family, read
+
+__all__ = ["DECODER_TENSORS", "LLAMA", "LLAMA_TENSORS", "PROJECTION_BIASES"]
+
+PROJECTION_BIASES: Final = {
+    "layers.{i}.attention.q_bias": "model.layers.{i}.self_attn.q_proj.bias",
+    "layers.{i}.attention.k_bias": "model.layers.{i}.self_attn.k_proj.bias",
+    "layers.{i}.attention.v_bias": "model.layers.{i}.self_attn.v_proj.bias",
+    "layers.{i}.attention.out_bias": "model.layers.{i}.self_attn.o_proj.bias",
+}
+
+# Everything but the MLP.
+DECODER_TENSORS: Final = {
+    "embedding": "model.embed_tokens.weight",
+    "layers.{i}.attention.norm": "model.layers.{i}.input_layernorm.weight",
+    "layers.{i}.attention.q": "model.layers.{i}.self_attn.q_proj.weight",
+    "layers.{i}.attention.k": "model.layers.{i}.self_attn.k_proj.weight",
+    "layers.{i}.attention.v": "model.layers.{i}.self_attn.v_proj.weight",
+    "layers.{i}.attention.out": "model.layers.{i}.self_attn.o_proj.weight",
+    "layers.{i}.mlp.norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "head.norm": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+LLAMA_TENSORS: Final = {
+    **DECODER_TENSORS,
+    **PROJECTION_BIASES,
+    "layers.{i}.mlp.gate": "model.layers.{i}.mlp.gate_proj.weight",
+    "layers.{i}.mlp.up": "model.layers.{i}.mlp.up_proj.weight",
+    "layers.{i}.mlp.down": "model.layers.{i}.mlp.down_proj.weight",
+    "layers.{i}.mlp.gate_bias": "model.layers.{i}.mlp.gate_proj.bias",
+    "layers.{i}.mlp.up_bias": "model.layers.{i}.mlp.up_proj.bias",
+    "layers.{i}.mlp.down_bias": "model.layers.{i}.mlp.down_proj.bias",
+}
+
+LLAMA: Final = Family(
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    keys={
+        **BASE_KEYS,
+        "qkv_bias": read("attention_bias", False),
+        "out_bias": read("attention_bias", False),
+        "mlp_bias": read("mlp_bias", False),
+    },
+    tensors=LLAMA_TENSORS,
+)

@@ -1,0 +1,47 @@
+"""Mistral: Llama's shape with a sliding window. Mixtral: the same with experts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from freight.model.families.llama import DECODER_TENSORS, LLAMA_TENSORS
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+
+__all__ = ["MISTRAL", "MIXTRAL"]
+
+_KEYS: Final = {
+    **BASE_KEYS,
+    "max_positions": read("max_position_embeddings", 131_072),
+    "uses_windows": fixed(True),
+    "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+}
+
+MISTRAL: Final = Family(
+    architectures=("MistralForCausalLM",),
+    model_types=("mistral",),
+    keys=_KEYS,
+    tensors=LLAMA_TENSORS,
+)
+
+_EXPERT: Final = "model.layers.{i}.block_sparse_moe.experts.{e}"
+
+MIXTRAL: Final = Family(
+    architectures=("MixtralForCausalLM",),
+    model_types=("mixtral",),
+    keys={
+        **_KEYS,
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "rope_theta": read("rope_theta", 1e6),
+        "window": read("sliding_window", None),
+        "num_experts": read("num_local_experts", 8),
+        "experts_per_token": read("num_experts_per_tok", 2),
+        "expert_size": read("intermediate_size", None),
+    },
+    tensors={
+        **DECODER_TENSORS,
+        "layers.{i}.router.weight": "model.layers.{i}.block_sparse_moe.gate.weight",
+        "layers.{i}.experts.{e}.gate": f"{_EXPERT}.w1.weight",
+        "layers.{i}.experts.{e}.up": f"{_EXPERT}.w3.weight",
+        "layers.{i}.experts.{e}.down": f"{_EXPERT}.w2.weight",
+    },
+)

@@ -1,0 +1,83 @@
+"""Qwen2: biases on query, key and value. Qwen3: norms on query and key instead, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+
+__all__ = ["QWEN2", "QWEN3", "QWEN3_MOE"]
+
+_KEYS: Final = {
+    **BASE_KEYS,
+    "max_positions": read("max_position_embeddings", 32_768),
+    "uses_windows": read("use_sliding_window", False),
+    "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+    "first_window_layer": read("max_window_layers", 28),
+}
+_QWEN3_KEYS: Final = {
+    **_KEYS,
+    "qk_norm": fixed(True),
+    "qkv_bias": read("attention_bias", False),
+    "out_bias": read("attention_bias", False),
+}
+_QWEN3_TENSORS: Final = {
+    **LLAMA_TENSORS,
+    "layers.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+    "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+}
+_EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
+
+
+def _name_expert_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every ``decoder_sparse_step``-th layer has experts, unless it is listed as plain."""
+    step, plain = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or []
+    layers = range(raw["num_hidden_layers"]) if _are_counts(raw, step, plain) else []
+    return {**raw, "expert_layers": [(i + 1) % step == 0 and i not in plain for i in layers]}
+
+
+def _are_counts(raw: Mapping[str, Any], step: object, plain: object) -> bool:
+    num_layers = raw.get("num_hidden_layers")
+    return (
+        isinstance(num_layers, int)
+        and isinstance(step, int)
+        and step > 0
+        and isinstance(plain, list)
+    )
+
+
+QWEN2: Final = Family(
+    architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
+    keys={**_KEYS, "qkv_bias": fixed(True)},
+    tensors=LLAMA_TENSORS,
+)
+
+QWEN3: Final = Family(
+    architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
+    keys={**_QWEN3_KEYS, "head_dim": read("head_dim", 128)},
+    tensors=_QWEN3_TENSORS,
+)
+
+QWEN3_MOE: Final = Family(
+    architectures=("Qwen3MoeForCausalLM",),
+    model_types=("qwen3_moe",),
+    keys={
+        **_QWEN3_KEYS,
+        "num_experts": Key(names=("num_experts", "num_local_experts"), default=128),
+        "experts_per_token": read("num_experts_per_tok", 8),
+        "expert_size": read("moe_intermediate_size", 768),
+        "normalised_routes": read("norm_topk_prob", False),
+    },
+    tensors={
+        **_QWEN3_TENSORS,
+        "layers.{i}.router.weight": "model.layers.{i}.mlp.gate.weight",
+        "layers.{i}.experts.{e}.gate": f"{_EXPERT}.gate_proj.weight",
+        "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
+        "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
+    },
+    prepare=_name_expert_layers,
+)

@@ -1,0 +1,151 @@
+"""What a family's table is made of: where switches come from, and what tensors are called.
+
+Plain data; knows no files, tensors or configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "ACTIVATIONS",
+    "BASE_KEYS",
+    "Either",
+    "Family",
+    "Fused",
+    "Key",
+    "Place",
+    "fixed",
+    "read",
+    "required",
+]
+
+# The spellings of transformers; several are one function.
+ACTIVATIONS: Final = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """Where a switch comes from: the first of ``names`` in config.json, otherwise ``default``.
+
+    No names: the family fixes the value. ``null_is_value``: an explicit null is an answer of its
+    own; elsewhere it counts as absent.
+    """
+
+    names: tuple[str, ...] = ()
+    default: Scalar = None
+    required: bool = False
+    null_is_value: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fused:
+    """Rows of one checkpoint tensor, which stacks the logical tensors ``of`` in this order."""
+
+    tensor: str
+    of: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Either:
+    """One of two places, by a flag of the configuration."""
+
+    switch: str
+    then: Place
+    otherwise: Place
+
+
+Place = str | Fused | Either
+"""Where a logical tensor lies in the checkpoint."""
+
+
+def _as_it_is(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return raw
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """``keys``: switch -> its source in config.json. ``tensors``: logical name -> its place.
+
+    In names ``{i}`` stands for the layer, ``{e}`` for the expert. ``model_types`` serve
+    configurations that state no architecture. ``demands``: values without which the model is
+    another one than this table describes. ``prepare`` spells out what a config.json only implies.
+    """
+
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    keys: Mapping[str, Key]
+    tensors: Mapping[str, Place]
+    demands: Mapping[str, Scalar] = field(default_factory=dict)
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
+
+
+def required(name: str) -> Key:
+    return Key(names=(name,), required=True)
+
+
+def read(name: str, default: Scalar) -> Key:
+    return Key(names=(name,), default=default)
+
+
+def fixed(value: Scalar) -> Key:
+    return Key(default=value)
+
+
+BASE_KEYS: Final[Mapping[str, Key]] = {
+    "num_layers": required("num_hidden_layers"),
+    "hidden_size": required("hidden_size"),
+    "intermediate_size": required("intermediate_size"),
+    "num_heads": required("num_attention_heads"),
+    "num_kv_heads": read("num_key_value_heads", None),
+    "head_dim": read("head_dim", None),
+    "vocab_size": required("vocab_size"),
+    "max_positions": read("max_position_embeddings", 2048),
+    "embedding_size": fixed(None),
+    "embedding_scale": fixed(None),
+    "norm": fixed("rms"),
+    "norm_place": fixed("before"),
+    "norm_eps": read("rms_norm_eps", 1e-6),
+    "norm_bias": fixed(False),
+    "final_norm": fixed(True),
+    "qk_norm": fixed(False),
+    "parallel": fixed(False),
+    "shared_norm": fixed(False),
+    "gated_mlp": fixed(True),
+    "activation": read("hidden_act", "silu"),
+    "fused_qkv": fixed(False),
+    "qkv_bias": fixed(False),
+    "out_bias": fixed(False),
+    "mlp_bias": fixed(False),
+    "tied_embeddings": read("tie_word_embeddings", False),
+    "attention_scalar": fixed(None),
+    "attention_softcap": fixed(None),
+    "logits_softcap": fixed(None),
+    "rotary": fixed(True),
+    "position_offset": fixed(0),
+    "rope_theta": read("rope_theta", 10_000.0),
+    "rotary_share": fixed(1.0),
+    "uses_windows": fixed(False),
+    "window": fixed(None),
+    "first_window_layer": fixed(0),
+    "num_experts": fixed(None),
+    "experts_per_token": fixed(None),
+    "expert_size": fixed(None),
+    "normalised_routes": fixed(True),
+}
+"""Llama's spelling, and what a model is unless its family says otherwise."""

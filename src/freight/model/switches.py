@@ -1,0 +1,178 @@
+"""A model's structure as plain switches; what a switch means is the layer programme's business.
+
+Knows no tensors, files or devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from freight.errors import ModelError
+from freight.model.families import ACTIVATIONS
+from freight.model.rope_config import RopeConfig
+
+__all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "refusal"]
+
+DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_COUNTS: Final = (
+    "num_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_positions",
+    "embedding_size",
+)
+_CHOICES: Final = {
+    "activation": tuple(sorted(set(ACTIVATIONS.values()))),
+    "dtype": tuple(sorted(DTYPE_BYTES)),
+    "norm": ("rms", "rms_plus_one", "layer"),
+    "norm_place": ("before", "after", "both"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """An MLP as ``num_experts`` small ones, of which each token takes ``per_token``.
+
+    ``layers`` says for each layer whether it has them. With ``normalised`` the weights of a token's
+    experts sum to one.
+    """
+
+    num_experts: int
+    per_token: int
+    intermediate_size: int
+    normalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The switches of one model. ``dtype`` is the checkpoint's, not that of the computation.
+
+    ``sliding_windows`` has one entry per layer: how many of the last tokens, itself included, a
+    token may look at, or None for all. ``rope`` is None where positions are learned (their table
+    begins ``position_offset`` rows before position 0). ``parallel``: attention and MLP of a layer
+    see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
+    head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width).
+    Raises ModelError with every contradiction at once.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    embedding_size: int
+    embedding_scale: float | None
+    norm: str
+    norm_place: str
+    norm_eps: float
+    norm_bias: bool
+    final_norm: bool
+    qk_norm: bool
+    parallel: bool
+    shared_norm: bool
+    activation: str
+    gated_mlp: bool
+    fused_qkv: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    tied_embeddings: bool
+    attention_scalar: float | None
+    attention_softcap: float | None
+    logits_softcap: float | None
+    rope: RopeConfig | None
+    position_offset: int
+    sliding_windows: tuple[int | None, ...]
+    experts: Experts | None
+    dtype: str
+
+    def __post_init__(self) -> None:
+        problems = _contradictions(self)
+        if problems:
+            raise refusal(f"A model of the {self.family} family was described.", problems)
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by."""
+        return float((self.attention_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many elements of each head are rotated."""
+        return 0 if self.rope is None else self.rope.rotary_dim
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+    def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
+        """Keys and values that one token leaves in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * bytes_per_element
+
+    def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+        """Keys and values that one token leaves in all layers."""
+        return self.num_layers * self.kv_bytes_per_token_per_layer(bytes_per_element)
+
+
+def refusal(asked: str, problems: list[str]) -> ModelError:
+    """What to raise where a description cannot be a model."""
+    return ModelError(
+        asked,
+        f"What is wrong with it: {'; '.join(problems)}.",
+        "Correct config.json, or fetch the model again from where it was published.",
+    )
+
+
+def _contradictions(config: ModelConfig) -> list[str]:
+    small = [name for name in _COUNTS if getattr(config, name) < 1]
+    problems = [f"{name} is {getattr(config, name)}, it must be at least 1" for name in small]
+    if config.num_kv_heads > 0 and config.num_heads % config.num_kv_heads:
+        problems.append(
+            f"{config.num_heads} query heads cannot be shared out over "
+            f"{config.num_kv_heads} key/value heads"
+        )
+    if config.rotary_dim > config.head_dim:
+        problems.append(f"rotary width {config.rotary_dim} exceeds head width {config.head_dim}")
+    positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
+    for name in (*positive, "embedding_scale"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            problems.append(f"{name} is {value}, it must be more than 0")
+    for name, known in _CHOICES.items():
+        if getattr(config, name) not in known:
+            problems.append(
+                f"{name} is {getattr(config, name)!r}, supported are {', '.join(known)}"
+            )
+    if len(config.sliding_windows) != config.num_layers:
+        problems.append(
+            f"{len(config.sliding_windows)} attention windows are given for "
+            f"{config.num_layers} layers"
+        )
+    if any(window is not None and window < 1 for window in config.sliding_windows):
+        problems.append("an attention window is below 1")
+    return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
+
+
+def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
+    problems = []
+    if not 1 <= experts.per_token <= experts.num_experts:
+        problems.append(f"{experts.per_token} of {experts.num_experts} experts are to be chosen")
+    if experts.intermediate_size < 1:
+        problems.append(f"the experts' width is {experts.intermediate_size}")
+    if len(experts.layers) != config.num_layers:
+        problems.append(
+            f"{len(experts.layers)} of {config.num_layers} layers say what MLP they have"
+        )
+    if config.parallel:
+        problems.append("experts and parallel blocks cannot be combined")
+    return problems

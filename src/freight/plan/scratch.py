@@ -1,0 +1,112 @@
+"""How much scratch memory the arithmetic needs: each unit's steps walked through, the peak taken.
+
+Mirrors what ``model.layers`` takes from its workspace. Knows no tensors and no devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
+from freight.model.programme import (
+    AddPositions,
+    Attend,
+    Dispatch,
+    Embed,
+    Norm,
+    Project,
+    Rotate,
+    Split,
+    Unit,
+)
+from freight.model.switches import ModelConfig
+from freight.plan.layout import WeightLayout
+from freight.plan.policy import Policy
+from freight.plan.workload import Workload
+from freight.quantities import align_up
+
+__all__ = ["workspace_bytes"]
+
+_SLACK: Final = 64 * 64  # every value begins on a cache line
+
+
+def workspace_bytes(
+    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
+) -> int:
+    """Scratch for the arithmetic, the largest of what its units take."""
+    size = layout.element_bytes
+    rows_of_one = max(policy.chunk_tokens, workload.max_prompt_tokens)
+    tokens = {"attention": rows_of_one, "head": policy.micro_batch_size}
+
+    def attended(step: Attend) -> int:
+        return _attention_bytes(step, policy, workload, size)
+
+    def peak(unit: Unit) -> int:
+        count = tokens.get(unit.kind, policy.chunk_tokens)
+        return _unit_bytes(unit, count, config, size, attended)
+
+    units = {_shape_of(layout.unit): layout.unit for layout in (layout.entrance, *layout.units)}
+    return max(peak(unit) for unit in units.values()) + _SLACK
+
+
+def _shape_of(unit: Unit) -> tuple[object, ...]:
+    """Units alike in this take alike: one of each is looked at."""
+    weights = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
+    return unit.kind, len(unit.steps), weights
+
+
+def _unit_bytes(
+    unit: Unit,
+    num_tokens: int,
+    config: ModelConfig,
+    size: int,
+    attended: Callable[[Attend], int],
+) -> int:
+    """The most that a unit's values and a step's own scratch take together, for so many tokens."""
+    # Rows that lie in several places are copied together first.
+    columns = {"x": config.hidden_size, "aside": config.hidden_size}
+    held = 2 * config.hidden_size * size
+    peak = 0
+    for step in unit.steps:
+        scratch = 0
+        before = set(columns)
+        if isinstance(step, Norm):
+            columns.setdefault(step.out, columns[step.x])
+            scratch = columns[step.x] * 4
+        elif isinstance(step, Project):
+            columns.setdefault(step.out, step.weight.num_rows)
+        elif isinstance(step, Embed):
+            columns.setdefault(step.out, step.weight.num_columns)
+            scratch = step.weight.num_columns * size
+        elif isinstance(step, Dispatch):
+            columns[step.out] = columns[step.x]
+        elif isinstance(step, Split):
+            columns[step.q] = step.num_heads * step.head_dim
+            columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
+        elif isinstance(step, Rotate):
+            scratch = columns[step.x] * size
+        elif isinstance(step, AddPositions):
+            scratch = columns[step.x] * size
+        elif isinstance(step, Attend):
+            columns[step.out] = columns[step.q]
+        held += sum(columns[name] for name in set(columns) - before) * size
+        fixed = attended(step) if isinstance(step, Attend) else 0
+        peak = max(peak, num_tokens * (held + scratch) + fixed)
+    return peak
+
+
+def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int) -> int:
+    """What attending a group of rows takes: gathered keys and values, queries, scores, weights."""
+    keys = align_up(workload.max_total_tokens, policy.page_tokens)
+    queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
+    kv_width = step.num_kv_heads * step.head_dim
+    gathered = _group_bytes(2 * keys * kv_width * size, policy.micro_batch_size)
+    scores = _group_bytes(keys * step.num_heads * queries * size, policy.micro_batch_size)
+    tokens = max(policy.chunk_tokens, workload.max_prompt_tokens)
+    return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size
+
+
+def _group_bytes(row_bytes: int, num_rows: int) -> int:
+    """What a group of rows takes: up to a limit, or one row that is larger."""
+    return max(row_bytes, min(GROUP_BYTES, num_rows * row_bytes))
