@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -14,6 +15,7 @@ from freight.demo import MODEL_DIR
 from freight.entrypoints.bench.ceiling import ModelCost, Path, find_ceiling, model_cost
 from freight.entrypoints.bench.work import Work
 from freight.model.config import read_config
+from freight.model.decoder import tensor_shapes
 
 COST = ModelCost(
     weight_bytes=1000,
@@ -81,7 +83,7 @@ def test_attention_windows() -> None:
 def test_cost_of_a_model() -> None:
     config = read_config(FilePath(MODEL_DIR))
     cost = model_cost(config, weight_size=2, element_size=4)
-    matrices = sum(r[0] * r[1] for r in config.tensor_shapes().values() if len(r) == 2)
+    matrices = sum(r[0] * r[1] for r in tensor_shapes(config).values() if len(r) == 2)
     elements = matrices - config.vocab_size * config.hidden_size
     assert cost.weight_bytes == 2 * elements
     assert cost.layer_flops + cost.head_flops == 2 * elements
@@ -174,3 +176,28 @@ def test_no_simple_policy_is_faster(
     # At the start memory may hold the first unit, which no simple policy says.
     ceiling = find_ceiling(replace(cost, first_unit_bytes=0), work, [path], rates)
     assert ceiling.seconds <= policy_s * (1 + 1e-9)
+
+
+def test_cost_of_experts(tmp_path: FilePath) -> None:
+    """A token takes two of eight: so much arithmetic and so many bytes are sure."""
+    config = {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 320,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cost = model_cost(read_config(tmp_path), weight_size=2, element_size=2)
+    attention, router, expert, head = 32 * (32 + 16 + 16 + 32), 8 * 32, 3 * 32 * 48, 320 * 32
+    assert cost.weight_bytes == 2 * (attention + router + 2 * expert + head)
+    assert cost.layer_flops == 2 * (attention + router + 2 * expert)

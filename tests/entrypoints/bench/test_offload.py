@@ -72,6 +72,7 @@ def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert run["new_tokens"] == 15 and run["num_sweeps"] % 3 == 0
     assert run["prefill_s"] + run["decode_s"] <= run["generate_s"]
     assert record["byte_ratios"] == [{"disk read": 1.0, "disk write": 1.0}]
+    assert run["expected_is_exact"]
     assert record["share_of_ceiling"] > 0 and record["machine"]["ceiling"]["seconds"] > 0
 
 

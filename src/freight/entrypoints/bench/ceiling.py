@@ -41,7 +41,8 @@ from typing import Final
 
 from freight.entrypoints.bench.work import Work
 from freight.model.config import ModelConfig
-from freight.model.programme import Unit, build_programme
+from freight.model.decoder import build_programme
+from freight.model.programme import Unit
 
 __all__ = ["Ceiling", "ModelCost", "Path", "find_ceiling", "model_cost"]
 
@@ -104,16 +105,30 @@ class Ceiling:
 
 def model_cost(config: ModelConfig, *, weight_size: int, element_size: int) -> ModelCost:
     """Of a model whose weights take ``weight_size`` bytes each in a file or in memory, whichever is
-    less, and whose keys and values take ``element_size``."""
+    less, and whose keys and values take ``element_size``.
+
+    Of experts it counts as many as a token takes, also of their bytes: a sweep of rows that all
+    choose the same ones brings no more, and what rows choose is not known before.
+    """
     units = build_programme(config).units[1:]
     sizes = [weight_size * sum(w.num_elements for w in u.weights if w.is_matrix) for u in units]
+    shares = [_share(config, unit) for unit in units]
+    flops = [share * unit.matmul_flops(1) for unit, share in zip(units, shares, strict=True)]
+    head = sum(own for unit, own in zip(units, flops, strict=True) if unit.kind == "head")
     return ModelCost(
-        weight_bytes=sum(sizes),
+        weight_bytes=sum(size * share for size, share in zip(sizes, shares, strict=True)),
         first_unit_bytes=sizes[0],
-        layer_flops=sum(unit.matmul_flops(1) for unit in units if unit.kind != "head"),
-        head_flops=sum(unit.matmul_flops(1) for unit in units if unit.kind == "head"),
+        layer_flops=sum(flops) - head,
+        head_flops=head,
         attention=_attention(config, units, config.kv_bytes_per_token_per_layer(element_size)),
     )
+
+
+def _share(config: ModelConfig, unit: Unit) -> float:
+    """Of an expert, the part of it that every token needs; of other units, all."""
+    if unit.expert is None or config.experts is None:
+        return 1.0
+    return config.experts.per_token / config.experts.num_experts
 
 
 def _attention(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from freight.memory.disk import BLOCK
+from freight.model.decoder import build_programme
 from freight.plan.policy import Split
 from freight.quantities import align_down, align_up
 from freight.runtime.engine import Engine
@@ -28,7 +29,10 @@ _State = tuple[int, Sequence[int]]
 def expected_bytes(
     engine: Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 ) -> dict[str, int]:
-    """Bytes by link, for rows that ran in this order and whose answers are equally long."""
+    """Bytes by link, for rows that ran in this order and whose answers are equally long.
+
+    Of a model with experts it is the most there can be: all of them, in every sweep.
+    """
     form = _ClosedForm(engine)
     for sweep in _sweeps(engine, prompts, answers):
         form.add_weights()
@@ -62,7 +66,9 @@ class _ClosedForm:
         self._config = engine.config
         self._source = engine.placement.files.sources["embedding"]
         self._on_device = engine.plan.policy.compute_tier == "gpu"
-        self._row_bytes = engine.config.hidden_size * engine.plan.layout.element_bytes
+        element_bytes = engine.plan.layout.element_bytes
+        self._row_bytes = engine.plan.layout.embedding[0].weight.num_columns * element_bytes
+        self._stream_bytes = build_programme(engine.config).stream_columns * element_bytes
         self._weights = self._bytes_per_sweep()
         self._tiers = [
             (part.weight.first_row + part.first_row, part.num_rows, part.tier)
@@ -108,8 +114,8 @@ class _ClosedForm:
         crossings = len(kinds) - kinds.count("head") + 1
         on_gpu, on_cpu = _cut(num_tokens, self._plan.policy.activations)
         on_disk = num_tokens - on_gpu - on_cpu
-        disk = align_up(on_disk * self._row_bytes, BLOCK) * crossings
-        host = on_cpu * self._row_bytes * crossings
+        disk = align_up(on_disk * self._stream_bytes, BLOCK) * crossings
+        host = on_cpu * self._stream_bytes * crossings
         self.moved["disk read"] += disk
         self.moved["disk write"] += disk
         self.moved["host to device"] += (host + disk) * self._on_device

@@ -19,7 +19,7 @@ from freight.memory.disk import DirectFile, Traffic
 from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes, host_view
 from freight.model.config import ModelConfig
-from freight.model.programme import build_programme
+from freight.model.decoder import build_programme
 from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice
 

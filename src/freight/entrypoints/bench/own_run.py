@@ -84,6 +84,7 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "moved_bytes": moved,
         "expected_bytes": expected,
+        "expected_is_exact": engine.config.experts is None,
         "first_tokens": [answers[row][0] for row in range(len(rows))],
         "summary": engine.summary(),
     }

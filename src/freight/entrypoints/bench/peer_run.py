@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteriaList
 from freight.entrypoints.bench.work import Work, make_rows
 from freight.memory.tier import process_bytes
 from freight.model.config import DTYPE_BYTES, ModelConfig, read_config
-from freight.model.programme import build_programme
+from freight.model.decoder import build_programme
 
 __all__ = ["resident_bytes", "run_peer"]
 
@@ -87,7 +87,7 @@ def resident_bytes(
     logits = 2 * rows * config.vocab_size * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size
     scratch = rows * work.prompt_tokens * widths * size
-    largest = max(unit.num_elements for unit in build_programme(config).units) * size
+    largest: int = max(unit.num_elements for unit in build_programme(config).units) * size
     return max(1, room_bytes - kv - logits - scratch - _LAYERS_AT_ONCE * largest)
 
 

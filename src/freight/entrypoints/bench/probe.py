@@ -6,6 +6,7 @@ Also refuses, before anything is measured, what the planner would refuse.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -53,7 +54,7 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": dtype,
         "device": _device_name(device),
         "budget_bytes": budget,
-        "parameter_bytes": config.num_parameters * DTYPE_BYTES[dtype],
+        "parameter_bytes": _parameter_bytes(dtype, sources),
         "weight_bytes": cost.weight_bytes,
         "kv_bytes": _kv_bytes(cost, work),
         "disk_requests_in_flight": disk_depth,
@@ -95,6 +96,12 @@ def _device_room(device: ComputeDevice, budget: int | None) -> int:
 def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> int:
     """Bytes of a weight in the file or in the computation, whichever is less."""
     return min(DTYPE_BYTES[dtype], *(DTYPE_BYTES[source.dtype] for source in sources.values()))
+
+
+def _parameter_bytes(dtype: str, sources: Mapping[str, TensorSource]) -> int:
+    """Of all weights in memory; tied ones once."""
+    places = {(source.path, source.offset): math.prod(source.shape) for source in sources.values()}
+    return sum(places.values()) * DTYPE_BYTES[dtype]
 
 
 def _kv_bytes(cost: ModelCost, work: Work) -> float:

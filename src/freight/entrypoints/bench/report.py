@@ -47,7 +47,7 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
     """The machine's rates, then the bound they allow."""
     ceiling = probed["ceiling"]
     lines = [
-        f"model:    {format_bytes(probed['weight_bytes'])} of matrices, "
+        f"model:    {format_bytes(probed['weight_bytes'])} of matrices a sweep, "
         f"{format_bytes(probed['kv_bytes'])} of KV cache for all {work.num_rows} rows, "
         f"{probed['dtype']} on {probed['device']}"
     ]
@@ -90,7 +90,8 @@ def describe_run(
             f"{link} {format_bytes(result['moved_bytes'].get(link, 0))} (x {_written(ratio)})"
             for link, ratio in ratios.items()
         ]
-        lines.append(f"  bytes (against the closed form): {', '.join(moved) or 'none'}")
+        form = "closed form" if result["expected_is_exact"] else "most that experts can need"
+        lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
     return lines
 
 
