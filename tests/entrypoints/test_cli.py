@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from freight.entrypoints.cli import main
 from freight.entrypoints.run import parse_shares
@@ -173,8 +174,14 @@ def test_no_model(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_hub_is_asked_for_what_is_needed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def download(hub_id: str, *, allow_patterns: list[str]) -> str:
-        assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
+    weights = ["model-00001-of-00002.safetensors", "model.safetensors"]
+    others = ["consolidated.safetensors", "original/model.safetensors", "pytorch_model.bin"]
+
+    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        wanted = filter_repo_objects(
+            weights + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert list(wanted) == weights
         if hub_id == "owner/gone":
             raise OSError("offline\nlong story")
         return str(desk.model)
@@ -213,6 +220,18 @@ def test_streams(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     out.close()
     lines = (tmp_path / "stdout").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [0, 1, 2]
+
+
+def test_closed_streams(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by `<&-` and `>&-`."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["run", "-", "-o", str(desk.sink), "-m", str(desk.model)]) == 2
+    assert "Standard input is closed" in capfd.readouterr().err
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["run", str(desk.source), "-o", "-", "-m", str(desk.model)]) == 2
+    assert "Standard output is closed" in capfd.readouterr().err
 
 
 def test_the_bar_of_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,27 @@ def test_two_runs_at_once_are_refused(bench: Bench) -> None:
     bench.run()
 
 
+def test_two_jobs_on_one_output_are_refused(bench: Bench, tmp_path: Path) -> None:
+    """Each with a job directory of its own, so that the lock of neither stops the other."""
+    bench.sink.touch()
+    with open(bench.sink) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(JobError, match="Another run is writing it now"):
+            bench.run(job_dir=tmp_path / "mine")
+    bench.run(job_dir=tmp_path / "mine")
+
+
+def test_an_output_that_another_job_has_written_meanwhile(bench: Bench, tmp_path: Path) -> None:
+    def build(workload: Workload) -> FakeEngine:
+        bench.sink.write_text("theirs\n")
+        return FakeEngine(workload)
+
+    bench.engine_class = build
+    with pytest.raises(JobError, match="exists already"):
+        bench.run(job_dir=tmp_path / "mine")
+    assert bench.sink.read_text() == "theirs\n"
+
+
 def test_a_stream_in_and_a_stream_out(bench: Bench, tmp_path: Path) -> None:
     text = bench.source.read_bytes()
     kept = tmp_path / "kept"

@@ -96,6 +96,17 @@ def test_a_file_that_became_shorter_is_reported(tmp_path: Path) -> None:
     file.close()
 
 
+def test_a_disk_that_fails_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = DirectFile(path, Traffic())
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(ModelError, match=r"byte 4096.*Input/output error"):
+        file.read(BLOCK, host_view(host_arena(BLOCK).take(BLOCK, "read")))
+    file.close()
+
+
 def test_a_file_that_is_absent_is_the_system_s_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DirectFile(tmp_path / "nothing", Traffic())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.errors import BudgetError, DeviceError
+from freight.memory import tier
 from freight.memory.tier import device_arena, host_arena, process_bytes, system_memory_bytes
 from freight.quantities import MIB, align_up
 
@@ -69,8 +74,63 @@ def test_a_process_is_part_of_what_the_system_has() -> None:
     assert process_bytes() < system_memory_bytes()
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_others_in_a_control_group_hold_is_not_there(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of 1 GiB: this process, another one's 300 MiB, and 200 MiB of cached files."""
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    limit, usage = "memory.max", "memory.current"
+    stat = f"anon 1\ninactive_file {150 * MIB}\nactive_file {50 * MIB}\n"
+    if version == 1:
+        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        stat = f"inactive_file 7\ntotal_inactive_file {150 * MIB}\ntotal_active_file {50 * MIB}\n"
+    own = process_bytes()
+    (tmp_path / "own").write_text("4:memory:/a/b\n" if version == 1 else "0::/a/b\n")
+    monkeypatch.setattr(tier, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(tier, "_GROUPS", tmp_path)
+    monkeypatch.setattr(tier, "process_bytes", lambda: own)
+    root.mkdir(exist_ok=True)
+    (root / limit).write_text(f"{1024 * MIB}\n")
+    (root / usage).write_text(f"{own + 500 * MIB}\n")
+    (root / "memory.stat").write_text(stat)
+    assert system_memory_bytes() == 724 * MIB
+    (root / limit).write_text("max\n")
+    assert system_memory_bytes() > 1024 * MIB
+
+
 def test_a_device_s_arena_on_the_host() -> None:
     arena = device_arena(8192, torch.device("cpu"))
     assert arena.take(8192, "weights").shape == (8192,)
     with pytest.raises(AssertionError):
         arena.take(1, "weights")
+
+
+def test_memory_that_the_system_refuses() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))
+    try:
+        with pytest.raises(BudgetError, match=r"2048.00 GiB of memory.*--cpu-memory"):
+            host_arena(2 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_memory_that_the_driver_will_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_error(status: int) -> None:
+        raise RuntimeError(f"out of memory ({status})")
+
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    with pytest.raises(DeviceError, match=r"2.00 MiB.*pinned.*out of memory \(2\)"):
+        host_arena(2 * MIB, pinned=True)
+
+
+def test_memory_that_the_device_no_longer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(BudgetError, match=r"8.00 KiB of the device.*--gpu-memory"):
+        device_arena(8192, torch.device("cuda", 0))

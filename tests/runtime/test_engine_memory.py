@@ -21,8 +21,10 @@ from freight.memory.tier import Arena, process_bytes
 from freight.model import attention
 from freight.plan import scratch
 from freight.quantities import MIB, align_up
+from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
 
+from ..jobs.tiny_model import write_tiny_tokenizer
 from . import tiny
 from .test_engine_policies import POLICIES
 
@@ -144,6 +146,46 @@ def refusal(directory: Path, error: type[Exception], **options: Any) -> str:
     ):
         pass
     return str(caught.value)
+
+
+def test_the_tokenizer_is_there_when_the_process_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes would otherwise come on top of the budget."""
+    tiny.make_model(tmp_path)
+    write_tiny_tokenizer(tmp_path)
+    steps = []
+
+    def spy(name: str) -> None:
+        original = getattr(engine_module, name)
+
+        def wrapper(*arguments: Any) -> Any:
+            steps.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(engine_module, name, wrapper)
+
+    spy("Tokenizer")
+    spy("plan_run")
+    with tiny.engine(tmp_path, [[1]], 1):
+        assert steps == ["Tokenizer", "plan_run"]
+
+
+def test_directories_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.make_model(tmp_path)
+    monkeypatch.setattr(engine_module, "Placement", None)  # nothing is loaded before
+    gone = tmp_path / "gone"
+    with (
+        pytest.raises(InputError, match="--trace"),
+        tiny.engine(tmp_path, [[1]], 1, trace_path=gone / "trace.json"),
+    ):
+        pass
+    on_disk = {"weights_percent": (0.0, 0.0, 100.0), "dummy_seed": 0, "disk_dir": gone}
+    with (
+        pytest.raises(BudgetError, match=r"Random weights.*--disk-dir"),
+        tiny.engine(tmp_path, [[1]], 1, **on_disk),
+    ):
+        pass
 
 
 def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -121,6 +122,39 @@ def test_without_overlap_there_are_no_threads() -> None:
 
     assert [*Executor(work, device=torch.device("cpu"), overlap=False).run(chain(20))]
     assert names == {threading.current_thread().name}
+
+
+class FakeStream:
+    """A CUDA stream that only counts how often it was waited for."""
+
+    waits = 0
+
+    def synchronize(self) -> None:
+        FakeStream.waits += 1
+
+
+class FakeEvent:
+    def record(self, stream: FakeStream) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_without_overlap_a_device_finishes_each_operation(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is issued on CUDA streams one after the other would run side by side."""
+    monkeypatch.setattr(FakeStream, "waits", 0)
+    monkeypatch.setattr("freight.runtime.executor._stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    lanes = [Lane.DISK_READ, Lane.TO_DEVICE, Lane.COMPUTE, Lane.FROM_DEVICE]
+    work = Work()
+    running = Executor(work, device=torch.device("cuda", 0), overlap=overlap)
+    assert [*running.run(operation(index, lane) for index, lane in enumerate(lanes))] == []
+    assert sorted(work.done) == [0, 1, 2, 3]
+    assert FakeStream.waits == (0 if overlap else 3)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -25,6 +25,8 @@ _HUB_FILES: Final = (
     "merges.txt",
     "vocab.txt",
 )
+# The publisher's own format beside the same weights: it would double what is downloaded.
+_HUB_DUPLICATES: Final = ("consolidated*", "original/*")
 
 
 def find_model(name: str | None) -> Path:
@@ -69,7 +71,10 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+        directory = snapshot_download(
+            hub_id, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_HUB_DUPLICATES)
+        )
+        return Path(directory)
     except Exception as error:  # network, permission, disk: the library has many of its own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.progress import Progress, format_report
@@ -53,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def job_spec(arguments: argparse.Namespace) -> JobSpec:
     """The job that the flags describe."""
     return JobSpec(
-        source=sys.stdin.buffer if arguments.input == "-" else Path(arguments.input),
-        sink=sys.stdout.fileno() if arguments.output == "-" else Path(arguments.output),
+        source=_standard("input").buffer if arguments.input == "-" else Path(arguments.input),
+        sink=_standard("output").fileno() if arguments.output == "-" else Path(arguments.output),
         sampling=SamplingParams(
             max_tokens=arguments.max_tokens,
             temperature=arguments.temperature,
@@ -67,6 +68,18 @@ def job_spec(arguments: argparse.Namespace) -> JobSpec:
         unordered=arguments.unordered,
         restart=arguments.restart,
     )
+
+
+def _standard(name: str) -> TextIO:
+    """Standard input or output; Python has None in its place where the caller has closed it."""
+    stream = sys.stdin if name == "input" else sys.stdout
+    if stream is None:
+        raise InputError(
+            f"- was given for standard {name}.",
+            f"Standard {name} is closed.",
+            "Name a file, or start the command with that stream open.",
+        )
+    return stream
 
 
 def engine_options(arguments: argparse.Namespace) -> EngineOptions:

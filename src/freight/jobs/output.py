@@ -7,11 +7,13 @@ the journal stays, the rest is written again.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from freight.errors import JobError
 from freight.jobs.durable import disk_errors, write_all
 from freight.jobs.journal import Journal
 
@@ -32,9 +34,22 @@ class Output:
         if isinstance(sink, Path):
             with disk_errors(sink):
                 self._descriptor = os.open(sink, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock(sink)
             self._resume(sink)
         else:
             self._descriptor = sink
+
+    def _lock(self, path: Path) -> None:
+        """Runs with job directories of their own would otherwise write over each other's rows."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._descriptor)
+            raise JobError(
+                f"The output {path} was to be written.",
+                "Another run is writing it now.",
+                "Wait for that run, or choose another output.",
+            ) from error
 
     def _resume(self, path: Path) -> None:
         """Keep what a file holds already as far as it agrees with the journal."""

@@ -62,7 +62,7 @@ def run_job(
             pending = order[~journal.done[order]]
             engine = build_engine(spool.workload(pending)) if len(pending) else _Idle()
             # The output is touched only now: a job whose engine is refused leaves none behind.
-            with closing(engine), closing(_open_output(spec, journal)) as output:
+            with closing(engine), closing(_open_output(spec, resumption, journal)) as output:
                 report = _answer(engine, pending, spool, journal, output, observer)
                 output.sync()
                 journal.sync()
@@ -71,7 +71,8 @@ def run_job(
         return report
 
 
-def _open_output(spec: JobSpec, journal: Journal) -> Output:
+def _open_output(spec: JobSpec, resumption: Resumption, journal: Journal) -> Output:
+    resumption.refuse_foreign_output()  # written by another job while this one was made ready
     return Output(spec.sink, journal=journal, unordered=spec.unordered)
 
 

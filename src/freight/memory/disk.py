@@ -22,6 +22,7 @@ __all__ = ["BLOCK", "DirectFile", "Traffic", "create_scratch"]
 
 BLOCK: Final = 4096
 _REQUEST_BYTES: Final = 8 << 20
+_DISK_FAILED: Final = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO)
 
 
 class Traffic:
@@ -66,7 +67,16 @@ class DirectFile:
         place = offset
         while place < end:
             request = into[place - offset : place - offset + _REQUEST_BYTES]
-            count = os.preadv(self._descriptor, [request], place)
+            try:
+                count = os.preadv(self._descriptor, [request], place)
+            except OSError as error:
+                if error.errno not in _DISK_FAILED:
+                    raise
+                raise ModelError(
+                    f"{self.path} was read at byte {place}.",
+                    f"The system refused: {error.strerror}.",
+                    "Check the disk and the file system, then run the same command again.",
+                ) from error
             if count <= 0:
                 raise ModelError(
                     f"{self.path} was read at byte {place}.",

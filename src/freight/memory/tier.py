@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from freight.errors import BudgetError, DeviceError
 from freight.quantities import MIB, align_up, format_bytes
 
 __all__ = ["Arena", "device_arena", "host_arena", "process_bytes", "system_memory_bytes"]
@@ -24,6 +25,8 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 _ALIGNMENT: Final = 4096
 _NO_LIMIT: Final = 2**63
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
 class Arena:
@@ -67,20 +70,46 @@ class Arena:
 def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
     """Host memory of exactly this size, rounded up to a huge page."""
     size = max(_HUGE_PAGE, align_up(num_bytes, _HUGE_PAGE))
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise BudgetError(
+            f"{format_bytes(size)} of memory were to be taken.",
+            f"The system refused: {error.strerror}.",
+            "Lower --cpu-memory, or raise the limit on this process (ulimit -v).",
+        ) from error
     _advise(memory, _MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     if not _advise(memory, _MADV_POPULATE_WRITE):
         buffer[::_ALIGNMENT] = 0
     if pinned:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+        _pin(buffer)
     return Arena(buffer, registered=pinned)
+
+
+def _pin(buffer: torch.Tensor) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    try:
+        torch.cuda.check_error(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{format_bytes(buffer.numel())} of memory were to be pinned for the CUDA device.",
+            f"The driver refused: {error}.",
+            "Lower --cpu-memory: some systems pin only a part of what they have.",
+        ) from error
 
 
 def device_arena(num_bytes: int, device: torch.device) -> Arena:
     """Memory of a CUDA device, in one allocation."""
-    return Arena(torch.zeros(max(num_bytes, _ALIGNMENT), dtype=torch.uint8, device=device))
+    size = max(num_bytes, _ALIGNMENT)
+    try:
+        return Arena(torch.zeros(size, dtype=torch.uint8, device=device))
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"{format_bytes(size)} of the device's memory were to be taken.",
+            "The device has less by now.",
+            "End what else uses it, or lower --gpu-memory.",
+        ) from error
 
 
 def _advise(memory: mmap.mmap, advice: int) -> bool:
@@ -106,22 +135,46 @@ def system_memory_bytes() -> int:
 
 
 def _group_limits() -> Iterator[int]:
-    """Limits of the control groups that this process is in, from its own up to the root."""
+    """What the control groups that this process is in still give it, from its own up to the root:
+    their limits, less what others in them hold. Cached files are given back when memory is short.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
+    own = process_bytes()
     for line in lines:
         _, controllers, name = line.split(":", 2)
         if controllers == "memory":
-            root, file = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            root, files = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         elif controllers == "":
-            root, file = Path("/sys/fs/cgroup"), "memory.max"
+            root, files = _GROUPS, ("memory.max", "memory.current")
         else:
             continue
         group = root / name.lstrip("/")
         for path in (group, *(p for p in group.parents if p.is_relative_to(root))):
-            if (path / file).exists():
-                limit = (path / file).read_text().strip()
-                if limit.isdigit():
-                    yield int(limit)
+            limit, used = (_read_count(path / file) for file in files)
+            if limit is not None:
+                others = max(0, (used or 0) - _cached_bytes(path) - own)
+                yield max(0, limit - others)
+
+
+def _read_count(path: Path) -> int | None:
+    """The number in a control group's file; None where there is none, or it says "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cached_bytes(group: Path) -> int:
+    """Files in the page cache on a control group's account, those of groups below it included."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+    # Version 1 counts groups below apart, under names of their own.
+    prefix = "total_" if "total_inactive_file" in counts else ""
+    return sum(counts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))

@@ -49,6 +49,8 @@ class ComputeDevice:
         """What may be taken of its own memory, everything it needs for itself left out."""
         if self.kind == "sim":
             return _SIM_DEFAULT_BYTES if budget_bytes is None else budget_bytes
+        # torch keeps what an earlier engine has let go of, and the driver counts it as in use.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         if budget_bytes is None:
             return int(free * 0.9) - _CUDA_CONTEXT_BYTES // 4
@@ -84,7 +86,9 @@ def choose_dtype(name: str, device: ComputeDevice) -> str:
     if name != "auto":
         return name
     if device.kind == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+        # Older devices emulate it, slower than float32: torch counts that as support.
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if native else "float32"
     if not _BFLOAT16_FLAGS & set(_cpu_flags()):
         return "float32"
     return "bfloat16" if _seconds(torch.bfloat16) < _seconds(torch.float32) / 1.2 else "float32"

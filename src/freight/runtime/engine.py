@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from freight.errors import BudgetError
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
@@ -61,6 +62,8 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
+    # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
+    tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
         config=config,
@@ -69,7 +72,7 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         device=device,
         plan=plan,
         options=options,
-        tokenizer=Tokenizer(model_dir) if has_tokenizer(model_dir) else None,
+        tokenizer=tokenizer,
     )
 
 
@@ -96,6 +99,8 @@ class Engine:
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
         self._requests: dict[int, Request] = {}
+        # Before the weights, which take minutes to place: the path may be wrong.
+        self._trace = None if options.trace_path is None else Trace(options.trace_path)
         sources = self._real_sources(sources, dtype)
         self.placement = Placement(
             config=config,
@@ -108,7 +113,6 @@ class Engine:
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
-        self._trace = None if options.trace_path is None else Trace(options.trace_path)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -120,7 +124,14 @@ class Engine:
         if self._options.dummy_seed is None or not disk_bytes:
             return sources
         parent = self._options.disk_dir
-        self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        try:
+            self._dummy_dir = tempfile.TemporaryDirectory(prefix="freight-dummy-", dir=parent)
+        except OSError as error:
+            raise BudgetError(
+                f"Random weights were to be written to {parent or tempfile.gettempdir()}.",
+                f"The system refused: {error.strerror}.",
+                "Name a directory that can be written with --disk-dir.",
+            ) from error
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
         sources = resolve(self.config, directory)

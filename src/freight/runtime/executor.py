@@ -69,6 +69,8 @@ class Executor:
         self._wait(operation.after, stream)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             tokens = self._work(operation)
+        if stream is not None and not self._overlap:
+            stream.synchronize()  # what was issued would overlap all the same
         timeline.reach(operation.index)
         return tokens
 

@@ -102,12 +102,15 @@ class DummyWeights:
     def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
         if self._tied and name == "head.weight":
             name = "embedding"
-        if out.is_cuda:
-            host = torch.empty(out.shape, dtype=out.dtype)
-            dummy_rows(name, first_row, self._seed, host)
-            out.copy_(host)
-        else:
+        if out.device.type == "cpu":
             dummy_rows(name, first_row, self._seed, out)
+            return
+        most = max(1, BOUNCE_BYTES // max(1, out[0].nbytes))
+        for begin in range(0, out.shape[0], most):
+            rows = out[begin : begin + most]
+            host = torch.empty(rows.shape, dtype=out.dtype)
+            dummy_rows(name, first_row + begin, self._seed, host)
+            rows.copy_(host)
 
 
 def bounce_bytes(sources: Mapping[str, TensorSource]) -> int:

@@ -43,10 +43,12 @@ def plan_run(
     options: EngineOptions,
     workload: Workload,
 ) -> Plan:
-    room_bytes, own_bytes = room_on_cpu(options.cpu_memory_bytes)
-    room: dict[Tier, int] = {"cpu": room_bytes - bounce_bytes(sources)}
+    room: dict[Tier, int] = {}
     if device.tier == "gpu":
+        # Before the host is measured: asking a CUDA device makes its context, which takes RAM.
         room["gpu"] = device.room_bytes(options.gpu_memory_bytes)
+    room_bytes, own_bytes = room_on_cpu(options.cpu_memory_bytes)
+    room["cpu"] = room_bytes - bounce_bytes(sources)
     planner = Planner(
         config=config,
         programme=build_programme(config),

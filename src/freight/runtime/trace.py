@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from freight.errors import InputError
 from freight.plan.operation import Lane, Operation
 
 __all__ = ["Trace"]
@@ -20,7 +21,14 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._file = path.open("w", encoding="utf-8")
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"--trace {path} was given.",
+                f"It cannot be written: {error.strerror}.",
+                "Name a file in a directory that can be written.",
+            ) from error
         self._file.write("[\n")
         for number, lane in enumerate(Lane):
             self._write({"name": "thread_name", "ph": "M", "args": {"name": lane.value}}, number)
