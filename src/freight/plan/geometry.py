@@ -95,7 +95,7 @@ def measure(
         logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
         last_bytes=block * policy.micro_batch_size * config.hidden_size * size,
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
-        index_bytes=_index_bytes(config, size, policy),
+        index_bytes=_index_bytes(config, size, policy, row_pages),
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
     _count_weights(geometry, layout, policy)
@@ -115,13 +115,18 @@ def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
     return min(max(threes), sum(sizes)) if sizes else 0
 
 
-def _index_bytes(config: ModelConfig, size: int, policy: Policy) -> int:
-    """Sines and cosines and places of all the block's tokens, the experts they chose, and what
-    making one batch's takes."""
+def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int) -> int:
+    """What a block's descriptions take, those of two sweeps: sines and cosines and places of all
+    tokens, keys and values by page and head, experts chosen; also what making one takes, and the
+    largest results that the libraries hand out in memory of their own."""
+    tokens, batches = policy.max_batch_tokens, 2 * policy.num_micro_batches
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
     per_token = config.rotary_dim * size + 5 * 8 + routes
-    making = 4 * config.rotary_dim * 4 + 8
-    return policy.max_batch_tokens * (policy.num_micro_batches * per_token + making)
+    per_row = row_pages * (2 * config.num_kv_heads + 2) * 8
+    making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
+    attended = policy.chunk_tokens * config.num_heads * config.head_dim * size
+    described = tokens * per_token + policy.micro_batch_size * per_row
+    return batches * described + making + attended
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
