@@ -73,14 +73,21 @@ def cut_up(tensor: torch.Tensor, borders: list[int]) -> WeightParts:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    borders=st.lists(st.integers(1, 16), max_size=4), biased=st.booleans(), seed=st.integers(0, 99)
+    borders=st.lists(st.integers(1, 16), max_size=4),
+    biased=st.booleans(),
+    adds=st.booleans(),
+    seed=st.integers(0, 99),
 )
-def test_project_from_parts(borders: list[int], biased: bool, seed: int) -> None:
+def test_project_from_parts(borders: list[int], biased: bool, adds: bool, seed: int) -> None:
     torch.manual_seed(seed)
     x, weight, bias = torch.randn(T, D), torch.randn(17, D), torch.randn(17)
-    step = Project(x="x", out="y", weight=matrix(17), bias=vector(17) if biased else None)
-    given = frame({"x": x}, {"w": cut_up(weight, borders), "b": [(0, bias[None])]})
-    expected = F.linear(x, weight, bias if biased else None)
+    step = Project(
+        x="x", out="y", weight=matrix(17), bias=vector(17) if biased else None, adds=adds
+    )
+    before = torch.randn(T, 17)
+    values = {"x": x, "y": before.clone()} if adds else {"x": x}
+    given = frame(values, {"w": cut_up(weight, borders), "b": [(0, bias[None])]})
+    expected = F.linear(x, weight, bias if biased else None) + (before if adds else 0.0)
     torch.testing.assert_close(run([step], given)["y"], expected, rtol=1e-5, atol=1e-5)
 
 

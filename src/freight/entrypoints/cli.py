@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -48,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
+        if arguments.command == "bench":
+            from freight.entrypoints.bench.offload import bench_offload
+
+            return bench_offload(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -92,7 +97,26 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_job(run)
     _add_machine(run)
     _add_policy(run)
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "measure the machine, its ceiling for some work, and what is reached of it"
+    bench = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)
+    kinds = bench.add_subparsers(dest="benchmark", title="benchmarks", required=True)
+    offload = kinds.add_parser(
+        "offload",
+        help="rows of one length, weights larger than memory",
+        description="Rows of one length through a model that may be larger than memory: the "
+        "ceiling of the machine first, then what Freight and others reach.",
+        epilog=BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_bench_flags(offload)
+    _add_machine(offload)
+    _add_policy(offload)
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,8 @@
 Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
 (which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
 ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
-attended apart and merged.
+attended apart and merged. On the CPU torch's fused attention does the work where it can; scores
+are computed in the open where they are capped, where their sum is asked for, and on devices.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
 from freight.model.programme import Attend
@@ -26,7 +28,8 @@ class RowGroup:
     """R rows that bring Q new tokens each, attended together.
 
     ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
-    the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys.
+    the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys. A fresh
+    group has none.
     """
 
     start: int
@@ -38,6 +41,7 @@ class RowGroup:
     value_rows: torch.Tensor
     kv_lens: torch.Tensor
     is_ragged: bool
+    is_fresh: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +175,7 @@ def _index_group(
         value_rows=(key_rows + num_kv_heads).to(device),
         kv_lens=torch.tensor([span.kv_len for span in rows], device=device),
         is_ragged=any(span.total_len != num_keys for span in rows),
+        is_fresh=not any(span.kv_len for span in rows),
     )
 
 
@@ -197,15 +202,66 @@ def attend(
 
     Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
     """
+    is_fused = q.device.type == "cpu" and lse is None and step.softcap is None
     for group in view.groups:
         with workspace.frame():
             keys = _gather(pool, group.key_rows, group, step, workspace)
             values = _gather(pool, group.value_rows, group, step, workspace)
+            if is_fused:
+                _attend_fused(step, q, keys, values, view.start, group, out)
+                continue
             for block in range(0, group.num_queries, QUERY_BLOCK):
                 with workspace.frame():
                     _attend_block(
                         step, q, keys, values, view.start, group, block, out, workspace, lse
                     )
+
+
+def _attend_fused(
+    step: Attend,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    view_start: int,
+    group: RowGroup,
+    out: torch.Tensor,
+) -> None:
+    """All queries of a group by torch's own kernel, which holds no scores."""
+    R, N, K, H = group.num_rows, step.num_heads, step.num_kv_heads, step.head_dim
+    tokens = slice(view_start + group.start, view_start + group.start + R * group.num_queries)
+    k_RKSH, v_RKSH = keys.view(R, K, -1, H), values.view(R, K, -1, H)
+    if group.num_queries == 1:
+        # The heads that share keys are rows of one product.
+        found = F.scaled_dot_product_attention(
+            q[tokens].view(R, K, N // K, H),
+            k_RKSH,
+            v_RKSH,
+            attn_mask=_seen(group, 0, 1, step.window),
+            scale=step.scale,
+        )
+        out[tokens].view(R, K, N // K, H).copy_(found)
+        return
+    q_RNQH = q[tokens].view(R, -1, N, H).transpose(1, 2)
+    out_RNQH = out[tokens].view(R, -1, N, H).transpose(1, 2)
+    whole = group.is_fresh and (step.window is None or step.window >= group.num_keys)
+    size = group.num_queries if whole else QUERY_BLOCK
+    for first in range(0, group.num_queries, size):
+        last = min(first + size, group.num_queries)
+        found = F.scaled_dot_product_attention(
+            q_RNQH[:, :, first:last],
+            k_RKSH,
+            v_RKSH,
+            attn_mask=None if whole else _seen(group, first, last - first, step.window),
+            is_causal=whole,
+            scale=step.scale,
+            enable_gqa=True,
+        )
+        out_RNQH[:, :, first:last].copy_(found)
+
+
+def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> torch.Tensor | None:
+    mask = _mask(group, block, num_queries, window)
+    return None if mask is None else mask.logical_not_()
 
 
 def _gather(

@@ -6,6 +6,7 @@ Knows no family, no torch and no tier.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -133,13 +134,15 @@ class _Builder:
             return [], "x"
         return [self.norm(f"{prefix}.norm", "x", "normed")], "normed"
 
-    def left(self, prefix: str) -> list[Step]:
-        """A block's update goes into the residual stream, with norms where they are."""
+    def left(self, prefix: str, last: Project) -> list[Step]:
+        """A block's last product goes into the residual stream, with norms where they are."""
         if self.config.norm_place == "both":
-            return [self.norm(f"{prefix}.post_norm", "update", "update"), Add(x="x", y="update")]
+            norm = self.norm(f"{prefix}.post_norm", "update", "update")
+            return [replace(last, out="update"), norm, Add(x="x", y="update")]
+        steps: list[Step] = [replace(last, out="x", adds=True)]
         if self.config.norm_place == "after":
-            return [Add(x="x", y="update"), self.norm(f"{prefix}.norm", "x", "x")]
-        return [Add(x="x", y="update")]
+            steps.append(self.norm(f"{prefix}.norm", "x", "x"))
+        return steps
 
     # -- units ---------------------------------------------------------------------------------
 
@@ -176,9 +179,8 @@ class _Builder:
             )
         )
         # In a parallel block the MLP must still find the residual stream as it was.
-        out = "aside" if c.parallel else "update"
-        steps.append(self.project(f"{prefix}.out", "attended", out, ("D", "NH"), c.out_bias))
-        steps += [] if c.parallel else self.left(prefix)
+        last = self.project(f"{prefix}.out", "attended", "aside", ("D", "NH"), c.out_bias)
+        steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
     def queries_keys_values(self, prefix: str, x: str) -> list[Step]:
@@ -230,8 +232,9 @@ class _Builder:
     def mlp(self, layer: int) -> Unit:
         prefix = f"layers.{layer}.mlp"
         steps, x = self.entered(prefix)
-        steps += self.feed_forward(prefix, x, "F")
-        steps += self.left(prefix)
+        *inner, last = self.feed_forward(prefix, x, "F")
+        assert isinstance(last, Project)
+        steps += [*inner, *self.left(prefix, last)]
         steps += [Add(x="x", y="aside")] if self.config.parallel else []
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 

@@ -113,14 +113,20 @@ def _norm(step: Norm, frame: Frame) -> None:
 
 def _project(step: Project, frame: Frame) -> None:
     x = frame.values[step.x]
+    assert not step.adds or step.out in frame.values
     out = frame.new(step.out, x, step.weight.num_rows)
     bias = None if step.bias is None else frame.vector(step.bias)
     for first, rows in frame.weights[step.weight.name]:
-        columns = slice(first, first + rows.shape[0])
-        if bias is None:
-            torch.mm(x, rows.t(), out=out[:, columns])
+        part = out[:, first : first + rows.shape[0]]
+        own_bias = None if bias is None else bias[first : first + rows.shape[0]]
+        if step.adds:
+            torch.addmm(part, x, rows.t(), out=part)
+            if own_bias is not None:
+                part.add_(own_bias)
+        elif own_bias is not None:
+            torch.addmm(own_bias, x, rows.t(), out=part)
         else:
-            torch.addmm(bias[columns], x, rows.t(), out=out[:, columns])
+            torch.mm(x, rows.t(), out=part)
 
 
 def _split(step: Split, frame: Frame) -> None:
@@ -143,10 +149,9 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     low, high = heads[..., :half], heads[..., half : 2 * half]
     with frame.workspace.frame():
         turned = frame.workspace.take(*low.shape, dtype=x.dtype)
-        product = frame.workspace.take(*low.shape, dtype=x.dtype)
         torch.mul(high, cos, out=turned)
-        turned.add_(torch.mul(low, sin, out=product))
-        low.mul_(cos).sub_(torch.mul(high, sin, out=product))
+        turned.addcmul_(low, sin)
+        low.mul_(cos).addcmul_(high, sin, value=-1)
         high.copy_(turned)
 
 

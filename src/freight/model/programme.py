@@ -109,12 +109,13 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """out = x weight^T + bias"""
+    """out = x weight^T + bias, or out += that where it ``adds``"""
 
     x: str
     out: str
     weight: Weight
     bias: Weight | None = None
+    adds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

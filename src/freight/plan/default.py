@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final
+from typing import Final, Literal
 
 from freight.errors import BudgetError
 from freight.model.checkpoint import TensorSource
@@ -38,6 +38,8 @@ _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
 _STEPS: Final = 12
 _MOST_PIECE_BYTES: Final = 4 * MIB
+
+_Placed = Literal["weights", "embedding"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,10 +174,18 @@ class Planner:
     # -- filling memory with weights -----------------------------------------------------------
 
     def _fill(self, policy: Policy) -> Plan:
-        """Place as much of the weights as fits, fastest tier first, unless the user did."""
-        plan = self._derive(policy)
-        if self.wishes.weights is not None or self._excess(plan):
+        """Place as much of the weights as fits, fastest tier first, unless the user did; then of
+        the embedding's table, of which a sweep needs few rows."""
+        if self.wishes.weights is not None:
+            return self._derive(policy)
+        plan = self._derive(replace(policy, embedding=Split(disk=1.0)))
+        if self._excess(plan):
             return plan
+        plan = self._raise_share(plan, "weights")
+        return plan if plan.policy.weights.disk else self._raise_share(plan, "embedding")
+
+    def _raise_share(self, plan: Plan, name: _Placed) -> Plan:
+        """The most of one kind of tensor that fits, fastest tier first; so far all is on disk."""
         tiers: list[Tier] = ["gpu", "cpu"] if self.compute_tier == "gpu" else ["cpu"]
         shares: dict[Tier, float] = {"gpu": 0.0, "cpu": 0.0}
         for tier in tiers:
@@ -183,12 +193,13 @@ class Planner:
             most = 1 - sum(shares.values())
             while low < high:
                 middle = (low + high + 1) // 2
-                share = most * middle / 2**_STEPS
-                candidate = self._derive(_with_weights(policy, {**shares, tier: share}))
+                split = _rest_on_disk({**shares, tier: most * middle / 2**_STEPS})
+                candidate = self._derive(_with_split(plan.policy, name, split))
                 low, high = (low, middle - 1) if self._excess(candidate) else (middle, high)
                 if low == middle:
-                    plan = candidate
+                    best = candidate
             shares[tier] = most * low / 2**_STEPS
+            plan = best if low else plan
         return plan
 
     def _derive(self, policy: Policy) -> Plan:
@@ -291,9 +302,15 @@ def _together(first_s: float, second_s: float) -> float:
     return max(first_s, second_s) + _CONTENTION * min(first_s, second_s)
 
 
-def _with_weights(policy: Policy, shares: Mapping[Tier, float]) -> Policy:
+def _with_split(policy: Policy, name: _Placed, split: Split) -> Policy:
+    if name == "weights":
+        return replace(policy, weights=split)
+    return replace(policy, embedding=split)
+
+
+def _rest_on_disk(shares: Mapping[Tier, float]) -> Split:
     gpu, cpu = shares["gpu"], shares["cpu"]
-    return replace(policy, weights=Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu)))
+    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu))
 
 
 def _size(plan: Plan) -> int:

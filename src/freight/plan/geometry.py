@@ -105,7 +105,8 @@ def measure(
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
-        index_bytes=_index_bytes(config, size, policy) + _record_bytes(policy, workload, scored),
+        index_bytes=_index_bytes(config, size, policy, row_pages)
+        + _record_bytes(policy, workload, scored),
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
     _count_weights(geometry, layout, policy)
@@ -129,7 +130,8 @@ def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:
     """What is noted of the block's rows on the host: siblings' pages, targets of scores, and the
     log-probabilities that were asked for, one row's as they are handed out."""
     rows = policy.num_micro_batches * policy.micro_batch_size
-    copies = 2 * 8 * workload.max_prompt_tokens if workload.max_samples > 1 else 0
+    # Pages and places, of two sweeps.
+    copies = 2 * 2 * 8 * workload.max_prompt_tokens if workload.max_samples > 1 else 0
     per_token = 8 + 8 * workload.max_logprobs
     notes = rows * (copies + workload.max_listed_tokens * per_token)
     notes += policy.num_micro_batches * scored * (8 + per_token)
@@ -137,13 +139,18 @@ def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:
     return notes + handed_out * (1 + workload.max_logprobs) * _LOGPROB_BYTES
 
 
-def _index_bytes(config: ModelConfig, size: int, policy: Policy) -> int:
-    """Sines and cosines and places of all the block's tokens, the experts they chose, and what
-    making one batch's takes."""
+def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int) -> int:
+    """What a block's descriptions take, those of two sweeps: sines and cosines and places of all
+    tokens, keys and values by page and head, experts chosen; also what making one takes, and the
+    largest results that the libraries hand out in memory of their own."""
+    tokens, batches = policy.max_batch_tokens, 2 * policy.num_micro_batches
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
     per_token = config.rotary_dim * size + 5 * 8 + routes
-    making = 4 * config.rotary_dim * 4 + 8
-    return policy.max_batch_tokens * (policy.num_micro_batches * per_token + making)
+    per_row = row_pages * (2 * config.num_kv_heads + 2) * 8
+    making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
+    attended = policy.chunk_tokens * config.num_heads * config.head_dim * size
+    described = tokens * per_token + policy.micro_batch_size * per_row
+    return batches * described + making + attended
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:

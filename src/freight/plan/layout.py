@@ -24,6 +24,8 @@ __all__ = ["BLOCK", "Part", "Piece", "SlotPart", "UnitLayout", "WeightLayout", "
 BLOCK: Final = 4096
 """Alignment of direct I/O, in bytes."""
 
+_GRANULE_ROWS: Final = 64
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
@@ -161,7 +163,7 @@ def lay_out(
             part for layout in units for part in layout.parts if part.weight.name == "head.weight"
         )
     else:
-        embedding = tuple(_split([table], policy.weights))
+        embedding = tuple(_split([table], policy.embedding or policy.weights))
     return WeightLayout(
         entrance=_stay(programme.embedding, beside, policy.compute_tier),
         units=units,
@@ -188,15 +190,17 @@ def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier) -> UnitLayout:
 
 
 def _split(weights: Sequence[Weight], split: Split) -> list[Part]:
-    """Cut the weights, one after the other, at the split's borders; borders fall between rows."""
+    """Cut the weights, one after the other, at the split's borders; borders fall between rows, of
+    large matrices between as many as a product's tiles are high."""
     total = sum(weight.num_elements for weight in weights)
     borders = [("gpu", total * split.gpu), ("cpu", total * (split.gpu + split.cpu))]
     parts: list[Part] = []
     before = 0
     for weight in weights:
         first = 0
+        granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
         for tier, border in (*borders, ("disk", float(total))):
-            last = round((border - before) / weight.num_columns)
+            last = granule * round((border - before) / (weight.num_columns * granule))
             last = weight.num_rows if tier == "disk" else min(max(last, first), weight.num_rows)
             if last > first:
                 parts.append(

@@ -52,7 +52,8 @@ class Policy:
     """How a block of rows is run.
 
     ``compute_tier`` is where arithmetic finds its operands: "gpu" for CUDA and the simulated
-    device, "cpu" where the CPU computes (then nothing may be put on gpu). A block is
+    device, "cpu" where the CPU computes (then nothing may be put on gpu). ``embedding`` is the
+    split of the table that rows are looked up in, None for that of the weights. A block is
     ``num_micro_batches`` micro-batches of ``micro_batch_size`` rows. ``max_batch_tokens`` bounds
     the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
@@ -70,6 +71,7 @@ class Policy:
     page_tokens: int = 16
     piece_bytes: int = 4 << 20
     overlap: bool = True
+    embedding: Split | None = None
 
     def __post_init__(self) -> None:
         for name in ("micro_batch_size", "num_micro_batches", "max_batch_tokens"):

@@ -99,7 +99,7 @@ def _unit_bytes(
             columns[step.q] = step.num_heads * step.head_dim
             columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
         elif isinstance(step, Rotate):
-            scratch = columns[step.x] * size
+            scratch = columns[step.x] * size // 2
         elif isinstance(step, AddPositions):
             scratch = columns[step.x] * size
         elif isinstance(step, Attend):
@@ -111,11 +111,16 @@ def _unit_bytes(
 
 
 def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int) -> int:
-    """What attending a group of rows takes: gathered keys and values, queries, scores, weights."""
+    """What attending a group of rows takes: gathered keys and values, queries, scores, weights.
+
+    On the CPU torch's own attention needs no scores, unless they are capped.
+    """
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
     kv_width = step.num_kv_heads * step.head_dim
     gathered = _group_bytes(2 * keys * kv_width * size, policy.micro_batch_size)
+    if policy.compute_tier == "cpu" and step.softcap is None:
+        return gathered
     scores = _group_bytes(keys * step.num_heads * queries * size, policy.micro_batch_size)
     tokens = max(policy.chunk_tokens, workload.max_prompt_tokens)
     return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size

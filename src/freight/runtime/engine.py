@@ -7,7 +7,7 @@ schedule and the executor.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,8 +143,11 @@ class Engine:
 
     # -- running -------------------------------------------------------------------------------
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
-        """Answer rows in an order of the engine's choosing, each exactly once."""
+    def run(
+        self, requests: Iterator[Request], on_batch: Callable[[int, MicroBatch], None] | None = None
+    ) -> Iterator[Completion]:
+        """Answer rows in an order of the engine's choosing, each exactly once. ``on_batch`` is told
+        of every sweep and micro-batch as soon as its tokens are known."""
         policy = self.plan.policy
         batches = BatchPreparer(
             self.config,
@@ -180,6 +183,8 @@ class Engine:
             stream = verify(stream, self.placement.rings())
         for operation, made in executor.run(stream):
             assert operation.batch is not None
+            if on_batch is not None:
+                on_batch(operation.sweep, operation.batch)
             yield from scheduler.update(operation.batch, made)
 
     def _check(self, requests: Iterator[Request]) -> Iterator[Request]:

@@ -1,0 +1,159 @@
+"""Bytes that cross each link in a run of rows of one length, from plan and tokens alone.
+
+Weights by the layout's bytes per sweep; keys, values and activations by row lengths, pages and
+shares; embedding rows by the tokens. Reckoned apart from what moves them, so that a run's counts
+can be held against it. Knows the policy and no schedule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from freight.memory.disk import BLOCK
+from freight.model.decoder import build_programme
+from freight.plan.policy import Split
+from freight.quantities import align_down, align_up
+from freight.runtime.engine import Engine
+from freight.runtime.loaders import BOUNCE_BYTES
+
+__all__ = ["expected_bytes"]
+
+_JOIN_BYTES = 32 * 1024
+"""Embedding rows on disk that are no further apart come with one read."""
+
+_State = tuple[int, Sequence[int]]
+"""A row in a sweep: its keys so far, and the tokens it brings."""
+
+
+def expected_bytes(
+    engine: Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> dict[str, int]:
+    """Bytes by link, for rows that ran in this order and whose answers are equally long.
+
+    Of a model with experts it is the most there can be: all of them, in every sweep.
+    """
+    form = _ClosedForm(engine)
+    for sweep in _sweeps(engine, prompts, answers):
+        form.add_weights()
+        for rows in sweep:
+            form.add_kv(rows)
+            form.add_activations(sum(len(ids) for _, ids in rows))
+            form.add_embedding([token for _, ids in rows for token in ids])
+    return {link: size for link, size in form.moved.items() if size}
+
+
+def _sweeps(
+    engine: Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> Iterator[list[list[_State]]]:
+    """Micro-batches of each sweep: blocks in order, every row in all sweeps of its block."""
+    policy = engine.plan.policy
+    size, block = policy.micro_batch_size, policy.block_rows
+    for begin in range(0, len(prompts), block):
+        members = range(begin, min(begin + block, len(prompts)))
+        for step in range(len(answers[0])):
+            states = [_state(prompts[row], answers[row], step) for row in members]
+            yield [states[i : i + size] for i in range(0, len(states), size)]
+
+
+def _state(prompt: Sequence[int], answer: Sequence[int], step: int) -> _State:
+    return (len(prompt) + step - 1, answer[step - 1 : step]) if step else (0, prompt)
+
+
+class _ClosedForm:
+    def __init__(self, engine: Engine) -> None:
+        self._plan = engine.plan
+        self._config = engine.config
+        self._source = engine.placement.files.sources["embedding"]
+        self._on_device = engine.plan.policy.compute_tier == "gpu"
+        element_bytes = engine.plan.layout.element_bytes
+        self._row_bytes = engine.plan.layout.embedding[0].weight.num_columns * element_bytes
+        self._stream_bytes = build_programme(engine.config).stream_columns * element_bytes
+        self._weights = self._bytes_per_sweep()
+        self._tiers = [
+            (part.weight.first_row + part.first_row, part.num_rows, part.tier)
+            for part in engine.plan.layout.embedding
+        ]
+        self.moved: Counter[str] = Counter()
+
+    def add_weights(self) -> None:
+        self.moved.update(self._weights)
+
+    def _bytes_per_sweep(self) -> dict[str, int]:
+        """Reads in whole blocks, but for a file's last block: it is read as far as it goes."""
+        layout = self._plan.layout
+        from_disk = layout.streamed_bytes("disk")[1]
+        pieces = [piece for unit in layout.units for piece in unit.pieces]
+        missing = 0
+        for piece in pieces:
+            if piece.path is not None:
+                end = piece.path.stat().st_size
+                missing += max(0, piece.offset + piece.num_bytes - end)
+        over_link = (from_disk + layout.streamed_bytes("cpu")[1]) * self._on_device
+        return {"disk read": from_disk - missing, "host to device": over_link}
+
+    def add_kv(self, rows: Sequence[_State]) -> None:
+        """Pages of offloaded rows: all they had comes, all that were touched go."""
+        page = self._plan.policy.page_tokens
+        size = self._config.num_layers * self._plan.geometry.page_bytes
+        on_gpu, on_cpu = _cut(len(rows), self._plan.policy.kv)
+        for place, (before, ids) in enumerate(rows):
+            after = before + len(ids)
+            if place < on_gpu or (place < on_gpu + on_cpu and not self._on_device):
+                continue
+            touched = -(-after // page) - before // page
+            self.moved["host to device"] += -(-before // page) * size * self._on_device
+            self.moved["device to host"] += touched * size * self._on_device
+            if place >= on_gpu + on_cpu:
+                self.moved["disk read"] += before // page * size
+                self.moved["disk write"] += (after // page - before // page) * size
+
+    def add_activations(self, num_tokens: int) -> None:
+        """Out and in again between any two units up to the head."""
+        kinds = [unit.unit.kind for unit in self._plan.layout.units]
+        crossings = len(kinds) - kinds.count("head") + 1
+        on_gpu, on_cpu = _cut(num_tokens, self._plan.policy.activations)
+        on_disk = num_tokens - on_gpu - on_cpu
+        disk = align_up(on_disk * self._stream_bytes, BLOCK) * crossings
+        host = on_cpu * self._stream_bytes * crossings
+        self.moved["disk read"] += disk
+        self.moved["disk write"] += disk
+        self.moved["host to device"] += (host + disk) * self._on_device
+        self.moved["device to host"] += (host + disk) * self._on_device
+
+    def add_embedding(self, token_ids: Sequence[int]) -> None:
+        """Rows that are not where the arithmetic is; from disk, near neighbours together."""
+        near = self._plan.policy.compute_tier
+        tiers = {token: self._tier(token) for token in set(token_ids)}
+        num_far = sum(tiers[token] != near for token in token_ids)
+        self.moved["host to device"] += num_far * self._row_bytes * self._on_device
+        size = self._source.num_bytes // self._source.shape[0]
+        most = max(1, (BOUNCE_BYTES - 2 * BLOCK) // size)
+        stretches: list[list[int]] = []
+        for token in sorted(token for token, tier in tiers.items() if tier == "disk"):
+            begin, end = stretches[-1] if stretches else (token, token)
+            if stretches and (token - end) * size <= _JOIN_BYTES and token - begin < most:
+                stretches[-1][1] = token
+            else:
+                stretches.append([token, token])
+        self.moved["disk read"] += sum(
+            self._read_bytes(first * size, (last + 1) * size) for first, last in stretches
+        )
+
+    def _tier(self, token: int) -> str:
+        for first, count, tier in self._tiers:
+            if first <= token < first + count:
+                return tier
+        raise AssertionError(f"token {token} is in no part of the table")
+
+    def _read_bytes(self, begin: int, end: int) -> int:
+        """Whole blocks around these bytes of the table, as far as the file goes."""
+        offset, file_bytes = self._source.offset, self._source.path.stat().st_size
+        last = min(align_up(offset + end, BLOCK), file_bytes)
+        return last - align_down(offset + begin, BLOCK)
+
+
+def _cut(count: int, split: Split) -> tuple[int, int]:
+    """How many of ``count`` come first (gpu), and second (cpu); the rest is on disk."""
+    first = min(count, round(count * split.gpu))
+    return first, min(count, round(count * (split.gpu + split.cpu))) - first

@@ -1,0 +1,144 @@
+"""Rates of the machine alone: disk, link to the device, and matrix products of a model's shapes.
+
+Each is the best of several tries with nothing else under way, for a ceiling must not be too low.
+Knows no policy and no rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from freight.entrypoints.bench.work import Work
+from freight.memory.disk import DirectFile, Traffic
+from freight.memory.tier import device_arena, host_arena
+from freight.memory.transfer import copy_bytes, host_view
+from freight.model.config import ModelConfig
+from freight.model.decoder import build_programme
+from freight.quantities import MIB
+from freight.runtime.device import ComputeDevice
+
+__all__ = ["measure_disk", "measure_link", "measure_products", "product_rows"]
+
+_REQUEST_BYTES: Final = 4 * MIB
+_DEPTHS: Final = (1, 2, 4)
+_PASSES: Final = 3
+_MOST_READ_BYTES: Final = 512 * MIB
+_COPY_BYTES: Final = 256 * MIB
+_CHUNKS: Final = (512, 2048)
+_HALVINGS: Final = 4
+_MOST_SHAPES: Final = 4
+_MOST_MATRIX_BYTES: Final = 64 * MIB
+_COLD_BYTES: Final = 256 * MIB
+"""Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
+_ROUNDS: Final = 2
+_LEAST_TRIES: Final = 3
+_MOST_TRIES: Final = 1000
+_LEAST_S: Final = 0.05
+
+
+def measure_disk(path: Path) -> tuple[float, int]:
+    """(bytes per second, requests in flight) of direct reads of 4 MiB, one after the other, at the
+    best of 1, 2 and 4 requests in flight."""
+    file = DirectFile(path, Traffic())
+    size = min(file.num_bytes, _MOST_READ_BYTES)
+    memory = host_arena(max(_DEPTHS) * _REQUEST_BYTES).take(max(_DEPTHS) * _REQUEST_BYTES, "read")
+    views = [
+        host_view(memory[i : i + _REQUEST_BYTES]) for i in range(0, len(memory), _REQUEST_BYTES)
+    ]
+    best = (0.0, 1)
+    for depth in _DEPTHS:
+        for _ in range(_PASSES):
+            started_s = time.perf_counter()
+            _read(file, size, views[:depth])
+            best = max(best, (size / (time.perf_counter() - started_s), depth))
+    file.close()
+    return best
+
+
+def _read(file: DirectFile, size: int, views: Sequence[memoryview]) -> None:
+    step = len(views) * _REQUEST_BYTES
+
+    def read_every(number: int) -> None:
+        for offset in range(number * _REQUEST_BYTES, size, step):
+            file.read(offset, views[number])
+
+    if len(views) == 1:
+        read_every(0)
+        return
+    with ThreadPoolExecutor(len(views)) as pool:
+        list(pool.map(read_every, range(len(views))))
+
+
+def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> float:
+    """Bytes per second from host memory (pinned, for CUDA) to the device."""
+    if sim_bytes_per_s is not None:
+        return sim_bytes_per_s
+    on_cuda = device.kind == "cuda"
+    source = host_arena(_COPY_BYTES, pinned=on_cuda).take(_COPY_BYTES, "source")
+    arena = device_arena(_COPY_BYTES, device.torch_device) if on_cuda else host_arena(_COPY_BYTES)
+    target = arena.take(_COPY_BYTES, "target")
+    return _COPY_BYTES / _best_s(device.torch_device, lambda _: copy_bytes(source, target))
+
+
+def product_rows(work: Work) -> list[int]:
+    """The numbers of rows that the work's products have: chunks of prompts, and the block's rows,
+    halved some times for blocks that are smaller."""
+    prompts = work.num_rows * work.prompt_tokens
+    chunks = {min(chunk, prompts) for chunk in _CHUNKS}
+    blocks = {max(1, work.num_rows >> halving) for halving in range(_HALVINGS + 1)}
+    return sorted(chunks | {rows for rows in blocks if rows <= max(chunks)})
+
+
+def measure_products(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: Sequence[int]
+) -> dict[int, float]:
+    """FLOP/s of [rows, columns] times a matrix of the model, by rows: of its largest shapes the one
+    that does best, for a better policy could join the small ones. Two rounds, some time apart: a
+    machine that is busy for a moment must not lower a ceiling."""
+    rates = dict.fromkeys(rows, 0.0)
+    for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
+        copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
+        weights = torch.rand(min(copies, 64), num_out, num_in, dtype=dtype, device=device)
+        for count in rows:
+            x = torch.rand(count, num_in, dtype=dtype, device=device)
+            out = torch.empty(count, num_out, dtype=dtype, device=device)
+            seconds = _best_s(device, _product(x, weights, out))
+            rates[count] = max(rates[count], 2 * count * num_out * num_in / seconds)
+    return rates
+
+
+def _product(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> Callable[[int], object]:
+    return lambda turn: torch.mm(x, weights[turn % len(weights)].t(), out=out)
+
+
+def _shapes(config: ModelConfig, element_size: int) -> Iterator[tuple[int, int]]:
+    """(rows, columns) of the model's matrices, the largest few, cut where they are very large."""
+    units = build_programme(config).units[1:]
+    shapes = {(w.num_rows, w.num_columns) for u in units for w in u.weights if w.is_matrix}
+    largest = sorted(shapes, key=lambda shape: shape[0] * shape[1], reverse=True)[:_MOST_SHAPES]
+    for num_out, num_in in largest:
+        yield min(num_out, max(1, _MOST_MATRIX_BYTES // (num_in * element_size))), num_in
+
+
+def _best_s(device: torch.device, work: Callable[[int], object]) -> float:
+    """Of many tries, the time of the fastest."""
+    best, spent, turn = float("inf"), 0.0, 0
+    while turn < _LEAST_TRIES or (spent < _LEAST_S and turn < _MOST_TRIES):
+        _synchronize(device)
+        started_s = time.perf_counter()
+        work(turn)
+        _synchronize(device)
+        elapsed_s = time.perf_counter() - started_s
+        best, spent, turn = min(best, elapsed_s), spent + elapsed_s, turn + 1
+    return best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,284 @@
+"""``freight bench offload``: the ceiling first, then what is reached, then one line of JSON.
+
+Everything that can be refused is refused before anything runs. This process holds no model and
+imports no torch; what is measured is measured in children, one at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from freight.entrypoints.bench.children import run_or_raise
+from freight.entrypoints.bench.groups import GroupMaker, forget_files
+from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
+from freight.entrypoints.bench.report import (
+    byte_ratios,
+    describe_ceiling,
+    describe_run,
+    summarise,
+)
+from freight.entrypoints.bench.weights import find_config, provide_weights
+from freight.entrypoints.bench.work import Work, check_work, parse_shape
+from freight.entrypoints.run import engine_options
+from freight.entrypoints.version import freight_version
+from freight.errors import InputError
+from freight.model.config import read_config
+from freight.quantities import format_bytes, parse_bytes
+from freight.runtime.options import EngineOptions
+
+__all__ = ["bench_offload"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """The flags, read and checked."""
+
+    work: Work
+    options: EngineOptions
+    config_dir: Path
+    group: GroupMaker | None
+    peers: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    timeout_s: float
+    resident_bytes: int | None
+    repeats: int
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What each system may take; None is what the machine has."""
+        group = None if self.group is None else self.group.limit_bytes
+        return self.options.cpu_memory_bytes or group
+
+
+def bench_offload(arguments: argparse.Namespace) -> int:
+    """Run the benchmark that the flags describe; returns the exit status."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        _carry_out(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    """Leave by way of all ``finally``: a child is ended and its group removed."""
+    raise SystemExit(128 + number)
+
+
+def _carry_out(arguments: argparse.Namespace) -> None:
+    request = _read(arguments)
+    model_dir = provide_weights(
+        arguments.model,
+        request.config_dir,
+        Path(arguments.work_dir),
+        dtype=request.options.dtype,
+        dummy=arguments.dummy_weights,
+    )
+    job = {"model": str(model_dir), "work": asdict(request.work), "flags": vars(arguments)}
+    asked = "Rates of this machine were to be measured."
+    probe = {**job, "task": "probe", "budget_bytes": request.budget_bytes}
+    probed = run_or_raise(probe, asked)
+    _say(describe_ceiling(probed, request.work))
+    if request.peers and request.group is None:
+        _say(["note:     without --group, peers have the page cache beside their memory"])
+    job["dtype"] = probed["dtype"]
+    bench = _Bench(request=request, model_dir=model_dir, job=job, probed=probed)
+    bench.run()
+    print(json.dumps(bench.record(arguments)))
+
+
+def _read(arguments: argparse.Namespace) -> _Request:
+    prompt_tokens, new_tokens = parse_shape(arguments.shape)
+    work = Work(num_rows=arguments.rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    if arguments.repeats < 1:
+        raise _refuse_number("--repeats", arguments.repeats, "At least one run is measured.")
+    if not (math.isfinite(arguments.peer_timeout) and arguments.peer_timeout > 0):
+        raise _refuse_number("--peer-timeout", arguments.peer_timeout, "It is a time in seconds.")
+    options = engine_options(arguments)
+    peers = tuple(dict.fromkeys(arguments.peer))
+    check_peers(peers)
+    resident = arguments.peer_resident
+    config_dir = find_config(arguments.model)
+    check_work(work, read_config(config_dir))
+    return _Request(
+        work=work,
+        options=options,
+        config_dir=config_dir,
+        group=_read_group(arguments.group, options),
+        peers=peers,
+        batch_sizes=parse_batch_sizes(arguments.peer_batch_sizes),
+        timeout_s=arguments.peer_timeout,
+        resident_bytes=None if resident is None else parse_bytes(resident),
+        repeats=arguments.repeats,
+    )
+
+
+def _read_group(text: str | None, options: EngineOptions) -> GroupMaker | None:
+    if text is None:
+        return None
+    group = GroupMaker(limit_bytes=parse_bytes(text))
+    if options.cpu_memory_bytes is not None and options.cpu_memory_bytes > group.limit_bytes:
+        raise InputError(
+            f"--cpu-memory {format_bytes(options.cpu_memory_bytes)} was given.",
+            f"--group ends a process that takes more than {format_bytes(group.limit_bytes)}.",
+            "Give --cpu-memory somewhat less than --group: code and page cache count there, too.",
+        )
+    group.check()
+    return group
+
+
+def _refuse_number(flag: str, value: float, limit: str) -> InputError:
+    return InputError(f"{flag} {value:g} was given.", limit, "Give more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bench:
+    """The measured part: peers find their batch size, then all run in turn."""
+
+    request: _Request
+    model_dir: Path
+    job: Mapping[str, Any]
+    probed: Mapping[str, Any]
+    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        best = self._find_batch_sizes()
+        for _ in range(self.request.repeats):
+            self._run_own()
+            for peer, batch_size in best.items():
+                forget_files(self.model_dir)
+                trial = peer.run(batch_size)
+                self._tell(peer.name, trial)
+                self.runs.setdefault(peer.name, [])
+                if trial.result is not None:
+                    self.runs[peer.name].append(trial.result)
+
+    def _run_own(self) -> None:
+        forget_files(self.model_dir)
+        job = {**self.job, "task": "freight"}
+        result = run_or_raise(job, "Freight was to be measured.", self.request.group)
+        self.runs.setdefault("freight", []).append(result)
+        _say(describe_run("freight", result, self.request.work, self._ceiling_s))
+
+    def _find_batch_sizes(self) -> dict[Peer, int]:
+        """The fastest batch size of each peer that finishes with any."""
+        best: dict[Peer, int] = {}
+        for name in self.request.peers:
+            peer = self._peer(name)
+            refusal = peer.refusal()
+            if refusal is not None:
+                self.refusals[name] = refusal
+                _say([f"{name}: refused, {refusal}"])
+                continue
+            self.trials[name] = self._sweep(peer)
+            fastest = min(self.trials[name], key=lambda trial: trial.generate_s)
+            if fastest.result is not None:
+                best[peer] = fastest.batch_size
+        return best
+
+    def _sweep(self, peer: Peer) -> list[Trial]:
+        def run(batch_size: int) -> Trial:
+            forget_files(self.model_dir)
+            return peer.run(batch_size)
+
+        def tell(trial: Trial) -> None:
+            self._tell(f"{peer.name}, looking for its batch size", trial)
+
+        return sweep(run, self.request.batch_sizes, self.request.work.num_rows, tell)
+
+    def _peer(self, name: str) -> Peer:
+        on_cuda = any(path["name"] == "link" for path in self.probed["paths"])
+        on_cuda = on_cuda and self.request.options.device != "sim"
+        near = self.probed["paths"][0]["room_bytes"] if on_cuda else None
+        budget = self.probed["budget_bytes"]
+        return Peer(
+            name=name,
+            job={
+                **{key: self.job[key] for key in ("model", "work", "dtype")},
+                "budget_bytes": budget,
+                "resident_bytes": self.request.resident_bytes,
+                "on_cuda": on_cuda,
+                "gpu_budget_bytes": near,
+            },
+            work=self.request.work,
+            weight_bytes=self.probed["parameter_bytes"],
+            budget_bytes=budget,
+            groups=self.request.group,
+            timeout_s=self.request.timeout_s,
+        )
+
+    @property
+    def _ceiling_s(self) -> float:
+        return float(self.probed["ceiling"]["seconds"])
+
+    def _tell(self, name: str, trial: Trial) -> None:
+        if trial.result is None:
+            _say([f"{name} (batch of {trial.batch_size}): {trial.reason}"])
+        else:
+            _say(describe_run(name, trial.result, self.request.work, None))
+
+    def record(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        """Everything, as one object."""
+        request, own = self.request, self.runs["freight"]
+        systems = {
+            name: summarise(runs, request.work, self._ceiling_s) for name, runs in self.runs.items()
+        }
+        for name, trials in self.trials.items():
+            systems.setdefault(name, summarise([], request.work, self._ceiling_s))
+            systems[name]["trials"] = [_trial_record(trial) for trial in trials]
+            systems[name]["same_first_tokens"] = _agreement(own, self.runs.get(name, []))
+        systems |= {name: {"refused": reason} for name, reason in self.refusals.items()}
+        return {
+            "benchmark": "offload",
+            "version": freight_version(),
+            "model": arguments.model,
+            **asdict(request.work),
+            "group_bytes": None if request.group is None else request.group.limit_bytes,
+            "machine": dict(self.probed),
+            "systems": systems,
+            "share_of_ceiling": systems["freight"]["median"]["share_of_ceiling"],
+            "byte_ratios": [byte_ratios(run) for run in own],
+            "times_peer": _times_peer(systems),
+        }
+
+
+def _trial_record(trial: Trial) -> dict[str, Any]:
+    done = trial.result is not None
+    return {
+        "batch_size": trial.batch_size,
+        "generate_s": trial.generate_s if done else None,
+        "reason": trial.reason or None,
+    }
+
+
+def _times_peer(systems: Mapping[str, Any]) -> dict[str, float]:
+    """How many times as long each peer took to generate, by medians."""
+    own = systems["freight"]["median"]["generate_s"]
+    medians = {name: system.get("median") for name, system in systems.items()}
+    return {
+        name: median["generate_s"] / own
+        for name, median in medians.items()
+        if median is not None and name != "freight"
+    }
+
+
+def _agreement(own: Sequence[Mapping[str, Any]], peer: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of rows whose first new token is the same; number formats of few bits make ties."""
+    if not peer:
+        return None
+    pairs = list(zip(own[0]["first_tokens"], peer[0]["first_tokens"], strict=True))
+    return sum(bool(a == b) for a, b in pairs) / len(pairs)
+
+
+def _say(lines: Iterable[str]) -> None:
+    print("\n".join(lines), flush=True)

@@ -1,0 +1,119 @@
+"""The machine's rates and the ceiling for the work, measured in a process of their own.
+
+Also refuses, before anything is measured, what the planner would refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from freight.entrypoints.bench.ceiling import ModelCost, Path, find_ceiling, model_cost
+from freight.entrypoints.bench.machine import (
+    measure_disk,
+    measure_link,
+    measure_products,
+    product_rows,
+)
+from freight.entrypoints.bench.own_run import own_options
+from freight.entrypoints.bench.work import Work
+from freight.memory.tier import process_bytes, system_memory_bytes
+from freight.model.checkpoint import TensorSource, resolve
+from freight.model.config import DTYPE_BYTES, read_config
+from freight.runtime.device import ComputeDevice, choose_dtype, find_device
+from freight.runtime.loaders import torch_dtype
+from freight.runtime.options import EngineOptions
+from freight.runtime.planning import plan_run
+
+__all__ = ["probe"]
+
+
+def probe(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Number format, rates, memory and ceiling. ``budget_bytes`` is that of the process, or None
+    for what the machine has."""
+    config = read_config(FilePath(job["model"]))
+    sources = resolve(config, FilePath(job["model"]))
+    options, work = own_options(job), Work(**job["work"])
+    device = find_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    plan_run(config, sources, dtype, device, options, work.workload())
+    budget = job["budget_bytes"] or system_memory_bytes()
+    paths, disk_depth = _paths(budget, options, device, sources)
+    rows = product_rows(work)
+    products = measure_products(config, device.torch_device, torch_dtype(dtype), rows)
+    cost = model_cost(
+        config, weight_size=_weight_size(dtype, sources), element_size=DTYPE_BYTES[dtype]
+    )
+    ceiling = find_ceiling(cost, work, paths, products)
+    return {
+        "dtype": dtype,
+        "device": _device_name(device),
+        "budget_bytes": budget,
+        "parameter_bytes": _parameter_bytes(dtype, sources),
+        "weight_bytes": cost.weight_bytes,
+        "kv_bytes": _kv_bytes(cost, work),
+        "disk_requests_in_flight": disk_depth,
+        "paths": [dataclasses.asdict(path) for path in paths],
+        "product_flops": {str(count): rate for count, rate in products.items()},
+        "ceiling": {**dataclasses.asdict(ceiling), "limited_by": ceiling.limited_by},
+    }
+
+
+def _paths(
+    budget: int,
+    options: EngineOptions,
+    device: ComputeDevice,
+    sources: Mapping[str, TensorSource],
+) -> tuple[list[Path], int]:
+    """The ways of the weights to the arithmetic, and how many disk requests were best."""
+    room = max(0, budget - process_bytes())
+    rate, depth = measure_disk(max({source.path for source in sources.values()}, key=_file_size))
+    if device.tier == "cpu":
+        return [Path(name="disk", bytes_per_s=rate, room_bytes=room, carries_kv=True)], depth
+    near = _device_room(device, options.gpu_memory_bytes)
+    link = measure_link(device, options.sim_bytes_per_s)
+    return [
+        Path(name="link", bytes_per_s=link, room_bytes=near, carries_kv=False),
+        Path(name="disk", bytes_per_s=rate, room_bytes=near + room, carries_kv=True),
+    ], depth
+
+
+def _device_room(device: ComputeDevice, budget: int | None) -> int:
+    """The device's memory beside the context, at most: a better policy may leave nothing free."""
+    if device.kind == "sim":
+        return device.room_bytes(budget)
+    free, total = torch.cuda.mem_get_info(device.torch_device)
+    if budget is None:
+        return int(free)
+    return budget - min(total - free, budget - device.room_bytes(budget))
+
+
+def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> int:
+    """Bytes of a weight in the file or in the computation, whichever is less."""
+    return min(DTYPE_BYTES[dtype], *(DTYPE_BYTES[source.dtype] for source in sources.values()))
+
+
+def _parameter_bytes(dtype: str, sources: Mapping[str, TensorSource]) -> int:
+    """Of all weights in memory; tied ones once."""
+    places = {(source.path, source.offset): math.prod(source.shape) for source in sources.values()}
+    return sum(places.values()) * DTYPE_BYTES[dtype]
+
+
+def _kv_bytes(cost: ModelCost, work: Work) -> float:
+    """Of all rows together when their last token is made."""
+    return work.num_rows * cost.kv_bytes(work.total_tokens - 1)
+
+
+def _file_size(path: FilePath) -> int:
+    return path.stat().st_size
+
+
+def _device_name(device: ComputeDevice) -> str:
+    if device.kind == "cuda":
+        return torch.cuda.get_device_name(device.torch_device)
+    return {"sim": "simulated device", "cpu": "CPU"}[device.kind]

@@ -1,0 +1,85 @@
+"""Which weights are measured: those of a checkpoint, or random ones, written once and kept.
+
+Random weights lie in a directory named after their configuration and number format, so that
+different models do not mix. Knows no tensors here; writing them is a job for a child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from freight.entrypoints.bench.children import run_or_raise
+from freight.entrypoints.model_source import find_model
+from freight.errors import InputError
+from freight.model.config import DTYPE_BYTES, read_config
+
+__all__ = ["find_config", "provide_weights", "write_weights"]
+
+_WEIGHTS: Final = "*.safetensors"
+
+
+def find_config(name: str | None) -> Path:
+    """The directory of the config.json that ``--model`` names, with weights or without."""
+    path = None if name is None else Path(name).expanduser()
+    if path is not None and path.is_file() and path.name == "config.json":
+        return path.parent
+    if path is not None and path.suffix == ".json":
+        raise InputError(
+            f"--model {name} was given.",
+            "It is a file that is not called config.json."
+            if path.is_file()
+            else "There is no such file.",
+            "Give a config.json, or a directory that holds one.",
+        )
+    return find_model(name)
+
+
+def provide_weights(
+    model: str | None, model_dir: Path, work_dir: Path, *, dtype: str, dummy: bool
+) -> Path:
+    """A directory with config and weights. A config.json that is named itself, or that has none
+    beside it, gets random weights in ``work_dir`` unless they are there."""
+    named_config = model is not None and Path(model).name == "config.json"
+    if any(model_dir.glob(_WEIGHTS)) and not (dummy or named_config):
+        return model_dir
+    config = read_config(model_dir)
+    dtype = config.dtype if dtype == "auto" else dtype
+    dtype = dtype if dtype in DTYPE_BYTES else "bfloat16"
+    text = (model_dir / "config.json").read_text(encoding="utf-8")
+    named = hashlib.blake2b(f"{dtype} {_canonical(text)}".encode(), digest_size=6).hexdigest()
+    directory = work_dir / f"random-{named}"
+    _make_directory(directory)
+    shutil.copyfile(model_dir / "config.json", directory / "config.json")
+    if not any(directory.glob(_WEIGHTS)):
+        job = {"task": "write weights", "directory": str(directory), "dtype": dtype}
+        run_or_raise(job, f"Random weights were to be written to {directory}.")
+    return directory
+
+
+def write_weights(job: Mapping[str, Any]) -> dict[str, Any]:
+    """In a child: write them, in bounded memory."""
+    from freight.model.dummy import write_dummy_checkpoint
+
+    directory = Path(job["directory"])
+    path = write_dummy_checkpoint(read_config(directory), directory, dtype=job["dtype"])
+    return {"num_bytes": path.stat().st_size}
+
+
+def _canonical(text: str) -> str:
+    return json.dumps(json.loads(text), sort_keys=True)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"Random weights were to be kept in {directory}.",
+            f"The system refuses: {error.strerror}.",
+            "Name another directory with --work-dir.",
+        ) from error

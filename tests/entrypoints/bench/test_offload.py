@@ -1,0 +1,286 @@
+"""The command from end to end on a tiny model, its closed form of bytes, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.demo import MODEL_DIR
+from freight.entrypoints.bench.children import run_child
+from freight.entrypoints.bench.closed_form import expected_bytes
+from freight.entrypoints.bench.groups import GroupMaker
+from freight.entrypoints.bench.peer_run import resident_bytes
+from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
+from freight.entrypoints.bench.report import byte_ratios, summarise
+from freight.entrypoints.bench.work import Work, make_rows, parse_shape
+from freight.entrypoints.cli import main
+from freight.errors import InputError
+from freight.model.config import read_config
+from freight.runtime.options import EngineOptions
+
+from ...runtime import tiny
+from ...runtime.test_engine_policies import POLICIES
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    **tiny.SIZES,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def bench(config: Path, *flags: str) -> int:
+    """Small work; of flags that are given twice the last one counts."""
+    command = f"bench offload --model {config} --work-dir {config.parent}/work --dtype float32"
+    return main([*command.split(), *"--shape 20:3 --rows 5 --repeats 1".split(), *flags])
+
+
+def record_of(out: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return record
+
+
+def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = f"--weights 30/70 --kv 40/60 --micro-batch-size 2 --disk-dir {config.parent}"
+    assert bench(config, *flags.split()) == 0
+    out = capfd.readouterr().out
+    lines = out.splitlines()
+    places = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in ("disk:", "products:", "ceiling:", "freight:")
+    ]
+    assert places == sorted(places), "the ceiling comes first"
+    record = record_of(out)
+    run = record["systems"]["freight"]["runs"][0]
+    assert run["new_tokens"] == 15 and run["num_sweeps"] % 3 == 0
+    assert run["prefill_s"] + run["decode_s"] <= run["generate_s"]
+    assert record["byte_ratios"] == [{"disk read": 1.0, "disk write": 1.0}]
+    assert run["expected_is_exact"]
+    assert record["share_of_ceiling"] > 0 and record["machine"]["ceiling"]["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_against_both_peers(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = "--weights 0/100 --peer accelerate --peer transformers --peer-resident 200KiB"
+    assert bench(config, *flags.split(), "--peer-batch-sizes", "5,2") == 0
+    systems = record_of(capfd.readouterr().out)["systems"]
+    for name in ("accelerate", "transformers"):
+        assert [trial["batch_size"] for trial in systems[name]["trials"]] == [5, 2]
+        assert systems[name]["runs"][0]["new_tokens"] == 15
+        assert systems[name]["same_first_tokens"] == 1.0
+    assert systems["accelerate"]["runs"][0]["resident_bytes"] == 200 << 10
+    assert len(list((config.parent / "work").glob("*/model.safetensors"))) == 1
+
+
+@pytest.mark.slow
+def test_on_the_simulated_device_in_a_group(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        GroupMaker(limit_bytes=1 << 30).check()
+    except InputError as error:
+        pytest.skip(str(error))
+    flags = "--device sim --gpu-memory 8MiB --weights 20/30/50 --sim-bandwidth 1GB --group 1GiB"
+    assert bench(config, *flags.split()) == 0
+    record = record_of(capfd.readouterr().out)
+    assert record["byte_ratios"] == [{"disk read": 1.0, "host to device": 1.0}]
+    assert 0 < record["systems"]["freight"]["group_peak_bytes"] <= 1 << 30
+    assert [path["name"] for path in record["machine"]["paths"]] == ["link", "disk"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """By whether the head shares the embedding's table."""
+    directories = {tied: tmp_path_factory.mktemp("model") for tied in (False, True)}
+    for tied, directory in directories.items():
+        tiny.make_model(directory, tie_word_embeddings=tied)
+    return directories
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu: row by row",
+        "cpu: all on disk",
+        "cpu: odd mix",
+        "sim: weights on cpu",
+        "sim: KV on disk",
+        "sim: all on disk",
+        "sim: odd mix",
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_bytes_are_those_of_the_closed_form(
+    name: str, tied: bool, models: dict[bool, Path]
+) -> None:
+    work = Work(num_rows=5, prompt_tokens=17, new_tokens=3)
+    rows = make_rows(work, tiny.VOCAB)
+    with tiny.engine(models[tied], rows, work.new_tokens, **POLICIES[name]) as engine:
+        answers = tiny.run(engine, rows, work.new_tokens)
+        moved = {k: n - engine.load_traffic.get(k, 0) for k, n in engine.traffic.moved.items()}
+        assert {k: n for k, n in moved.items() if n} == expected_bytes(engine, rows, answers)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--shape 9x3",
+        "--shape 0:3",
+        "--shape 250:50",
+        "--rows 0",
+        "--repeats 0",
+        "--peer-timeout -1",
+        "--peer-timeout nan",
+        "--peer vllm",
+        "--peer-batch-sizes 4,0",
+        "--peer-batch-sizes x",
+        "--peer-resident lots",
+        "--group little",
+        "--group 1GiB --cpu-memory 2GiB",
+        "--model ./none.json",
+        "--weights 50/60",
+        "--device tpu",
+    ],
+)
+def test_bad_input(flags: str, config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench(config, *flags.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("freight: error: ") and len(err.splitlines()) == 3
+
+
+def test_no_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "offload", "--model", str(tmp_path)]) == 1
+    assert "config.json cannot be read" in capfd.readouterr().err
+    assert main(["bench", "offload"]) == 2
+    assert "No model was given" in capfd.readouterr().err
+
+
+def test_what_does_not_fit_is_refused(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench(config, "--cpu-memory", "9MiB") == 1
+    assert "The smallest plan needs" in capfd.readouterr().err
+
+
+def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"freight\[bench\]"):
+        check_peers(["accelerate"])
+
+
+def test_groups_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No memory control group"):
+        GroupMaker(limit_bytes=1 << 30, root=tmp_path).make()
+    (tmp_path / "cgroup.controllers").write_text("cpu io\n")
+    with pytest.raises(InputError, match="no memory controller"):
+        GroupMaker(limit_bytes=1 << 30, root=tmp_path).make()
+
+
+def trials(times: dict[int, float]) -> Any:
+    def run(size: int) -> Trial:
+        result = {"generate_s": times[size]} if size in times else None
+        return Trial(batch_size=size, result=result, reason="" if result else "killed")
+
+    return run
+
+
+def test_sweep_of_batch_sizes() -> None:
+    def tried(times: dict[int, float], sizes: tuple[int, ...] = ()) -> list[int]:
+        return [trial.batch_size for trial in sweep(trials(times), sizes, 64, lambda _: None)]
+
+    assert tried({64: 5, 32: 4, 16: 6}) == [64, 32, 16]
+    assert tried({16: 4, 8: 5}) == [64, 32, 16, 8], "what is killed is halved"
+    assert tried({}) == [64, 32, 16, 8, 4, 2, 1]
+    assert tried({8: 1, 16: 2}, (8, 16, 32)) == [8, 16, 32]
+    assert parse_batch_sizes("8, 16,8") == (8, 16) and parse_batch_sizes(None) == ()
+
+
+def test_shapes_and_rows() -> None:
+    assert parse_shape("128:16") == (128, 16)
+    work = Work(num_rows=3, prompt_tokens=4, new_tokens=1)
+    rows = make_rows(work, 10)
+    assert rows == make_rows(work, 10) and [len(row) for row in rows] == [4, 4, 4]
+    assert make_rows(work, 1) == [[0] * 4] * 3
+    assert all(3 <= token < 10 for row in rows for token in row)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom freight.entrypoints.cli import main\n"
+        "try: main(['bench', 'offload', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'transformers', 'tokenizers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_every_engine_flag_is_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[EngineOptions] = []
+
+    def stop(*_: Any, **__: Any) -> Path:
+        raise KeyboardInterrupt
+
+    from freight.entrypoints.bench import offload
+
+    real = offload.engine_options
+    monkeypatch.setattr(offload, "engine_options", lambda a: seen.append(real(a)) or seen[-1])
+    monkeypatch.setattr(offload, "provide_weights", stop)
+    assert bench(config, "--cpu-memory", "2GiB", "--num-micro-batches", "2") == 130
+    assert seen[0].cpu_memory_bytes == 2 << 30 and seen[0].num_micro_batches == 2
+
+
+def test_a_child_that_takes_too_long() -> None:
+    outcome = run_child({"task": "probe"}, timeout_s=0.01)
+    assert outcome.result is None and outcome.reason == "not done in 0.01 s"
+    outcome = run_child({"task": "probe"})
+    assert outcome.result is None and "KeyError" in outcome.reason, "a bug is no result"
+
+
+def test_what_peers_may_hold() -> None:
+    work = Work(num_rows=8, prompt_tokens=10, new_tokens=2)
+    peer = Peer(
+        name="transformers",
+        job={"on_cuda": False},
+        work=work,
+        weight_bytes=1 << 30,
+        budget_bytes=1 << 30,
+        groups=None,
+        timeout_s=1,
+    )
+    assert "more than the budget of 1.00 GiB" in (peer.refusal() or "")
+    assert replace(peer, name="accelerate").refusal() is None
+    assert replace(peer, budget_bytes=2 << 30).refusal() is None
+    config = read_config(Path(MODEL_DIR))
+    held = [resident_bytes(config, work, size, "float32", 1 << 30) for size in (1, 2, 8, 16)]
+    assert held[0] > held[1] > held[2] == held[3]
+    assert resident_bytes(config, work, 8, "float32", 0) == 1
+
+
+def test_medians() -> None:
+    work = Work(num_rows=2, prompt_tokens=5, new_tokens=3)
+    runs = [
+        {"load_s": 1, "generate_s": t, "prefill_s": 1, "decode_s": t - 1, "peak_bytes": t}
+        for t in (4, 2, 3)
+    ]
+    summary = summarise(runs, work, ceiling_s=1.5)
+    assert summary["median"]["generate_s"] == 3 and summary["median"]["share_of_ceiling"] == 0.5
+    assert summary["median"]["decode_tokens_per_s"] == 2 and summary["peak_bytes"] == 4
+    assert summary["runs"][1]["new_tokens_per_s"] == 3
+    assert byte_ratios({"moved_bytes": {"a": 4, "b": 1}, "expected_bytes": {"a": 2}}) == {
+        "a": 2.0,
+        "b": None,
+    }
