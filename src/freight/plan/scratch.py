@@ -51,7 +51,7 @@ def workspace_bytes(
         if unit.kind != "head" or not workload.max_scored_tokens:
             return sampled
         columns = unit.weights[-1].num_rows
-        count = scored_chunk(policy, columns)
+        count = min(scored_chunk(policy, columns), policy.max_batch_tokens)
         widened = 4 * columns if size < 4 else 0
         return max(sampled, _unit_bytes(unit, count, config, size, attended) + count * widened)
 
