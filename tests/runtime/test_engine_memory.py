@@ -23,6 +23,7 @@ from freight.plan import scratch
 from freight.quantities import MIB, align_up
 from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
+from freight.runtime.request import SamplingParams
 
 from ..jobs.tiny_model import write_tiny_tokenizer
 from . import tiny
@@ -112,12 +113,16 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         "micro_batch_size": data.draw(st.integers(1, 6)),
         "activations_percent": (60.0, 40.0, 0.0),
     }
+    asks: dict[str, Any] = data.draw(
+        st.sampled_from([{}, {"n": 3, "temperature": 1.0, "logprobs": 1}, {"prompt_logprobs": 3}])
+    )
     with pytest.MonkeyPatch.context() as patch:
         for module in (attention, scratch):
             patch.setattr(module, "GROUP_BYTES", floor)
             patch.setattr(module, "QUERY_BLOCK", 16)
-        with tiny.engine(tmp_path, prompts, most, dummy_seed=3, **chosen) as engine:
-            tiny.run(engine, prompts, most)
+        asked = SamplingParams(**asks)
+        with tiny.engine(tmp_path, prompts, most, asked, dummy_seed=3, **chosen) as engine:
+            tiny.run(engine, prompts, most, **asks)
             assert 0 < engine.placement.workspace.peak_bytes
             check_memory(engine)
 
