@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import JobError
-from freight.jobs.durable import disk_errors, write_all
+from freight.jobs.durable import disk_errors, sync_directory, write_all
 from freight.jobs.journal import Journal
 
 __all__ = ["Output"]
@@ -81,6 +81,7 @@ class Output:
         if self._path is not None:
             with disk_errors(self._path):
                 os.fsync(self._descriptor)
+                sync_directory(self._path.parent)
 
     def close(self) -> None:
         """Close a file; a stream is left open."""

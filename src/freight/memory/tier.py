@@ -64,7 +64,8 @@ class Arena:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(runtime.cudaHostUnregister(self._buffer.data_ptr()))
             self._registered = False
-        self._buffer = self._buffer[:0]
+        # A slice of it would keep all of it.
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
 
 def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:

@@ -24,8 +24,9 @@ _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
 _BFLOAT16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 _DEFAULT_SHARE: Final = 0.8
-_GROWTH_BYTES: Final = 128 * MIB
-"""What the process still takes beside its arenas: indices, threads, the libraries' own scratch."""
+_GROWTH_BYTES: Final = 80 * MIB
+_GROWTH_BYTES_PER_CORE: Final = 2 * MIB
+"""What the process still takes beside its arenas: threads, the libraries' own scratch."""
 _CUDA_CONTEXT_BYTES: Final = 768 * MIB
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
 
@@ -118,7 +119,7 @@ def _seconds(dtype: torch.dtype) -> float:
 
 def room_on_cpu(budget_bytes: int | None) -> tuple[int, int]:
     """(what may be taken for tensors, what the process has and needs already), in bytes."""
-    own = process_bytes() + _GROWTH_BYTES
+    own = process_bytes() + _GROWTH_BYTES + _GROWTH_BYTES_PER_CORE * torch.get_num_threads()
     available = system_memory_bytes()
     if budget_bytes is None:
         budget_bytes = max(own, int(available * _DEFAULT_SHARE))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from freight.errors import BudgetError
+from freight.errors import BudgetError, InputError
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
@@ -25,6 +25,7 @@ from freight.plan.default import Plan
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
+from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
 from freight.runtime.device import (
@@ -61,6 +62,12 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
     quiet_allocator()
     config = read_config(model_dir)
     device = find_device(options.device)
+    if device.kind == "cpu" and options.gpu_memory_bytes is not None:
+        raise InputError(
+            f"--gpu-memory {format_bytes(options.gpu_memory_bytes)} was given.",
+            "No CUDA device is usable here: the CPU computes, and has no other memory.",
+            "Leave it out, or give --device sim to try what a device would do.",
+        )
     dtype = choose_dtype(options.dtype, device)
     if options.dummy_seed is None:
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
