@@ -26,6 +26,8 @@ from freight.runtime.device import ComputeDevice
 __all__ = ["measure_disk", "measure_link", "measure_products", "product_rows"]
 
 _REQUEST_BYTES: Final = 4 * MIB
+_RING_BYTES: Final = 128 * MIB
+"""What is read goes to memory, as in a sweep: the same few buffers again would stay in a cache."""
 _DEPTHS: Final = (1, 2, 4)
 _PASSES: Final = 3
 _MOST_READ_BYTES: Final = 512 * MIB
@@ -47,32 +49,30 @@ def measure_disk(path: Path) -> tuple[float, int]:
     best of 1, 2 and 4 requests in flight."""
     file = DirectFile(path, Traffic())
     size = min(file.num_bytes, _MOST_READ_BYTES)
-    memory = host_arena(max(_DEPTHS) * _REQUEST_BYTES).take(max(_DEPTHS) * _REQUEST_BYTES, "read")
+    memory = host_arena(_RING_BYTES).take(_RING_BYTES, "read")
     views = [
-        host_view(memory[i : i + _REQUEST_BYTES]) for i in range(0, len(memory), _REQUEST_BYTES)
+        host_view(memory[i : i + _REQUEST_BYTES]) for i in range(0, _RING_BYTES, _REQUEST_BYTES)
     ]
     best = (0.0, 1)
     for depth in _DEPTHS:
         for _ in range(_PASSES):
             started_s = time.perf_counter()
-            _read(file, size, views[:depth])
+            _read(file, size, views, depth)
             best = max(best, (size / (time.perf_counter() - started_s), depth))
     file.close()
     return best
 
 
-def _read(file: DirectFile, size: int, views: Sequence[memoryview]) -> None:
-    step = len(views) * _REQUEST_BYTES
-
+def _read(file: DirectFile, size: int, views: Sequence[memoryview], depth: int) -> None:
     def read_every(number: int) -> None:
-        for offset in range(number * _REQUEST_BYTES, size, step):
-            file.read(offset, views[number])
+        for place in range(number, size // _REQUEST_BYTES, depth):
+            file.read(place * _REQUEST_BYTES, views[place % len(views)])
 
-    if len(views) == 1:
+    if depth == 1:
         read_every(0)
         return
-    with ThreadPoolExecutor(len(views)) as pool:
-        list(pool.map(read_every, range(len(views))))
+    with ThreadPoolExecutor(depth) as pool:
+        list(pool.map(read_every, range(depth)))
 
 
 def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> float:
