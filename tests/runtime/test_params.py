@@ -43,7 +43,7 @@ def test_forms_that_are_made_alike() -> None:
         ({"temperature": -0.1}, "temperature must be 0 or more"),
         ({"temperature": math.inf}, "temperature must be"),
         ({"temperature": "hot"}, "temperature must be"),
-        ({"top_k": -1}, "top_k must be"),
+        ({"top_k": -2}, "top_k must be"),
         ({"top_p": 0}, "top_p must be"),
         ({"top_p": 1.5}, "top_p must be"),
         ({"min_p": -0.1}, "min_p must be in [0, 1]"),
@@ -109,3 +109,14 @@ def test_more_alternatives_than_tokens() -> None:
 
 def test_scoring_alone() -> None:
     assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+
+
+def test_what_other_apis_write_for_the_defaults() -> None:
+    given = SamplingParams(
+        max_tokens=None,  # type: ignore[arg-type]
+        top_k=-1,
+        seed=None,  # type: ignore[arg-type]
+        stop=None,  # type: ignore[arg-type]
+        logit_bias=None,  # type: ignore[arg-type]
+    )
+    assert given == SamplingParams()

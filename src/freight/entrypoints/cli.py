@@ -65,6 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (OSError, MemoryError) as error:
+        _print_error(_unforeseen(error), sys.stderr)
+        return 1
+
+
+def _unforeseen(error: OSError | MemoryError) -> FreightError:
+    """What the system refused where nobody expected it to."""
+    reason = "no memory is left" if isinstance(error, MemoryError) else str(error)
+    return FreightError(
+        "The command was under way.",
+        f"The system refused something: {reason}.",
+        "Rows that were finished are kept: mend the cause and give the same command again.",
+    )
 
 
 def _print_error(error: FreightError, file: TextIO) -> None:

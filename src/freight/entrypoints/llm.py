@@ -216,8 +216,13 @@ def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | Non
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    items = list(prompts)
+    items = [_as_plain(prompt) for prompt in prompts]
     return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def _as_plain(prompt: Any) -> Any:
+    """Arrays and tensors of token ids, and their elements, as Python has them."""
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
 
 
 def _check_lengths(num_prompts: int, num_params: int) -> None:

@@ -8,8 +8,10 @@ name and no architecture.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -81,11 +83,26 @@ def host_arena(num_bytes: int, *, pinned: bool = False) -> Arena:
         ) from error
     _advise(memory, _MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
-    if not _advise(memory, _MADV_POPULATE_WRITE):
-        buffer[::_ALIGNMENT] = 0
+    _touch(buffer)
     if pinned:
         _pin(buffer)
     return Arena(buffer, registered=pinned)
+
+
+def _touch(buffer: torch.Tensor) -> None:
+    """Have all of it there: the kernel clears pages, by as many threads as the arithmetic has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    num_pages = -(-buffer.numel() // _HUGE_PAGE)
+    step = _HUGE_PAGE * -(-num_pages // torch.get_num_threads())
+
+    def touch(start: int) -> None:
+        part = buffer[start : start + step]
+        address, size = ctypes.c_void_p(part.data_ptr()), ctypes.c_size_t(part.numel())
+        if libc.madvise(address, size, _MADV_POPULATE_WRITE):
+            part[::_ALIGNMENT] = 0  # a kernel that does not know how
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(touch, range(0, buffer.numel(), step)))
 
 
 def _pin(buffer: torch.Tensor) -> None:

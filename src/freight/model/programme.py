@@ -11,7 +11,7 @@ width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
@@ -249,14 +249,13 @@ class Unit:
     layer: int | None
     steps: tuple[Step, ...]
     expert: int | None = None
+    weights: tuple[Weight, ...] = field(init=False, compare=False, repr=False)
+    num_elements: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        return tuple(weight for step in self.steps for weight in _weights_of(step))
-
-    @property
-    def num_elements(self) -> int:
-        return sum(weight.num_elements for weight in self.weights)
+    def __post_init__(self) -> None:
+        weights = tuple(weight for step in self.steps for weight in _weights_of(step))
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "num_elements", sum(w.num_elements for w in weights))
 
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, projections only."""
@@ -276,17 +275,27 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.bias
 
 
+def _form_of(unit: Unit) -> tuple[object, ...]:
+    shapes = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
+    return unit.kind, len(unit.steps), shapes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
     ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
-    residual stream ``x``, and for some models one more.
+    residual stream ``x``, and for some models one more. ``kinds`` is one unit of each form.
     """
 
     units: tuple[Unit, ...]
     carried: tuple[str, ...]
     width: int
+    kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kinds = {_form_of(unit): unit for unit in self.units}
+        object.__setattr__(self, "kinds", tuple(kinds.values()))
 
     @property
     def stream_columns(self) -> int:

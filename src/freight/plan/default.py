@@ -8,7 +8,7 @@ one needs nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, Literal
 
@@ -16,7 +16,7 @@ from freight.errors import BudgetError
 from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
-from freight.model.programme import Programme, Unit
+from freight.model.programme import Programme
 from freight.plan.geometry import Geometry, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split, Tier
@@ -36,7 +36,10 @@ _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
-_STEPS: Final = 12
+_COARSE_STEPS: Final = 6
+_FINE_STEPS: Final = 12
+"""Halvings of a share: candidates are compared with few, for then they share their layouts; the
+best one is filled to the end."""
 _MOST_PIECE_BYTES: Final = 4 * MIB
 
 _Placed = Literal["weights", "embedding"]
@@ -78,7 +81,9 @@ class Plan:
 class Planner:
     """Plans one model and workload for one machine. ``room`` is what may be taken of each tier;
     ``taken_bytes`` of the cpu budget are the process's own already. KV goes to
-    disk only where ``has_disk_dir`` or the user says so."""
+    disk only where ``has_disk_dir`` or the user says so. ``layouts`` are those made so far: of a
+    policy they depend on the splits alone. ``elements`` are those of all experts, and before them
+    those of all else."""
 
     config: ModelConfig
     programme: Programme
@@ -90,6 +95,14 @@ class Planner:
     taken_bytes: int
     has_disk_dir: bool
     wishes: Wishes
+    layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
+    elements: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        units = self.programme.units[1:]
+        expert = sum(unit.num_elements for unit in units if unit.expert is not None)
+        plain = sum(unit.num_elements for unit in units) - expert
+        object.__setattr__(self, "elements", (plain, expert))
 
     def plan(self) -> Plan:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
@@ -97,7 +110,7 @@ class Planner:
         best_s = float("inf")
         smallest: Plan | None = None
         for policy in self._candidates():
-            plan = self._fill(policy)
+            plan = self._fill(policy, _COARSE_STEPS)
             if not self._excess(plan):
                 seconds = self._seconds_per_row(plan)
                 if seconds < best_s:
@@ -105,7 +118,7 @@ class Planner:
             elif smallest is None or _size(plan) < _size(smallest):
                 smallest = plan
         if best is not None:
-            return best
+            return self._fill(best.policy, _FINE_STEPS)
         assert smallest is not None
         raise self._refusal(smallest)
 
@@ -173,40 +186,46 @@ class Planner:
 
     # -- filling memory with weights -----------------------------------------------------------
 
-    def _fill(self, policy: Policy) -> Plan:
+    def _fill(self, policy: Policy, num_steps: int) -> Plan:
         """Place as much of the weights as fits, fastest tier first, unless the user did; then of
         the embedding's table, of which a sweep needs few rows."""
         if self.wishes.weights is not None:
             return self._derive(policy)
-        plan = self._derive(replace(policy, embedding=Split(disk=1.0)))
+        on_disk = Split(disk=1.0)
+        plan = self._derive(replace(policy, weights=on_disk, embedding=on_disk))
         if self._excess(plan):
             return plan
-        plan = self._raise_share(plan, "weights")
-        return plan if plan.policy.weights.disk else self._raise_share(plan, "embedding")
+        plan = self._raise_share(plan, "weights", num_steps)
+        if plan.policy.weights.disk:
+            return plan
+        return self._raise_share(plan, "embedding", num_steps)
 
-    def _raise_share(self, plan: Plan, name: _Placed) -> Plan:
+    def _raise_share(self, plan: Plan, name: _Placed, num_steps: int) -> Plan:
         """The most of one kind of tensor that fits, fastest tier first; so far all is on disk."""
         tiers: list[Tier] = ["gpu", "cpu"] if self.compute_tier == "gpu" else ["cpu"]
         shares: dict[Tier, float] = {"gpu": 0.0, "cpu": 0.0}
         for tier in tiers:
-            low, high = 0, 2**_STEPS
+            low, high = 0, 2**num_steps
             most = 1 - sum(shares.values())
             while low < high:
                 middle = (low + high + 1) // 2
-                split = _rest_on_disk({**shares, tier: most * middle / 2**_STEPS})
+                split = _rest_on_disk({**shares, tier: most * middle / 2**num_steps})
                 candidate = self._derive(_with_split(plan.policy, name, split))
                 low, high = (low, middle - 1) if self._excess(candidate) else (middle, high)
                 if low == middle:
                     best = candidate
-            shares[tier] = most * low / 2**_STEPS
+            shares[tier] = most * low / 2**num_steps
             plan = best if low else plan
         return plan
 
     def _derive(self, policy: Policy) -> Plan:
-        tied = self.config.tied_embeddings
-        layout = lay_out(
-            self.programme, self.sources, policy, dtype=self.dtype, tied_embeddings=tied
-        )
+        splits = policy.weights, policy.embedding
+        if splits not in self.layouts:
+            tied = self.config.tied_embeddings
+            self.layouts[splits] = lay_out(
+                self.programme, self.sources, policy, dtype=self.dtype, tied_embeddings=tied
+            )
+        layout = self.layouts[splits]
         geometry = measure(self.config, layout, policy, self.workload)
         return Plan(policy=policy, layout=layout, geometry=geometry, workload=self.workload)
 
@@ -241,9 +260,9 @@ class Planner:
 
     def _compute_s(self, plan: Plan, num_tokens: int) -> float:
         """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""
-        units = self.programme.units[1:]
-        used = sum(unit.num_elements * self._share_of_tokens(unit) for unit in units)
-        read = sum(unit.num_elements * self._share_of_sweeps(unit, num_tokens) for unit in units)
+        plain, expert = self.elements
+        used = plain + expert * self._share_of_tokens(True)
+        read = plain + expert * self._share_of_sweeps(True, num_tokens)
         slowed = 1 + _CHUNK_COST_TOKENS / plan.policy.chunk_tokens
         arithmetic_s = 2 * used * num_tokens * slowed / _FLOPS[self.compute_tier]
         read_s = read * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
@@ -255,18 +274,18 @@ class Planner:
         needed = 0.0
         for own in layout.units:
             size = sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
-            needed += size * self._share_of_sweeps(own.unit, num_tokens)
+            needed += size * self._share_of_sweeps(own.unit.expert is not None, num_tokens)
         return round(needed)
 
-    def _share_of_tokens(self, unit: Unit) -> float:
+    def _share_of_tokens(self, is_expert: bool) -> float:
         experts = self.config.experts
-        if unit.expert is None or experts is None:
+        if not is_expert or experts is None:
             return 1.0
         return experts.per_token / experts.num_experts
 
-    def _share_of_sweeps(self, unit: Unit, num_tokens: int) -> float:
-        """How likely any of the tokens is to need the unit, were experts chosen by chance."""
-        return 1.0 - (1.0 - self._share_of_tokens(unit)) ** num_tokens
+    def _share_of_sweeps(self, is_expert: bool, num_tokens: int) -> float:
+        """How likely any of the tokens is to need a unit, were experts chosen by chance."""
+        return 1.0 - (1.0 - self._share_of_tokens(is_expert)) ** num_tokens
 
     # -- refusal -------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
     usage = geometry.usage
     home = policy.compute_tier
-    held = layout.held_bytes()
+    held = layout.held_bytes
     usage[home]["weights"] = held[home]
     usage[home]["weight slots"] = ring_blocks(layout, policy) * policy.piece_bytes
     usage[home]["decoded weights"] = layout.decoded_bytes

@@ -9,7 +9,7 @@ ranges and tiers, but no tensors and no devices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -94,7 +94,8 @@ class WeightLayout:
     streamed, rows are looked up: ``embedding`` are its parts, or those of the head where they share
     it. What else the embedding unit has stays on the compute tier: ``entrance``.
 
-    ``stream_columns`` is the width of what passes from unit to unit.
+    ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
+    form. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
     """
 
     entrance: UnitLayout
@@ -104,6 +105,11 @@ class WeightLayout:
     compute_tier: Tier
     element_bytes: int
     stream_columns: int
+    kinds: tuple[Unit, ...]
+    held_bytes: Mapping[Tier, int] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "held_bytes", self._held_bytes())
 
     @property
     def all_units(self) -> tuple[UnitLayout, ...]:
@@ -119,8 +125,7 @@ class WeightLayout:
             totals[part.tier] += part.num_elements * self.element_bytes
         return totals
 
-    def held_bytes(self) -> dict[Tier, int]:
-        """Bytes that weights take in each memory: whole blocks per unit, as they are allocated."""
+    def _held_bytes(self) -> dict[Tier, int]:
         held: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
         own = () if self.tied_embeddings else self.embedding
         stretches = [unit.resident for unit in self.all_units] + [
@@ -172,6 +177,7 @@ def lay_out(
         compute_tier=policy.compute_tier,
         element_bytes=DTYPE_BYTES[dtype],
         stream_columns=programme.stream_columns,
+        kinds=programme.kinds,
     )
 
 

@@ -55,19 +55,12 @@ def workspace_bytes(
         widened = 4 * columns if size < 4 else 0
         return max(sampled, _unit_bytes(unit, count, config, size, attended) + count * widened)
 
-    units = {_shape_of(layout.unit): layout.unit for layout in (layout.entrance, *layout.units)}
-    return max(peak(unit) for unit in units.values()) + _SLACK
+    return max(peak(unit) for unit in layout.kinds) + _SLACK
 
 
 def scored_chunk(policy: Policy, columns: int) -> int:
     """Positions scored at once by a chunk of the head with so many columns."""
     return max(1, min(policy.chunk_tokens, _SCORED_VALUES // columns))
-
-
-def _shape_of(unit: Unit) -> tuple[object, ...]:
-    """Units alike in this take alike: one of each is looked at."""
-    weights = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
-    return unit.kind, len(unit.steps), weights
 
 
 def _unit_bytes(

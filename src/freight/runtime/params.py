@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
 from freight.errors import InputError
@@ -77,7 +77,15 @@ class SamplingParams:
             )
 
     def _normalise(self) -> None:
-        """One stop string as a tuple, lists as tuples, biases by ascending token id."""
+        """None is the default, as in other APIs, and top_k -1 is off. One stop string as a tuple,
+        lists as tuples, biases by ascending token id."""
+        for own in fields(self):
+            if getattr(self, own.name) is None:
+                is_made = own.default_factory is not MISSING
+                value = own.default_factory() if is_made else own.default  # type: ignore[operator]
+                object.__setattr__(self, own.name, value)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         for name, value in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
             if isinstance(value, list | tuple):
