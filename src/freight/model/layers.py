@@ -102,13 +102,10 @@ def _norm(step: Norm, frame: Frame) -> None:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_()
         wide.mul_(scale)
-        if step.kind != "rms":
-            wide.mul_(gain.float() + 1.0 if step.kind == "rms_plus_one" else gain.float())
+        wide.mul_(gain.float() + 1.0 if step.kind == "rms_plus_one" else gain.float())
         if step.bias is not None:
             wide.add_(frame.vector(step.bias).float())
         out.copy_(wide)
-    if step.kind == "rms":
-        out.mul_(gain)
 
 
 def _project(step: Project, frame: Frame) -> None:

@@ -94,8 +94,8 @@ class AddPositions:
 class Norm:
     """out = normalised x * weight (+ bias), in float32 inside; out may be x.
 
-    "rms": x / rms(x), rounded before the weight; "rms_plus_one": times 1 + weight, rounded after;
-    "layer": (x - mean) / deviation, rounded after. With ``num_heads`` each head is normalised.
+    "rms": x / rms(x); "rms_plus_one": the same, times 1 + weight; "layer": (x - mean) / deviation.
+    Rounded once, at the end. With ``num_heads`` each head is normalised.
     """
 
     x: str
