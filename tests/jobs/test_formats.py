@@ -102,7 +102,7 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "temperature": 10**400}, "temperature must be"),
         ({"prompt": "x", "temperature": "hot"}, '"temperature" is a string'),
         ({"prompt": "x", "top_p": 0}, "top_p must be"),
-        ({"prompt": "x", "top_k": -1}, "top_k must be"),
+        ({"prompt": "x", "top_k": -2}, "top_k must be"),
         ({"prompt": "x", "seed": -1}, "seed must be"),
         ({"prompt": "x", "stop": [""]}, "non-empty"),
         ({"prompt": "x", "stop": [1]}, '"stop" is a list'),
