@@ -28,4 +28,5 @@ check: $(VENV)/.installed
 
 gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu_short.py
+	PYTHONPATH=src $(PYTHON) -m freight bench offload --model benchmarks/llama-7b --device cuda \
+		--gpu-memory 6GiB --shape 128:32 --rows 64

@@ -45,14 +45,14 @@ def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
     work = Work(**job["work"])
     config = read_config(Path(job["model"]))
     started_s = time.perf_counter()
-    resident = None
-    if job["system"] == "accelerate":
-        resident = job["resident_bytes"] or resident_bytes(
-            config, work, job["batch_size"], job["dtype"], job["budget_bytes"] - process_bytes()
-        )
-    model = _load(job, resident)
-    load_s = time.perf_counter() - started_s
     device = torch.device("cuda", 0) if job["on_cuda"] else torch.device("cpu")
+    if job["on_cuda"]:
+        _cap(device, job["gpu_budget_bytes"])
+    memory = None
+    if job["system"] == "accelerate":
+        memory = _memory_for_weights(job, config, work)
+    model = _load(job, memory)
+    load_s = time.perf_counter() - started_s
     rows = torch.tensor(make_rows(work, config.vocab_size), device=device)
     if job["system"] == "transformers" or job["on_cuda"]:
         _generate(model, rows[:1], min(2, work.new_tokens))
@@ -67,7 +67,7 @@ def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
     generate_s = time.perf_counter() - started_s
     return {
         "batch_size": job["batch_size"],
-        "resident_bytes": resident,
+        "resident_bytes": None if memory is None else memory[0 if job["on_cuda"] else "cpu"],
         "load_s": load_s,
         "generate_s": generate_s,
         "prefill_s": prefill_s,
@@ -91,18 +91,34 @@ def resident_bytes(
     return max(1, room_bytes - kv - logits - scratch - _LAYERS_AT_ONCE * largest)
 
 
-def _load(job: Mapping[str, Any], resident: int | None) -> Any:
-    """On Accelerate, whole layers stay up to ``resident`` bytes; others are read at every use, from
-    the checkpoint itself."""
+def _cap(device: torch.device, num_bytes: int) -> None:
+    """Let the process take no more of the device than this, beside the device's own context."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+
+
+def _memory_for_weights(
+    job: Mapping[str, Any], config: ModelConfig, work: Work
+) -> dict[int | str, int]:
+    """Bytes of weights that may stay, by device: on the computing one beside a batch."""
+    on_cpu = job["budget_bytes"] - process_bytes()
+    room = job["gpu_budget_bytes"] if job["on_cuda"] else on_cpu
+    resident = job["resident_bytes"] or resident_bytes(
+        config, work, job["batch_size"], job["dtype"], room
+    )
+    return {0: resident, "cpu": max(1, on_cpu)} if job["on_cuda"] else {"cpu": resident}
+
+
+def _load(job: Mapping[str, Any], memory: Mapping[int | str, int] | None) -> Any:
+    """On Accelerate, whole layers stay up to the bytes of ``memory``; others are read at every use,
+    from the checkpoint itself."""
     settings: dict[str, Any] = {"dtype": getattr(torch, job["dtype"])}
-    if resident is not None:
+    if memory is not None:
         settings |= {
             "device_map": "auto",
-            "max_memory": {"cpu": resident},
+            "max_memory": dict(memory),
             "offload_folder": job["offload_dir"],
         }
-        if job["on_cuda"]:
-            settings["max_memory"][0] = job["gpu_budget_bytes"]
     elif job["on_cuda"]:
         settings["device_map"] = {"": 0}
     model: Any = AutoModelForCausalLM.from_pretrained(job["model"], **settings)
