@@ -1,0 +1,121 @@
+"""A machine as plain values: what computes, what remembers, what connects them, and how fast.
+
+All that a planner must know of hardware, measured (a profile) or looked up (a preset). Knows no
+model and no policy. Sizes are in bytes, rates per second of what the machine reaches in practice:
+a preset holds achievable figures, not those of a data sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from freight.errors import InputError
+from freight.hardware.curve import Curve
+
+__all__ = ["LINKS", "UNITS", "Beside", "ComputeUnit", "Link", "Machine", "TensorKind"]
+
+TensorKind = Literal["weights", "kv", "activations"]
+
+LINKS: Final = ("disk read", "disk write", "host to device", "device to host")
+UNITS: Final = ("cpu", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeUnit:
+    """A processor with a memory of its own.
+
+    ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
+    memory. ``attention_flops`` is what attention over prompts reaches, per dtype;
+    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each.
+    ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
+    ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
+    a micro-batch in a sweep: choosing tokens, book-keeping.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    products: Mapping[str, Curve]
+    attention_flops: Mapping[str, float]
+    attended_bytes_per_s: float
+    call_s: float = 0.0
+    sweep_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A way between two memories, one direction.
+
+    ``bytes_per_s`` by the size of a request; ``kinds`` where tensors of one kind go at another
+    rate, as keys and values in small pieces do. ``latency_s`` is added once per transfer.
+    """
+
+    bytes_per_s: Curve
+    kinds: Mapping[TensorKind, Curve] = field(default_factory=dict)
+    latency_s: float = 0.0
+
+    def seconds(self, num_bytes: float, kind: TensorKind, request_bytes: float) -> float:
+        """For ``num_bytes`` in requests of ``request_bytes``."""
+        if not num_bytes:
+            return 0.0
+        return self.latency_s + num_bytes / self.kinds.get(kind, self.bytes_per_s).at(request_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """How much slower one part of the machine is while another works: the share of its speed that
+    is left, by its own size (rows of a product, bytes of a request)."""
+
+    part: str
+    other: str
+    share: Curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """``units`` by name ("cpu" always, "gpu" where there is one) and ``links`` by name.
+
+    ``disk_bytes`` is the room for scratch, ``num_gpus`` like units. ``dollars_per_hour`` is the
+    rent of the whole, ``watts`` its draw under load. ``host`` identifies the machine that a profile
+    was measured on, ``sources`` says where each value of a preset comes from, by its path in JSON.
+    """
+
+    name: str
+    description: str
+    units: Mapping[str, ComputeUnit]
+    links: Mapping[str, Link]
+    beside: tuple[Beside, ...] = ()
+    disk_bytes: int = 0
+    num_gpus: int = 1
+    dollars_per_hour: float | None = None
+    watts: float | None = None
+    host: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wanted = {"disk read", "disk write"} if "gpu" not in self.units else set(LINKS)
+        missing = sorted(({"cpu"} - set(self.units)) | (wanted - set(self.links)))
+        unknown = sorted((set(self.units) - set(UNITS)) | (set(self.links) - set(LINKS)))
+        if missing or unknown:
+            raise InputError(
+                f"The machine {self.name!r} was described.",
+                f"It lacks {missing} and has {unknown}, which are not known."
+                if unknown
+                else f"It lacks {missing}.",
+                f"A machine has units of {list(UNITS)}, links of {list(LINKS)}.",
+            )
+
+    @property
+    def compute_unit(self) -> ComputeUnit:
+        """Where the arithmetic is done: the GPU where there is one."""
+        return self.units.get("gpu", self.units["cpu"])
+
+    def share_beside(self, part: str, others: frozenset[str], size: float) -> float:
+        """The share of its speed that a part keeps while ``others`` work."""
+        share = 1.0
+        for entry in self.beside:
+            if entry.part == part and entry.other in others:
+                share *= entry.share.at(size)
+        return share
