@@ -11,12 +11,13 @@ from typing import Final
 from freight.model.switches import ModelConfig
 from freight.plan.layout import BLOCK, WeightLayout
 from freight.plan.policy import Policy, Split, Tier
+from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "measure", "ring_blocks"]
+__all__ = ["Geometry", "measure"]
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -112,18 +113,6 @@ def measure(
     _count_weights(geometry, layout, policy)
     _count_block(geometry, config, layout, policy)
     return geometry
-
-
-def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
-    """Blocks (of ``policy.piece_bytes``) in the ring that weights stream through.
-
-    The largest three neighbours: while one unit is computed, the next two come, so that units that
-    are long to load hide behind those that are long to compute. Never more than all of them.
-    """
-    sizes = [-(-unit.slot_bytes // policy.piece_bytes) for unit in layout.units if unit.pieces]
-    around = sizes[2:] + sizes[:2]
-    threes = [sum(three) for three in zip(sizes, sizes[1:] + sizes[:1], around, strict=True)]
-    return min(max(threes), sum(sizes)) if sizes else 0
 
 
 def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:

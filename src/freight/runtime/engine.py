@@ -22,6 +22,7 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
 from freight.plan.default import Plan
+from freight.plan.ring import stream_model
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
@@ -182,7 +183,7 @@ class Engine:
         )
         stream = schedule(
             scheduler.sweeps(),
-            self.placement.stream_model(),
+            stream_model(self.plan.layout, policy),
             scheduler.expects_more,
             performer.chosen,
         )

@@ -19,9 +19,8 @@ from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
-from freight.plan.geometry import ring_blocks
+from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
-from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 from freight.plan.verify import Ring
 from freight.quantities import align_up
 from freight.runtime.buffers import Buffers
@@ -193,30 +192,6 @@ class Placement:
             dtype=self.dtype,
             loader=loader,
             files=self.files,
-        )
-
-    def stream_model(self) -> StreamModel:
-        units = [StreamUnit(kind="embedding", layer=None)]
-        for layout in self.plan.layout.units:
-            units.append(
-                StreamUnit(
-                    kind=layout.unit.kind,
-                    layer=layout.unit.layer,
-                    pieces=tuple(
-                        StreamPiece(
-                            tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset
-                        )
-                        for piece in layout.pieces
-                    ),
-                    needs_decode=layout.decoded_bytes > 0,
-                    expert=layout.unit.expert,
-                )
-            )
-        return StreamModel(
-            units=tuple(units),
-            compute_tier=self.plan.policy.compute_tier,
-            ring_blocks=self.weights.ring_blocks,
-            block_bytes=self.plan.policy.piece_bytes,
         )
 
     def rings(self) -> dict[str, Ring]:
