@@ -31,7 +31,8 @@ class ComputeUnit:
     ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
     ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
-    a micro-batch in a sweep: choosing tokens, book-keeping.
+    a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
+    simulated computes in the thread that asks it to.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ComputeUnit:
     attended_bytes_per_s: float
     call_s: float = 0.0
     sweep_s: float = 0.0
+    is_inline: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,10 @@ class Machine:
     def compute_unit(self) -> ComputeUnit:
         """Where the arithmetic is done: the GPU where there is one."""
         return self.units.get("gpu", self.units["cpu"])
+
+    def is_inline(self, unit: str) -> bool:
+        """Whether the thread that issues operations also computes, and so holds later ones up."""
+        return unit == "cpu" or self.units[unit].is_inline
 
     def share_beside(self, part: str, others: frozenset[str], size: float) -> float:
         """The share of its speed that a part keeps while ``others`` work."""

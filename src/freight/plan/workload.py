@@ -23,6 +23,9 @@ class Workload:
     ``max_prompt_tokens + max_new_tokens``: the longest prompt need not ask for the longest answer.
     New tokens are upper bounds; rows may end sooner.
 
+    ``lengths`` are (rows, prompt, new) of groups of rows in the order in which they run; empty
+    where all are taken to be alike.
+
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
     ``max_listed_tokens`` the most new ones, ``max_logprobs`` the most alternatives to each.
     """
@@ -38,6 +41,7 @@ class Workload:
     max_scored_tokens: int = 0
     max_listed_tokens: int = 0
     max_logprobs: int = 0
+    lengths: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -49,6 +53,9 @@ class Workload:
         ):
             if getattr(self, name) < least:
                 raise _refuse(f"{name}={getattr(self, name)}", f"It must be at least {least}.")
+        counted = sum(count for count, _, _ in self.lengths)
+        if self.lengths and counted != self.num_rows:
+            raise _refuse(f"lengths of {counted} rows", f"There are {self.num_rows} rows.")
         longest, shortest = self.max_prompt_tokens + self.max_new_tokens, self._shortest_total()
         if not shortest <= self.max_total_tokens <= longest:
             raise _refuse(
@@ -65,6 +72,18 @@ class Workload:
                     f"{name}={getattr(self, name)}",
                     f"{self.num_rows} rows have between {least} and {most}.",
                 )
+
+    def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
+        """(prompt, new) tokens of the rows ``first`` to ``last``."""
+        prompt = max(1, round(self.total_prompt_tokens / self.num_rows))
+        alike = ((self.num_rows, prompt, round(self.total_new_tokens / self.num_rows)),)
+        found: list[tuple[int, int]] = []
+        begin = 0
+        for count, prompt, new in self.lengths or alike:
+            inside = min(last, begin + count) - max(first, begin)
+            found += [(prompt, new)] * max(0, inside)
+            begin += count
+        return found
 
     def max_prompts(self, num_rows: int) -> int:
         """The most prompts that a micro-batch of so many rows computes.

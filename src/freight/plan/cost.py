@@ -1,0 +1,228 @@
+"""Operations in seconds: what each takes on a machine when nothing else works.
+
+Products by the rate at their number of rows, attention by queries and keys, everything else by the
+bytes that it passes over; links by bytes and request size. Knows a machine's rates and a model's
+programme, no order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from freight.hardware.machine import ComputeUnit, Machine, TensorKind
+from freight.model.batch import MicroBatch, RowSpan, chunk_rows
+from freight.model.programme import (
+    Activate,
+    Add,
+    AddPositions,
+    Attend,
+    Cap,
+    Combine,
+    Dispatch,
+    Embed,
+    Multiply,
+    Norm,
+    Programme,
+    Project,
+    Rotate,
+    Scale,
+    Split,
+    Step,
+    Unit,
+)
+from freight.model.switches import ModelConfig
+from freight.plan.layout import WeightLayout
+from freight.plan.operation import Kind, Lane, Operation
+from freight.plan.policy import Policy
+from freight.plan.simulate import Demand
+from freight.quantities import MIB
+
+__all__ = ["Cost"]
+
+_PASSES: Final[Mapping[type, float]] = {
+    Norm: 14.0,
+    Rotate: 4.0,
+    Split: 2.0,
+    Activate: 2.0,
+    Multiply: 3.0,
+    Add: 3.0,
+    Cap: 6.0,
+    Scale: 2.0,
+    AddPositions: 5.0,
+    Dispatch: 2.0,
+    Combine: 4.0,
+    Embed: 4.0,
+}
+"""How often a step passes over its value, reads and writes in the compute dtype's size. A norm
+widens to float32 and passes over that some times."""
+
+_KINDS: Final[Mapping[Kind, TensorKind]] = {
+    Kind.READ_KV: "kv",
+    Kind.COPY_KV: "kv",
+    Kind.COPY_BACK_KV: "kv",
+    Kind.WRITE_KV: "kv",
+    Kind.READ_HIDDEN: "activations",
+    Kind.COPY_HIDDEN: "activations",
+    Kind.COPY_BACK_HIDDEN: "activations",
+    Kind.WRITE_HIDDEN: "activations",
+}
+_REQUEST_BYTES: Final = 8 * MIB
+_LOGIT_PASSES: Final = 3.0
+
+_Key = tuple[int, int, int, bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What operations take for a model laid out in one way. Times of computations are kept: units
+    of one form take equally long for the same rows."""
+
+    machine: Machine
+    config: ModelConfig
+    programme: Programme
+    layout: WeightLayout
+    policy: Policy
+    dtype: str
+    units: tuple[int, ...]
+    """For each unit of the schedule, its number in the programme."""
+    kept: dict[_Key, Demand] = field(default_factory=dict)
+    forms: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> ComputeUnit:
+        return self.machine.units[self.policy.compute_tier]
+
+    @property
+    def size(self) -> int:
+        return self.layout.element_bytes
+
+    def demand(self, operation: Operation) -> Demand:
+        """Seconds of an operation alone."""
+        if operation.kind is Kind.COMPUTE:
+            return self._computation(operation)
+        if operation.kind is Kind.DECODE_WEIGHTS:
+            decoded = self.layout.all_units[self.units[operation.unit]].decoded_bytes
+            return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
+        request = float(min(operation.num_bytes, _REQUEST_BYTES))
+        if operation.kind is Kind.READ_EMBEDDING:
+            request = float(self.config.embedding_size * self.size)
+        kind = _KINDS.get(operation.kind, "weights")
+        link = self.machine.links[operation.lane.value]
+        return Demand(
+            seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
+        )
+
+    def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
+        """The share of its speed that a lane keeps beside others."""
+        return self.machine.share_beside(lane.value, frozenset(o.value for o in others), size)
+
+    # -- computation ---------------------------------------------------------------------------
+
+    def _computation(self, operation: Operation) -> Demand:
+        assert operation.batch is not None
+        unit = self.programme.units[self.units[operation.unit]]
+        form = self.forms.setdefault(_form(unit), len(self.forms))
+        key = (form, operation.sweep, operation.batch.index, operation.is_last)
+        if key not in self.kept:
+            rows = self._rows_of(unit, operation.batch)
+            seconds = self._unit_s(unit, operation.batch)
+            if operation.is_last:
+                seconds += self._finish_s(operation.batch)
+            self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
+        return self.kept[key]
+
+    def _rows_of(self, unit: Unit, batch: MicroBatch) -> list[int]:
+        """How many tokens each chunk of a micro-batch has in a unit."""
+        if unit.kind == "attention":
+            ranges = chunk_rows(batch.rows, self.policy.chunk_tokens)
+            return [batch.rows[last - 1].end - batch.rows[first].start for first, last in ranges]
+        total = batch.num_tokens
+        if unit.kind == "head":
+            total = batch.num_logits + batch.num_scored
+        elif unit.expert is not None and self.config.experts is not None:
+            share = self.config.experts.per_token / self.config.experts.num_experts
+            total = max(1, round(total * share))
+        chunk = total if unit.kind == "head" else self.policy.chunk_tokens
+        whole, rest = divmod(total, max(1, chunk))
+        return [chunk] * whole + [rest] * bool(rest) or [1]
+
+    def _unit_s(self, unit: Unit, batch: MicroBatch) -> float:
+        rows = self._rows_of(unit, batch)
+        seconds = sum(self._chunk_s(unit, count) for count in rows)
+        return seconds + sum(
+            self._attend_s(step, batch) for step in unit.steps if isinstance(step, Attend)
+        )
+
+    def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
+        flops = unit.matmul_flops(num_tokens)
+        rate = self.unit.products[self.dtype].at(num_tokens)
+        passed = num_tokens * sum(_bytes_passed(unit, self.size))
+        return flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
+
+    def _attend_s(self, step: Attend, batch: MicroBatch) -> float:
+        """Prompts by arithmetic, single queries by the keys and values they read."""
+        pairs, keys = 0.0, 0.0
+        for span in batch.rows:
+            if span.num_new > 1:
+                pairs += _pairs(span, step.window)
+            else:
+                keys += min(span.total_len, step.window or span.total_len)
+        flops = 4 * step.num_heads * step.head_dim * pairs
+        kv_bytes = 2 * step.num_kv_heads * step.head_dim * self.size * keys
+        return (
+            flops / self.unit.attention_flops[self.dtype]
+            + kv_bytes / self.unit.attended_bytes_per_s
+        )
+
+    def _finish_s(self, batch: MicroBatch) -> float:
+        """Tokens are chosen from the logits, in float32."""
+        logits = 4 * self.config.vocab_size * (batch.num_logits + batch.num_scored)
+        return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
+
+
+def _form(unit: Unit) -> tuple[object, ...]:
+    windows = tuple(step.window for step in unit.steps if isinstance(step, Attend))
+    shapes = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
+    return unit.kind, len(unit.steps), shapes, windows
+
+
+def _pairs(span: RowSpan, window: int | None) -> float:
+    """(query, key) pairs of a row: causal, within the window."""
+    first, last = span.kv_len + 1, span.total_len
+    if window is None or last <= window:
+        return (first + last) * span.num_new / 2
+    if first >= window:
+        return window * span.num_new
+    growing = window - first + 1
+    return (first + window) * growing / 2 + window * (span.num_new - growing)
+
+
+def _bytes_passed(unit: Unit, size: int) -> Iterator[float]:
+    """Bytes per token that each step but products and attention passes over."""
+    columns: dict[str, int] = {}
+    for step in unit.steps:
+        _note_columns(step, columns, unit)
+        if type(step) in _PASSES:
+            name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
+            yield _PASSES[type(step)] * columns.get(name, 0) * size
+
+
+def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
+    """How wide the values are that a step makes or is the first to use."""
+    if isinstance(step, Norm):
+        columns.setdefault(step.x, step.weight.num_columns * step.num_heads)
+        columns[step.out] = columns[step.x]
+    elif isinstance(step, Project):
+        columns.setdefault(step.x, step.weight.num_columns)
+        columns[step.out] = step.weight.num_rows
+    elif isinstance(step, Embed | AddPositions):
+        columns[step.out if isinstance(step, Embed) else step.x] = step.weight.num_columns
+    elif isinstance(step, Split):
+        columns[step.q] = step.num_heads * step.head_dim
+        columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
+    elif isinstance(step, Attend):
+        columns[step.out] = step.num_heads * step.head_dim
+    elif isinstance(step, Dispatch):
+        columns[step.out] = columns.get(step.x, max(w.num_columns for w in unit.weights))

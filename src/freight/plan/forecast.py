@@ -1,0 +1,191 @@
+"""What a plan will take on a machine: time by phase, bytes and work by lane.
+
+Some blocks of the dataset stand for all, and some sweeps of each for the whole block: what lies
+between is taken to change evenly, as the number of keys does. Knows no torch; nothing is executed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from freight.hardware.machine import Machine
+from freight.model.programme import Programme
+from freight.model.switches import ModelConfig
+from freight.plan.default import Plan
+from freight.plan.operation import Lane
+from freight.plan.samples import Lanes, Sampler
+from freight.plan.simulate import Timeline
+
+__all__ = ["Forecast", "forecast"]
+
+_MOST_STEPS: Final = 6
+_MOST_BLOCKS: Final = 3
+_REQUEST_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
+    each block's first sweep, ``decode_s`` that of all others. ``timeline`` is that of the sweeps
+    which were run on the clock for the first block."""
+
+    load_s: float
+    prefill_s: float
+    decode_s: float
+    new_tokens: float
+    num_bytes: Lanes
+    busy_s: Lanes
+    timeline: Timeline
+
+    @property
+    def seconds(self) -> float:
+        """From the first operation to the last token."""
+        return self.prefill_s + self.decode_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second of generating."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    def utilisation(self) -> dict[Lane, float]:
+        """The share of the time that each lane works."""
+        return {lane: busy / self.seconds for lane, busy in self.busy_s.items()}
+
+    @property
+    def binding(self) -> Lane:
+        """The lane that works most."""
+        return max(self.busy_s, key=self.busy_s.__getitem__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """One block of rows."""
+
+    num_rows: int
+    new_tokens: float
+    prefill_s: float
+    decode_s: float
+    num_bytes: Lanes
+    busy_s: Lanes
+    timeline: Timeline
+
+
+def forecast(
+    plan: Plan, machine: Machine, config: ModelConfig, programme: Programme, dtype: str
+) -> Forecast:
+    """Predict ``plan`` for its workload."""
+    sampler = Sampler(plan=plan, machine=machine, config=config, programme=programme, dtype=dtype)
+    size, total = plan.policy.block_rows, plan.workload.num_rows
+    starts = range(0, total, size)
+    told = {
+        start: _tell(sampler, plan.workload.row_lengths(start, min(start + size, total)))
+        for start in _spread(starts)
+    }
+    blocks = [_between(told, sorted(told), start) for start in starts]
+    return Forecast(
+        load_s=_load_s(plan, machine),
+        prefill_s=sum(block.prefill_s for block in blocks),
+        decode_s=sum(block.decode_s for block in blocks),
+        new_tokens=sum(block.new_tokens for block in blocks),
+        num_bytes=_added([block.num_bytes for block in blocks]),
+        busy_s=_added([block.busy_s for block in blocks]),
+        timeline=told[0].timeline,
+    )
+
+
+def _load_s(plan: Plan, machine: Machine) -> float:
+    """Weights that stay in memory are read once."""
+    held = plan.layout.tier_bytes()
+    disk, size = machine.links["disk read"], float(_REQUEST_BYTES)
+    read_s = disk.seconds(held["gpu"] + held["cpu"], "weights", size)
+    if not held["gpu"]:
+        return read_s
+    return read_s + machine.links["host to device"].seconds(held["gpu"], "weights", size)
+
+
+def _spread(starts: range) -> list[int]:
+    """Some blocks: the first, the last, which may be smaller, and a few between."""
+    whole = starts[:-1]
+    if len(whole) <= _MOST_BLOCKS:
+        return list(starts)
+    step = (len(whole) - 1) / (_MOST_BLOCKS - 1)
+    return sorted({*(whole[round(i * step)] for i in range(_MOST_BLOCKS)), starts[-1]})
+
+
+def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]]) -> _Block:
+    steps = _steps(max(1, max(new for _, new in lengths)))
+    sample = sampler.sample(lengths, steps)
+    return _Block(
+        num_rows=len(lengths),
+        new_tokens=sum(new for _, new in lengths),
+        prefill_s=sample.seconds[0],
+        decode_s=_sum_between(steps[1:], sample.seconds),
+        num_bytes=_integrated(steps, sample.num_bytes),
+        busy_s=_integrated(steps, sample.busy_s),
+        timeline=sample.timeline,
+    )
+
+
+def _steps(count: int) -> list[int]:
+    """The first two sweeps of ``count``, the last, and some between."""
+    if count <= _MOST_STEPS:
+        return list(range(count))
+    step = (count - 2) / (_MOST_STEPS - 2)
+    return [0, *(1 + round(i * step) for i in range(_MOST_STEPS - 1))]
+
+
+def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _Block:
+    """The block that starts there: as it was told, or a mean of its neighbours."""
+    if start in told:
+        return told[start]
+    place = bisect_right(known, start)
+    first, second = told[known[place - 1]], told[known[place]]
+    if second.num_rows != first.num_rows:
+        return first
+    share = (start - known[place - 1]) / (known[place] - known[place - 1])
+
+    def mix(one: Lanes, other: Lanes) -> dict[Lane, float]:
+        return {
+            lane: (1 - share) * one.get(lane, 0.0) + share * other.get(lane, 0.0)
+            for lane in {**one, **other}
+        }
+
+    return _Block(
+        num_rows=first.num_rows,
+        new_tokens=(1 - share) * first.new_tokens + share * second.new_tokens,
+        prefill_s=(1 - share) * first.prefill_s + share * second.prefill_s,
+        decode_s=(1 - share) * first.decode_s + share * second.decode_s,
+        num_bytes=mix(first.num_bytes, second.num_bytes),
+        busy_s=mix(first.busy_s, second.busy_s),
+        timeline=first.timeline,
+    )
+
+
+def _added(parts: Sequence[Lanes]) -> dict[Lane, float]:
+    lanes = {lane for part in parts for lane in part}
+    return {lane: sum(part.get(lane, 0.0) for part in parts) for lane in sorted(lanes)}
+
+
+def _integrated(steps: Sequence[int], values: Mapping[int, Lanes]) -> dict[Lane, float]:
+    """By lane, the sum over all sweeps."""
+    totals = {}
+    for lane in {lane for own in values.values() for lane in own}:
+        own = {step: values[step].get(lane, 0.0) for step in steps}
+        totals[lane] = own[0] + _sum_between(steps[1:], own)
+    return totals
+
+
+def _sum_between(steps: Sequence[int], values: Mapping[int, float]) -> float:
+    """The sum over every whole step from the first to the last."""
+    if not steps:
+        return 0.0
+    total = values[steps[0]]
+    for earlier, later in pairwise(steps):
+        # Those strictly between change evenly from one value to the other.
+        inner = (later - earlier - 1) * (values[earlier] + values[later]) / 2
+        total += inner + values[later]
+    return total

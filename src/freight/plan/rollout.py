@@ -1,0 +1,151 @@
+"""The sweeps of a block without running it: rows by their lengths alone, and what each sweep moves.
+
+Stands in for the scheduler and the preparer of micro-batches, for forecasts: rows enter a block
+together, bring their prompts, then one token a sweep each, and leave when they have made all their
+tokens. Knows no token ids and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from freight.model.batch import MicroBatch, RowKey, RowSpan
+from freight.model.switches import ModelConfig
+from freight.plan.geometry import Geometry
+from freight.plan.layout import BLOCK, WeightLayout
+from freight.plan.policy import Policy, Tier
+from freight.plan.sweep import BatchWork, Moved, Sweep
+from freight.quantities import align_up
+
+__all__ = ["BlockRow", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRow:
+    """A row of a block: its lengths, and the tier of its keys and values."""
+
+    number: int
+    prompt_tokens: int
+    new_tokens: int
+    home: Tier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkSizes:
+    """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
+    that is not on the compute tier; tokens are taken to be spread evenly over it."""
+
+    policy: Policy
+    page_bytes: int
+    stream_bytes: int
+    embedding_bytes: int
+    far_share: float
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, layout: WeightLayout, policy: Policy, geometry: Geometry
+    ) -> WorkSizes:
+        near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
+        return cls(
+            policy=policy,
+            page_bytes=geometry.page_bytes,
+            stream_bytes=layout.stream_columns * layout.element_bytes,
+            embedding_bytes=config.embedding_size * layout.element_bytes,
+            far_share=1 - near / config.vocab_size,
+        )
+
+
+def rows_of_block(lengths: Sequence[tuple[int, int]], policy: Policy) -> list[list[BlockRow]]:
+    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out."""
+    size = policy.micro_batch_size
+    block = []
+    for first in range(0, len(lengths), size):
+        own = lengths[first : first + size]
+        cut = policy.kv.cut(len(own))
+        homes = [tier for tier, count in cut.items() for _ in range(count)]
+        block.append(
+            [
+                BlockRow(number=first + i, prompt_tokens=prompt, new_tokens=new, home=home)
+                for i, ((prompt, new), home) in enumerate(zip(own, homes, strict=True))
+            ]
+        )
+    return block
+
+
+def make_sweep(
+    index: int, block: Sequence[Sequence[BlockRow]], step: int, sizes: WorkSizes
+) -> Sweep:
+    """The sweep in which rows make their token ``step`` (0: with their prompts)."""
+    works = []
+    for k, rows in enumerate(block):
+        left = [row for row in rows if row.new_tokens > step or step == 0]
+        if left:
+            works.append(work_of(k, left, step, sizes))
+    return Sweep(index=index, works=tuple(works))
+
+
+def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> BatchWork:
+    """Micro-batch ``k`` of ``rows`` in that sweep, with what it moves."""
+    spans = list(_spans(rows, step))
+    num_tokens = spans[-1].end
+    batch = MicroBatch(index=k, rows=tuple(spans), token_ids=range(num_tokens))
+    policy = sizes.policy
+    far = [
+        (row, span)
+        for row, span in zip(rows, spans, strict=True)
+        if row.home != policy.compute_tier
+    ]
+    page, page_bytes = policy.page_tokens, sizes.page_bytes
+    cut = policy.activations.cut(num_tokens)
+    on_cpu = cut["cpu"] if policy.compute_tier == "gpu" else 0
+    host, disk = on_cpu * sizes.stream_bytes, cut["disk"] * sizes.stream_bytes
+    return BatchWork(
+        batch=batch,
+        continues=step > 0,
+        embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
+        kv_load=_bytes((_loaded(row.home, own, page) for row, own in far), page_bytes),
+        kv_store=_bytes((_stored(row.home, own, page) for row, own in far), page_bytes),
+        kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in far),
+        activations=Moved(cpu=host, disk=disk),
+        activation_slot_bytes=align_up(host, BLOCK) + align_up(disk, BLOCK),
+    )
+
+
+def _spans(rows: Sequence[BlockRow], step: int) -> Iterator[RowSpan]:
+    start = 0
+    for row in rows:
+        num_new = 1 if step else row.prompt_tokens
+        yield RowSpan(
+            row=RowKey(row.number),
+            start=start,
+            num_new=num_new,
+            kv_len=row.prompt_tokens + step - 1 if step else 0,
+            logit_positions=(num_new - 1,) if row.new_tokens else (),
+        )
+        start += num_new
+
+
+def _loaded(home: Tier, span: RowSpan, page: int) -> Moved:
+    """Pages that come: on disk the full ones, the one in progress is in RAM."""
+    if home != "disk":
+        return Moved(cpu=-(-span.kv_len // page))
+    return Moved(disk=span.kv_len // page, tails=int(span.kv_len % page > 0))
+
+
+def _stored(home: Tier, span: RowSpan, page: int) -> Moved:
+    """Pages that new tokens touch."""
+    first, last = span.kv_len // page, span.total_len // page
+    if home != "disk":
+        return Moved(cpu=-(-span.total_len // page) - first)
+    return Moved(disk=last - first, tails=int(span.total_len % page > 0))
+
+
+def _bytes(parts: Iterable[Moved], page_bytes: int) -> Moved:
+    """So many pages, in bytes."""
+    pages = list(parts)
+    return Moved(
+        cpu=page_bytes * sum(own.cpu for own in pages),
+        disk=page_bytes * sum(own.disk for own in pages),
+        tails=page_bytes * sum(own.tails for own in pages),
+    )

@@ -1,0 +1,168 @@
+"""Some sweeps of a block on the virtual clock, to stand for all of them.
+
+The schedule's own operations are made for sweeps whose rows are known by their lengths alone, and
+run by ``simulate``. A stretch of sweeps far apart is run as if they followed one another, so that
+loads run ahead over their borders as they do. Long models are run at two depths and extended in a
+straight line. Knows no datasets: a block's lengths come in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from freight.hardware.machine import Machine
+from freight.model.programme import Programme
+from freight.model.switches import ModelConfig
+from freight.plan.cost import Cost
+from freight.plan.default import Plan
+from freight.plan.operation import Lane, Operation
+from freight.plan.ring import stream_model
+from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.schedule import schedule
+from freight.plan.simulate import Timeline, simulate
+from freight.plan.sweep import Sweep
+
+__all__ = ["Sample", "Sampler"]
+
+_MOST_LAYERS: Final = 12
+_DEPTHS: Final = (4, 8)
+_MOST_PIECES: Final = 8
+
+Lanes = Mapping[Lane, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Of some sweeps, by the token that their rows make: seconds, and what each lane did."""
+
+    seconds: Mapping[int, float]
+    num_bytes: Mapping[int, Lanes]
+    busy_s: Mapping[int, Lanes]
+    timeline: Timeline
+
+    def extended(self, far: Sample, reach: float) -> Sample:
+        """In a straight line through this one (0) and ``far`` (1)."""
+
+        def line(pick: Callable[[Sample], Mapping[int, Lanes]]) -> dict[int, Lanes]:
+            return {
+                step: {
+                    lane: own + reach * (pick(far)[step].get(lane, own) - own)
+                    for lane, own in lanes.items()
+                }
+                for step, lanes in pick(self).items()
+            }
+
+        return Sample(
+            seconds={
+                step: own + reach * (far.seconds[step] - own) for step, own in self.seconds.items()
+            },
+            num_bytes=line(lambda sample: sample.num_bytes),
+            busy_s=line(lambda sample: sample.busy_s),
+            timeline=self.timeline,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """Runs sweeps of one plan on one machine's clock."""
+
+    plan: Plan
+    machine: Machine
+    config: ModelConfig
+    programme: Programme
+    dtype: str
+
+    def sample(self, lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Sample:
+        """The sweeps in which rows of these (prompt, new) tokens make their tokens ``steps``."""
+        layers = self.config.num_layers
+        if layers <= _MOST_LAYERS:
+            return self._at_depth(lengths, steps, layers)
+        near, far = (self._at_depth(lengths, steps, depth) for depth in _DEPTHS)
+        return near.extended(far, (layers - _DEPTHS[0]) / (_DEPTHS[1] - _DEPTHS[0]))
+
+    def _at_depth(
+        self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
+    ) -> Sample:
+        plan, policy = self.plan, self.plan.policy
+        sizes = WorkSizes.of(self.config, plan.layout, policy, plan.geometry)
+        block = rows_of_block(lengths, policy)
+        feed = _Feed(
+            sweeps=[make_sweep(i, block, step, sizes) for i, step in enumerate(steps)],
+            config=self.config,
+        )
+        layers = range(depth)
+        model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
+        operations = list(schedule(feed.run(), model, feed.expects_more, feed.chosen))
+        cost = self._cost(layers)
+        timeline = simulate(
+            operations,
+            cost.demand,
+            overlap=policy.overlap,
+            is_inline=self.machine.is_inline(policy.compute_tier),
+            share=cost.share,
+        )
+        return _summed(timeline, operations, steps)
+
+    def _cost(self, layers: Collection[int]) -> Cost:
+        kept = (unit.layer is None or unit.layer in layers for unit in self.programme.units)
+        return Cost(
+            machine=self.machine,
+            config=self.config,
+            programme=self.programme,
+            layout=self.plan.layout,
+            policy=self.plan.policy,
+            dtype=self.dtype,
+            units=tuple(number for number, is_kept in enumerate(kept) if is_kept),
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Feed:
+    """Hands out sweeps as the scheduler would; experts are chosen by chance, the same each time."""
+
+    sweeps: Sequence[Sweep]
+    config: ModelConfig
+    current: int = -1
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def run(self) -> Iterator[Sweep]:
+        for number, sweep in enumerate(self.sweeps):
+            self.current = number
+            yield sweep
+
+    def expects_more(self) -> bool:
+        return self.current + 1 < len(self.sweeps)
+
+    def chosen(self, k: int) -> Collection[int]:
+        experts = self.config.experts
+        assert experts is not None
+        works = self.sweeps[self.current].works
+        tokens = next(work.batch.num_tokens for work in works if work.batch.index == k)
+        missed = (1 - experts.per_token / experts.num_experts) ** tokens
+        return [e for e in range(experts.num_experts) if self.dice.random() >= missed]
+
+
+def _summed(timeline: Timeline, operations: Sequence[Operation], steps: Sequence[int]) -> Sample:
+    ends = timeline.sweep_ends()
+    starts = [0.0, *(ends[index] for index in range(len(steps) - 1))]
+    num_bytes: list[Counter[Lane]] = [Counter() for _ in steps]
+    busy: list[dict[Lane, float]] = [{} for _ in steps]
+    for operation in operations:
+        if operation.lane is not Lane.COMPUTE:
+            num_bytes[operation.sweep][operation.lane] += operation.num_bytes
+    for own in timeline.steps:
+        lanes, lane = busy[own.operation.sweep], own.operation.lane
+        lanes[lane] = lanes.get(lane, 0.0) + own.end_s - own.start_s
+    return Sample(
+        seconds={step: ends[i] - starts[i] for i, step in enumerate(steps)},
+        num_bytes={
+            step: {lane: float(count) for lane, count in num_bytes[i].items()}
+            for i, step in enumerate(steps)
+        },
+        busy_s={step: busy[i] for i, step in enumerate(steps)},
+        timeline=timeline,
+    )
