@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.bench.offload import bench_offload
 
             return bench_offload(arguments)
+        if arguments.command == "profile":
+            from freight.entrypoints.profile import profile_machine
+
+            return profile_machine(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -110,8 +114,22 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_job(run)
     _add_machine(run)
     _add_policy(run)
+    _add_profile(commands)
     _add_bench(commands)
     return parser
+
+
+def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "measure this machine, for plans"
+    parser = commands.add_parser("profile", help=about, description=about, allow_abbrev=False)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="default: where freight run looks for it"
+    )
+    parser.add_argument(
+        "--disk-dir", metavar="DIR", help="on the disk to measure (default: the temporary one)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu")
+    parser.add_argument("--quiet", action="store_true", help="the result only")
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,7 +8,7 @@ a preset holds achievable figures, not those of a data sheet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from freight.errors import InputError
@@ -113,6 +113,18 @@ class Machine:
     def compute_unit(self) -> ComputeUnit:
         """Where the arithmetic is done: the GPU where there is one."""
         return self.units.get("gpu", self.units["cpu"])
+
+    def with_simulated_device(self, memory_bytes: int, bytes_per_s: float | None) -> Machine:
+        """The same with a simulated device: the CPU once more, behind links of that rate."""
+        cpu = self.units["cpu"]
+        # Without a limit it copies as memory does: every byte is read and written.
+        link = Link(bytes_per_s=Curve.constant(bytes_per_s or cpu.memory_bytes_per_s / 2))
+        device = replace(cpu, name="gpu", memory_bytes=memory_bytes, is_inline=True)
+        return replace(
+            self,
+            units={"cpu": cpu, "gpu": device},
+            links={**self.links, "host to device": link, "device to host": link},
+        )
 
     def is_inline(self, unit: str) -> bool:
         """Whether the thread that issues operations also computes, and so holds later ones up."""

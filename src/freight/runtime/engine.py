@@ -22,6 +22,8 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
 from freight.plan.default import Plan
+from freight.plan.forecast import Forecast, forecast
+from freight.plan.operation import Operation
 from freight.plan.ring import stream_model
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
@@ -39,6 +41,7 @@ from freight.runtime.executor import Executor
 from freight.runtime.loaders import (
     torch_dtype,
 )
+from freight.runtime.meter import Meter
 from freight.runtime.options import EngineOptions
 from freight.runtime.params import check_vocabulary
 from freight.runtime.performer import Performer
@@ -48,7 +51,7 @@ from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
 from freight.runtime.scores import Scores, score
-from freight.runtime.summary import describe_holdings, describe_run
+from freight.runtime.summary import describe_forecast, describe_holdings, describe_run
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 from freight.runtime.trace import Trace
 
@@ -110,6 +113,8 @@ class Engine:
         self.traffic = Traffic()
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
+        self.meter = Meter()
+        self.forecast = self._predict(dtype)
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)
         sources = self._real_sources(sources, dtype)
@@ -126,6 +131,16 @@ class Engine:
         self.load_traffic = dict(self.traffic.moved)
 
     # -- building ------------------------------------------------------------------------------
+
+    def _predict(self, dtype: str) -> Forecast | None:
+        """What the plan will take, where the machine's rates are known."""
+        machine = self._options.machine
+        if machine is None or dtype not in machine.units["cpu"].products:
+            return None
+        if self.device.kind == "sim":
+            room = self.device.room_bytes(self._options.gpu_memory_bytes)
+            machine = machine.with_simulated_device(room, self._options.sim_bytes_per_s)
+        return forecast(self.plan, machine, self.config, build_programme(self.config), dtype)
 
     def _real_sources(
         self, sources: Mapping[str, TensorSource], dtype: str
@@ -179,7 +194,7 @@ class Engine:
             performer.perform,
             device=self.device.torch_device,
             overlap=policy.overlap,
-            record=None if self._trace is None else self._trace.record,
+            record=self._record,
         )
         stream = schedule(
             scheduler.sweeps(),
@@ -194,6 +209,11 @@ class Engine:
             if on_batch is not None:
                 on_batch(operation.sweep, operation.batch)
             yield from scheduler.update(operation.batch, made)
+
+    def _record(self, operation: Operation, started_s: float, ended_s: float) -> None:
+        self.meter.record(operation, started_s, ended_s)
+        if self._trace is not None:
+            self._trace.record(operation, started_s, ended_s)
 
     def _check(self, requests: Iterator[Request]) -> Iterator[Request]:
         for request in requests:
@@ -238,7 +258,10 @@ class Engine:
 
     def summary(self) -> str:
         """The policy, where the weights were, and what crossed each link."""
-        return describe_run(self.plan, self.traffic.moved)
+        told = describe_run(self.plan, self.traffic.moved)
+        if self.forecast is None or not self.meter.seconds:
+            return told
+        return f"{told}\n{describe_forecast(self.forecast, self.meter)}"
 
     def close(self) -> None:
         self.placement.close()

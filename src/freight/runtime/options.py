@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import InputError
+from freight.hardware.machine import Machine
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 
@@ -31,6 +32,7 @@ class EngineOptions:
     activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
     for random weights, made from config.json alone with this seed. ``verify`` proves every
     operation legal before it runs. ``trace_path`` is where the times of all operations are written.
+    ``machine`` has this machine's rates: with them a run is predicted.
     """
 
     device: str = "auto"
@@ -48,6 +50,7 @@ class EngineOptions:
     dummy_seed: int | None = None
     verify: bool = False
     trace_path: Path | None = None
+    machine: Machine | None = None
 
     def __post_init__(self) -> None:
         self._check_names()

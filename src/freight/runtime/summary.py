@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from freight.plan.default import Plan
+from freight.plan.forecast import Forecast
 from freight.quantities import format_bytes
+from freight.runtime.meter import Meter
 
-__all__ = ["describe_holdings", "describe_run"]
+__all__ = ["describe_forecast", "describe_holdings", "describe_run"]
 
 _WEIGHT_PURPOSES = ("weights", "weight slots", "weight staging", "decoded weights")
 
@@ -37,6 +39,21 @@ def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
         f"{_describe_weights(plan)}\n"
         f"moved: {links or 'nothing'}"
     )
+
+
+def describe_forecast(forecast: Forecast, meter: Meter) -> str:
+    """Prediction beside measurement: phases, then how long each lane worked."""
+    phases = (
+        ("prefill", forecast.prefill_s, meter.prefill_s),
+        ("decode", forecast.decode_s, meter.decode_s),
+        ("in all", forecast.seconds, meter.seconds),
+    )
+    times = ", ".join(f"{name} {told:.1f} ({was:.1f})" for name, told, was in phases)
+    work = ", ".join(
+        f"{lane.value} {busy:.1f} ({meter.busy_s.get(lane, 0.0):.1f})"
+        for lane, busy in forecast.busy_s.items()
+    )
+    return f"predicted (measured) seconds: {times}\npredicted (measured) work: {work}"
 
 
 def _describe_weights(plan: Plan) -> str:

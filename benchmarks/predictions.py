@@ -1,0 +1,211 @@
+"""Predicted beside measured: policies of many kinds, each run after the machine is profiled.
+
+Random weights of two shapes, on the CPU and on the simulated device. The rates of a shared machine
+change by the minute, so it is profiled anew before every few policies. The last line is JSON.
+
+    python benchmarks/predictions.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from freight.hardware.machine import Machine
+from freight.plan.workload import Workload
+from freight.quantities import GIB, MIB
+from freight.runtime.device import find_device
+from freight.runtime.engine import Engine, build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.profiler import profile
+from freight.runtime.request import Request, SamplingParams
+
+SHAPES = {
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 2048,
+        "ffn_dim": 8192,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 2048,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One policy on one workload."""
+
+    name: str
+    shape: str
+    prompt: int
+    new: int
+    rows: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def make_cases(directory: Path) -> Iterator[Case]:
+    """Weights, KV and activations in RAM and on disk, several block shapes, a device on a link."""
+    disk = {"disk_dir": directory}
+
+    def on_cpu(name: str, shape: str = "llama", size: str = "128:12:64", **options: Any) -> Case:
+        prompt, new, rows = map(int, size.split(":"))
+        return Case(
+            name=name,
+            shape=shape,
+            prompt=prompt,
+            new=new,
+            rows=rows,
+            options={"device": "cpu", **disk, **options},
+        )
+
+    def on_device(name: str, rate: str, memory: int, **options: Any) -> Case:
+        sim = {"device": "sim", "sim_bytes_per_s": int(float(rate)), "gpu_memory_bytes": memory}
+        return on_cpu(name, size="64:8:32", **{**options, **sim})
+
+    kv_disk, kv_half = {"kv_percent": (0.0, 0.0, 100.0)}, {"kv_percent": (0.0, 50.0, 50.0)}
+    yield on_cpu("all in memory", weights_percent=(0.0, 100.0, 0.0))
+    yield on_cpu("all weights on disk", weights_percent=(0.0, 0.0, 100.0))
+    yield on_cpu("half of the weights on disk", weights_percent=(0.0, 50.0, 50.0))
+    yield on_cpu("small rows", size="16:12:64", weights_percent=(0.0, 20.0, 80.0))
+    yield on_cpu("a block of eight rows", size="128:12:8", weights_percent=(0.0, 0.0, 100.0))
+    yield on_cpu(
+        "four micro-batches",
+        weights_percent=(0.0, 30.0, 70.0),
+        micro_batch_size=16,
+        num_micro_batches=4,
+    )
+    yield on_cpu(
+        "two blocks",
+        weights_percent=(0.0, 30.0, 70.0),
+        micro_batch_size=16,
+        num_micro_batches=2,
+    )
+    yield on_cpu("KV on disk", "opt", "256:8:16", weights_percent=(0.0, 50.0, 50.0), **kv_disk)
+    yield on_cpu(
+        "half of KV on disk", "opt", "256:8:16", weights_percent=(0.0, 100.0, 0.0), **kv_half
+    )
+    yield on_cpu(
+        "activations on disk",
+        weights_percent=(0.0, 50.0, 50.0),
+        activations_percent=(0.0, 0.0, 100.0),
+    )
+    yield on_cpu("without overlap", weights_percent=(0.0, 0.0, 100.0), overlap=False)
+    yield on_device("a device, weights in RAM", "4e9", GIB, weights_percent=(30.0, 70.0, 0.0))
+    yield on_device(
+        "a device on a slow link, KV in RAM",
+        "1.5e9",
+        GIB,
+        weights_percent=(50.0, 50.0, 0.0),
+        kv_percent=(0.0, 100.0, 0.0),
+    )
+    yield on_device("a device, three tiers", "4e9", GIB, weights_percent=(20.0, 40.0, 40.0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--directory", default=None, help="on the disk to use")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each, the median counts")
+    arguments = parser.parse_args()
+    records = []
+    with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
+        for case in make_cases(Path(name)):
+            if arguments.only in case.name:
+                records.append(measure(case, Path(name), arguments.repeats))
+    errors = [record["error"] for record in records]
+    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    print(json.dumps({"benchmark": "predictions", "cases": records}))
+
+
+def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
+    model_dir = directory / case.shape
+    model_dir.mkdir(exist_ok=True)
+    (model_dir / "config.json").write_text(json.dumps(SHAPES[case.shape]))
+    machine = profile(find_device("cpu"), directory, lambda _: None)
+    predicted, measured = [], []
+    for _ in range(repeats):
+        with closing(build(case, model_dir, machine)) as engine:
+            run(engine, case)
+            assert engine.forecast is not None
+            predicted.append(engine.forecast)
+            measured.append(engine.meter)
+    place = sorted(range(repeats), key=lambda i: measured[i].seconds)[repeats // 2]
+    told, was = predicted[place], measured[place]
+    error = abs(told.seconds / was.seconds - 1)
+    print(
+        f"{case.name:36} predicted {told.prefill_s:6.2f} + {told.decode_s:6.2f} s, measured "
+        f"{was.prefill_s:6.2f} + {was.decode_s:6.2f} s, error {error:.1%}",
+        flush=True,
+    )
+    return {
+        "name": case.name,
+        "predicted_s": [told.prefill_s, told.decode_s],
+        "measured_s": [was.prefill_s, was.decode_s],
+        "predicted_work_s": told.busy_s,
+        "measured_work_s": was.busy_s,
+        "error": error,
+    }
+
+
+def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
+    rows, prompt, new = case.rows, case.prompt, case.new
+    return build_engine(
+        model_dir,
+        options=EngineOptions(
+            dtype="bfloat16",
+            dummy_seed=0,
+            machine=machine,
+            cpu_memory_bytes=8 * GIB + 512 * MIB,
+            **case.options,
+        ),
+        workload=Workload(
+            num_rows=rows,
+            max_prompt_tokens=prompt,
+            max_new_tokens=new,
+            max_total_tokens=prompt + new,
+            total_prompt_tokens=rows * prompt,
+            total_new_tokens=rows * new,
+        ),
+    )
+
+
+def run(engine: Engine, case: Case) -> None:
+    draw = random.Random(0)
+    params = SamplingParams(max_tokens=case.new)
+    requests = (
+        Request(
+            index=i,
+            prompt_ids=[draw.randrange(9, 30000) for _ in range(case.prompt)],
+            params=params,
+        )
+        for i in range(case.rows)
+    )
+    num_tokens = sum(len(completion.token_ids) for completion in engine.run(requests))
+    assert num_tokens == case.rows * case.new, "rows ended early"
+
+
+if __name__ == "__main__":
+    main()

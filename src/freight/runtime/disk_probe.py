@@ -1,0 +1,91 @@
+"""Measures a disk: reads and writes past the page cache by request size, in a scratch file.
+
+Knows no units and no links; what it finds are two links of a machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+from freight.hardware.curve import Curve
+from freight.hardware.machine import Link
+from freight.memory.disk import DirectFile, Traffic, create_scratch
+from freight.memory.tier import host_arena
+from freight.memory.transfer import host_view
+from freight.quantities import GIB, KIB, MIB
+
+__all__ = ["DiskProbe"]
+
+_REQUESTS: Final = (16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
+_SCRATCH_BYTES: Final = 1 * GIB
+_RING_BYTES: Final = 128 * MIB
+_MOST_MOVED_BYTES: Final = 256 * MIB
+_MOST_REQUESTS: Final = 1500
+_STRIDE: Final = 97
+
+_Move = Callable[[int, memoryview], None]
+
+
+class DiskProbe:
+    """A scratch file, written once; reads and writes of it at several request sizes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file: DirectFile = create_scratch(directory, _SCRATCH_BYTES, Traffic())
+        self._memory = host_arena(_RING_BYTES).take(_RING_BYTES, "profile")
+        self._memory.random_(0, 256)
+
+    def __enter__(self) -> DiskProbe:
+        for place in range(0, _SCRATCH_BYTES, _RING_BYTES):
+            self._file.write(place, host_view(self._memory))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def measure_reads(self) -> Link:
+        """From the file into memory, by request size."""
+        return Link(bytes_per_s=self._rates(self._file.read))
+
+    def measure_writes(self) -> Link:
+        """From memory to the file, by request size."""
+        return Link(bytes_per_s=self._rates(self._file.write))
+
+    def _rates(self, move: _Move) -> Curve:
+        return Curve(points=tuple((float(size), self._rate(size, move)) for size in _REQUESTS))
+
+    def _rate(self, request: int, move: _Move) -> float:
+        """Bytes per second; small requests far apart, large ones one after the other."""
+        views = self._views(request)
+        count = min(_MOST_MOVED_BYTES // request, _MOST_REQUESTS)
+        stride = 1 if request >= MIB else _STRIDE
+        rates = []
+        for attempt in range(3):
+            started_s = time.perf_counter()
+            for i in range(count):
+                place = (attempt * count + i) * stride % (_SCRATCH_BYTES // request)
+                move(place * request, views[i % len(views)])
+            rates.append(count * request / (time.perf_counter() - started_s))
+        return statistics.median(rates)
+
+    def _views(self, request: int) -> list[memoryview]:
+        places = range(0, _RING_BYTES, request)
+        return [host_view(self._memory[i : i + request]) for i in places]
+
+    def read_rate(self) -> float:
+        """Bytes per second of the largest requests, with nothing else under way."""
+        return self._rate(_REQUESTS[-1], self._file.read)
+
+    def read_until(self, stop: Event) -> float:
+        """Read large pieces until told to stop; bytes per second."""
+        request = _REQUESTS[-1]
+        views = self._views(request)
+        moved, started_s = 0, time.perf_counter()
+        while not stop.is_set():
+            self._file.read(moved % _SCRATCH_BYTES, views[moved // request % len(views)])
+            moved += request
+        return moved / (time.perf_counter() - started_s)

@@ -1,0 +1,48 @@
+"""What a run took: time by phase, and how long each lane worked.
+
+Times are those of the host. On a CUDA stream they are when work was issued, not when it ran: of
+such lanes the phases are right and the work is not.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from freight.plan.operation import Lane, Operation
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """Told of every operation, from all lanes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_s: float | None = None
+        self.busy_s: dict[Lane, float] = {}
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the first operation to the last tokens."""
+        return self.prefill_s + self.decode_s
+
+    def record(self, operation: Operation, started_s: float, ended_s: float) -> None:
+        """One operation, done between these times (``time.perf_counter``)."""
+        with self._lock:
+            if self._last_s is None:
+                self._last_s = started_s
+            lane = operation.lane
+            self.busy_s[lane] = self.busy_s.get(lane, 0.0) + ended_s - started_s
+            if operation.is_last:
+                self._add(operation, ended_s - self._last_s)
+                self._last_s = ended_s
+
+    def _add(self, operation: Operation, passed_s: float) -> None:
+        """Since the last tokens: of a block's first sweep if its rows had no keys."""
+        assert operation.batch is not None
+        if operation.batch.rows[0].kv_len:
+            self.decode_s += passed_s
+        else:
+            self.prefill_s += passed_s

@@ -1,0 +1,275 @@
+"""Measures this machine: products, attention, passes over memory, disk and links, alone and beside
+each other. The result is a ``Machine`` for the planner.
+
+Typical rates, not the best: each is the median of several tries. Matrices come from memory, not
+from a cache, and so do what is read and written. Knows no model and no policy.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+import torch
+
+from freight.hardware.curve import Curve
+from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
+from freight.memory.tier import device_arena, host_arena, system_memory_bytes
+from freight.memory.transfer import copy_bytes
+from freight.model.attention import attend, index_rows
+from freight.model.batch import RowKey, RowSpan
+from freight.model.programme import Attend
+from freight.model.workspace import Workspace
+from freight.quantities import KIB, MIB
+from freight.runtime.device import ComputeDevice, choose_dtype
+from freight.runtime.disk_probe import DiskProbe
+
+__all__ = ["identify_host", "profile"]
+
+_WIDTH: Final = 2048
+_COLUMNS: Final = 5632
+_COLD_MATRICES: Final = 12
+_ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
+_BESIDE_ROWS: Final = (16, 64, 512, 2048)
+_COPY_BYTES: Final = 64 * MIB
+_LEAST_S: Final = 0.12
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_Report = Callable[[str], None]
+
+
+def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
+    """Measure the machine; the disk is the one that ``directory`` is on. Takes under a minute.
+
+    ``report`` is told in a few words what is being measured. BudgetError where the disk has no room
+    for a scratch file of 1 GiB.
+    """
+    host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
+    report("disk")
+    with DiskProbe(directory) as disk:
+        links = {"disk read": disk.measure_reads(), "disk write": disk.measure_writes()}
+        report("products and attention on the CPU")
+        units = {"cpu": _measure_unit(host, system_memory_bytes())}
+        report("products beside the disk")
+        beside = _measure_beside(host, disk)
+    if device.kind == "cuda":
+        report("products and attention on the GPU")
+        units["gpu"] = _measure_unit(device, device.room_bytes(None))
+        report("links to the GPU")
+        links |= _measure_links(device)
+    stat = os.statvfs(directory)
+    return Machine(
+        name=platform.node() or "this machine",
+        description=f"measured on {time.strftime('%Y-%m-%d')}",
+        units=units,
+        links=links,
+        beside=tuple(beside),
+        disk_bytes=stat.f_bavail * stat.f_frsize,
+        host=identify_host(device),
+    )
+
+
+def identify_host(device: ComputeDevice) -> dict[str, str]:
+    """What tells this machine from another."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
+    gpu = torch.cuda.get_device_name(device.torch_device) if device.kind == "cuda" else "none"
+    return {"cpu": model, "threads": str(torch.get_num_threads()), "gpu": gpu}
+
+
+# -- compute units -----------------------------------------------------------------------------
+
+
+def _measure_unit(device: ComputeDevice, memory_bytes: int) -> ComputeUnit:
+    where = device.torch_device
+    fast = choose_dtype("auto", device)
+    names = ["float32"] if fast == "float32" else ["bfloat16", "float32"]
+    products, attention = {}, {}
+    for name in names:
+        weights = _matrices(_DTYPES[name], where)
+        rates = [(float(n), _product_flops(weights, n, where)) for n in _ROWS]
+        products[name] = Curve(points=tuple(rates))
+        attention[name] = _prompt_attention_flops(_DTYPES[name], where)
+    return ComputeUnit(
+        name="cpu" if device.kind == "cpu" else "gpu",
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=_pass_bytes_per_s(_DTYPES[fast], where),
+        products=products,
+        attention_flops=attention,
+        attended_bytes_per_s=_attended_bytes_per_s(_DTYPES[fast], where),
+        call_s=_call_s(_DTYPES[fast], where),
+        sweep_s=_sweep_s(where),
+    )
+
+
+def _matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
+    return [torch.rand(_COLUMNS, _WIDTH, dtype=dtype, device=where) for _ in range(_COLD_MATRICES)]
+
+
+def _product_flops(weights: Sequence[torch.Tensor], rows: int, where: torch.device) -> float:
+    x = torch.rand(rows, _WIDTH, dtype=weights[0].dtype, device=where)
+    out = torch.empty(rows, _COLUMNS, dtype=x.dtype, device=where)
+    seconds = _typical_s(lambda i: torch.mm(x, weights[i % len(weights)].t(), out=out), where)
+    return 2 * rows * _WIDTH * _COLUMNS / seconds
+
+
+def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
+    """A product of two values of 2048 x 2048: two are read, one is written."""
+    x, y = (torch.rand(2048, 2048, dtype=dtype, device=where) for _ in range(2))
+    return 3 * x.numel() * x.element_size() / _typical_s(lambda _: x.mul_(y), where)
+
+
+def _call_s(dtype: torch.dtype, where: torch.device) -> float:
+    """A dozen calls on next to nothing, as a unit makes them."""
+    x = torch.zeros(1, 16, dtype=dtype, device=where)
+
+    def calls(_: int) -> None:
+        for _ in range(12):
+            x.add_(x)
+
+    return _typical_s(calls, where)
+
+
+def _sweep_s(where: torch.device) -> float:
+    """Choosing a token for one row, and what comes before and after, is some tens of calls."""
+    logits = torch.rand(1, 64, device=where)
+    return 10 * _typical_s(lambda _: logits.argmax(dim=-1).tolist(), where)
+
+
+def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
+    rows, tokens, heads, width = 8, 512, 32, 64
+    spans = [_span(i, tokens, 0) for i in range(rows)]
+    seconds = _attend_s(spans, heads, heads // 4, width, dtype, where)
+    return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
+
+
+def _attended_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
+    rows, tokens, heads, width = 64, 256, 32, 64
+    spans = [_span(i, 1, tokens - 1) for i in range(rows)]
+    seconds = _attend_s(spans, heads, heads // 4, width, dtype, where)
+    return 2 * rows * tokens * heads // 4 * width * dtype.itemsize / seconds
+
+
+def _span(number: int, num_new: int, kv_len: int) -> RowSpan:
+    return RowSpan(
+        row=RowKey(number),
+        start=number * num_new,
+        num_new=num_new,
+        kv_len=kv_len,
+        logit_positions=(),
+    )
+
+
+def _attend_s(
+    spans: Sequence[RowSpan],
+    heads: int,
+    kv_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    where: torch.device,
+) -> float:
+    """One layer's attention for rows whose pages lie one after the other."""
+    page = 16
+    pages = -(-spans[0].total_len // page)
+    view = index_rows(
+        spans,
+        [range(i * pages, (i + 1) * pages) for i in range(len(spans))],
+        start=0,
+        page_tokens=page,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        element_bytes=dtype.itemsize,
+        device=where,
+    )
+    pool = torch.rand(len(spans) * pages, 2, kv_heads, page, width, dtype=dtype, device=where)
+    q = torch.rand(spans[-1].end, heads, width, dtype=dtype, device=where)
+    out = torch.empty_like(q)
+    workspace = Workspace(torch.empty(256 * MIB, dtype=torch.uint8, device=where))
+    step = Attend(
+        q="q",
+        k="k",
+        v="v",
+        out="out",
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        scale=width**-0.5,
+    )
+    return _typical_s(lambda _: attend(step, q, pool, view, out, workspace), where)
+
+
+def _typical_s(work: Callable[[int], object], where: torch.device) -> float:
+    """The median of several tries, after one that does not count."""
+    tries: list[float] = []
+    with torch.inference_mode():
+        work(0)
+        while len(tries) < 3 or (sum(tries) < _LEAST_S and len(tries) < 300):
+            _synchronize(where)
+            started_s = time.perf_counter()
+            work(len(tries))
+            _synchronize(where)
+            tries.append(time.perf_counter() - started_s)
+    return statistics.median(tries)
+
+
+def _synchronize(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+
+
+# -- parts beside each other -------------------------------------------------------------------
+
+
+def _measure_beside(host: ComputeDevice, disk: DiskProbe) -> list[Beside]:
+    """Products while the disk reads, and the disk while products run, by rows."""
+    dtype = _DTYPES[choose_dtype("auto", host)]
+    weights = _matrices(dtype, host.torch_device)
+    slowed, kept = [], []
+    for rows in _BESIDE_ROWS:
+        alone = _product_flops(weights, rows, host.torch_device)
+        alone_read = disk.read_rate()
+        stop = Event()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(disk.read_until, stop)
+            beside = statistics.median(
+                _product_flops(weights, rows, host.torch_device) for _ in range(3)
+            )
+            stop.set()
+        slowed.append((float(rows), min(1.0, beside / alone)))
+        kept.append(min(1.0, reading.result() / alone_read))
+    share = Curve.constant(statistics.median(kept))
+    return [
+        Beside(part="compute", other="disk read", share=Curve(points=tuple(slowed))),
+        Beside(part="disk read", other="compute", share=share),
+    ]
+
+
+# -- links to a CUDA device --------------------------------------------------------------------
+
+
+def _measure_links(device: ComputeDevice) -> dict[str, Link]:
+    """Each direction from and to pinned memory, by the size of a copy."""
+    near = device_arena(_COPY_BYTES, device.torch_device).take(_COPY_BYTES, "profile")
+    arena = host_arena(_COPY_BYTES, pinned=True)
+    far = arena.take(_COPY_BYTES, "profile")
+    rates: dict[str, list[tuple[float, float]]] = {"host to device": [], "device to host": []}
+    for size in (64 * KIB, 1 * MIB, 8 * MIB, _COPY_BYTES):
+        for name, source, target in (
+            ("host to device", far, near),
+            ("device to host", near, far),
+        ):
+            seconds = _typical_s(
+                lambda _, s=source, t=target, n=size: copy_bytes(s[:n], t[:n]),  # type: ignore[misc]
+                device.torch_device,
+            )
+            rates[name].append((float(size), size / seconds))
+    arena.close()
+    return {name: Link(bytes_per_s=Curve(points=tuple(own))) for name, own in rates.items()}

@@ -1,0 +1,94 @@
+"""Sweeps made from lengths against those that the runtime makes from rows and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.memory.kv_cache import RowPages, num_pages_of, plan_passage
+from freight.plan.policy import Policy, Split, Tier
+from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block, work_of
+
+PAGE_BYTES = 4096
+
+
+def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 0.0) -> WorkSizes:
+    return WorkSizes(
+        policy=Policy(
+            compute_tier=compute_tier,
+            weights=Split(cpu=1.0),
+            kv=kv,
+            activations=activations,
+            micro_batch_size=4,
+            num_micro_batches=3,
+            max_batch_tokens=1000,
+            page_tokens=16,
+        ),
+        page_bytes=PAGE_BYTES,
+        stream_bytes=256,
+        embedding_bytes=128,
+        far_share=far_share,
+    )
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    lengths=LENGTHS,
+    step=st.integers(0, 39),
+    kv=st.sampled_from([Split(cpu=1.0), Split(disk=1.0), Split(gpu=0.25, cpu=0.25, disk=0.5)]),
+)
+def test_pages_are_those_of_a_real_passage(
+    lengths: Sequence[tuple[int, int]], step: int, kv: Split
+) -> None:
+    own = sizes("gpu", kv, Split(gpu=1.0))
+    for k, members in enumerate(rows_of_block(lengths, own.policy)):
+        rows = [row for row in members if row.new_tokens > step or step == 0]
+        if not rows:
+            continue
+        work = work_of(k, rows, step, own)
+        far = [(r, s) for r, s in zip(rows, work.batch.rows, strict=True) if r.home != "gpu"]
+        homes = [
+            RowPages(home="cpu" if row.home == "cpu" else "disk", pages=tuple(range(99)), tail=i)
+            for i, (row, _) in enumerate(far)
+        ]
+        passage = plan_passage(homes, [s.kv_len for _, s in far], [s.total_len for _, s in far], 16)
+        expected = {
+            "load": (passage.cpu_in, passage.disk_in, passage.tails_in),
+            "store": (passage.cpu_out, passage.disk_out, passage.tails_out),
+        }
+        for name, moved in (("load", work.kv_load), ("store", work.kv_store)):
+            counts = [num_pages_of(runs) * PAGE_BYTES for runs in expected[name]]
+            assert [moved.cpu, moved.disk, moved.tails] == counts
+        assert work.kv_slot_bytes == passage.num_pages * PAGE_BYTES
+
+
+@settings(deadline=None, max_examples=100)
+@given(lengths=LENGTHS)
+def test_every_row_makes_all_its_tokens(lengths: Sequence[tuple[int, int]]) -> None:
+    own = sizes("cpu", Split(cpu=1.0), Split(cpu=1.0))
+    block = rows_of_block(lengths, own.policy)
+    made: dict[int, int] = {}
+    brought = 0
+    for step in range(max(new for _, new in lengths)):
+        for work in make_sweep(step, block, step, own).works:
+            assert work.continues == (step > 0)
+            for span in work.batch.rows:
+                made[span.row.request] = made.get(span.row.request, 0) + 1
+                brought += span.num_new
+                assert span.total_len == lengths[span.row.request][0] + step
+    assert made == {number: new for number, (_, new) in enumerate(lengths)}
+    assert brought == sum(prompt + new - 1 for prompt, new in lengths)
+
+
+def test_what_is_elsewhere_is_counted() -> None:
+    own = sizes("gpu", Split(gpu=1.0), Split(gpu=0.5, cpu=0.25, disk=0.25), far_share=0.5)
+    (work,) = make_sweep(0, rows_of_block([(8, 2), (8, 2)], own.policy), 0, own).works
+    assert work.embedding_bytes == 8 * 128
+    assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4 * 256)
+    assert work.activation_slot_bytes == 2 * 4096
+    assert not work.kv_load and not work.kv_store
