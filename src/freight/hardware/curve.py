@@ -44,7 +44,7 @@ class Curve:
         for later in self.points[1:]:
             if size <= later[0]:
                 share = math.log(size / earlier[0]) / math.log(later[0] / earlier[0])
-                return earlier[1] + share * (later[1] - earlier[1])
+                return (1 - share) * earlier[1] + share * later[1]
             earlier = later
         return earlier[1]
 
@@ -52,7 +52,7 @@ class Curve:
         return Curve(points=tuple((size, factor * value) for size, value in self.points))
 
     def to_json(self) -> float | list[list[float]]:
-        if len(self.points) == 1:
+        if len(self.points) == 1 and self.points[0][0] == 1:
             return self.points[0][1]
         return [list(point) for point in self.points]
 

@@ -7,9 +7,10 @@ a preset holds achievable figures, not those of a data sheet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from freight.errors import InputError
 from freight.hardware.curve import Curve
@@ -45,6 +46,15 @@ class ComputeUnit:
     sweep_s: float = 0.0
     is_inline: bool = False
 
+    def __post_init__(self) -> None:
+        what = f"The unit {self.name!r}"
+        rates = {f"attention_flops.{dtype}": rate for dtype, rate in self.attention_flops.items()}
+        rates["memory_bytes_per_s"] = self.memory_bytes_per_s
+        rates["attended_bytes_per_s"] = self.attended_bytes_per_s
+        _require_above_0(what, rates)
+        _require_from_0(what, memory_bytes=self.memory_bytes)
+        _require_from_0(what, call_s=self.call_s, sweep_s=self.sweep_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
@@ -57,6 +67,16 @@ class Link:
     bytes_per_s: Curve
     kinds: Mapping[TensorKind, Curve] = field(default_factory=dict)
     latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_from_0("A link", latency_s=self.latency_s)
+        unknown = sorted(set(self.kinds) - set(get_args(TensorKind)))
+        if unknown:
+            raise InputError(
+                f"A link with rates of its own for {unknown} was described.",
+                f"Tensors are of the kinds {list(get_args(TensorKind))}.",
+                "Name one of these, or leave the rate out.",
+            )
 
     def seconds(self, num_bytes: float, kind: TensorKind, request_bytes: float) -> float:
         """For ``num_bytes`` in requests of ``request_bytes``."""
@@ -108,6 +128,9 @@ class Machine:
                 else f"It lacks {missing}.",
                 f"A machine has units of {list(UNITS)}, links of {list(LINKS)}.",
             )
+        what = f"The machine {self.name!r}"
+        _require_from_0(what, disk_bytes=self.disk_bytes, num_gpus=self.num_gpus)
+        _require_from_0(what, dollars_per_hour=self.dollars_per_hour or 0, watts=self.watts or 0)
 
     @property
     def compute_unit(self) -> ComputeUnit:
@@ -137,3 +160,20 @@ class Machine:
             if entry.part == part and entry.other in others:
                 share *= entry.share.at(size)
         return share
+
+
+def _require_above_0(what: str, numbers: Mapping[str, float]) -> None:
+    wrong = {name: number for name, number in numbers.items() if not 0 < number < math.inf}
+    _refuse(what, wrong, "Write a number above 0 for each.")
+
+
+def _require_from_0(what: str, **numbers: float) -> None:
+    wrong = {name: number for name, number in numbers.items() if not 0 <= number < math.inf}
+    _refuse(what, wrong, "Write a number from 0 for each.")
+
+
+def _refuse(what: str, wrong: Mapping[str, float], advice: str) -> None:
+    """InputError if there are any; it names them all."""
+    if wrong:
+        found = ", ".join(f"{name} of {number}" for name, number in wrong.items())
+        raise InputError(f"{what} was described.", f"It has {found}.", advice)

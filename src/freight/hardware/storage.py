@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
@@ -26,7 +27,8 @@ Made = TypeVar("Made")
 def preset_names() -> list[str]:
     """Names of the machines that come with Freight."""
     folder = resources.files("freight.hardware") / "presets"
-    return sorted(file.name.removesuffix(".json") for file in folder.iterdir())
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
 def find_machine(name: str) -> Machine:
@@ -38,7 +40,8 @@ def find_machine(name: str) -> Machine:
         return read_machine(Path(name))
     names = preset_names()
     if name not in names:
-        close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+        close = [preset for preset in names if name and name.lower() in preset]
+        close = close or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
         raise InputError(
             f"The machine {name!r} was asked for.",
             "There is no preset of that name, and no such file.",
@@ -62,10 +65,11 @@ def read_machine(path: Path) -> Machine:
 
 
 def write_machine(machine: Machine, path: Path) -> None:
-    """Write all fields as JSON, over what was there, in one step."""
+    """Write all fields as JSON, a point of a rate per line, over what was there, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
-    draft.write_text(json.dumps(_as_json(machine), indent=1) + "\n", "utf-8")
+    text = json.dumps(_as_json(machine), indent=1) + "\n"
+    draft.write_text(re.sub(r"\[\n *([^\n\[]+),\n *([^\n\[]+)\n *\]", r"[\1, \2]", text), "utf-8")
     draft.replace(path)
 
 
@@ -73,7 +77,8 @@ def _parse(text: str, where: str) -> Machine:
     try:
         return _machine(json.loads(text))
     except FreightError as error:
-        raise InputError(f"The machine in {where} was read.", error.limit, error.advice) from error
+        limit = f"{error.asked} {error.limit}"
+        raise InputError(f"The machine in {where} was read.", limit, error.advice) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"The machine in {where} was read.",
