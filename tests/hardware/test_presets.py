@@ -124,7 +124,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 def _leaves(value: object, path: str = "") -> Iterator[str]:
     """Dotted paths of numbers; a curve is one."""
-    if isinstance(value, int | float | Curve):
+    if isinstance(value, int | float | Curve) and not isinstance(value, bool):
         yield path
     elif isinstance(value, dict | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)

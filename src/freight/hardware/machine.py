@@ -55,6 +55,12 @@ class ComputeUnit:
         _require_from_0(what, memory_bytes=self.memory_bytes)
         _require_from_0(what, call_s=self.call_s, sweep_s=self.sweep_s)
 
+    def nearest_dtype(self, dtype: str) -> str:
+        """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or
+        float32."""
+        names = [dtype, *({"bfloat16", "float16"} if "16" in dtype else ()), "float32"]
+        return next((name for name in names if name in self.products), next(iter(self.products)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:

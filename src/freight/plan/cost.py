@@ -7,6 +7,7 @@ programme, no order of operations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,6 +38,7 @@ from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.policy import Policy
 from freight.plan.simulate import Demand
+from freight.plan.sweep import Sweep
 from freight.quantities import MIB
 
 __all__ = ["Cost"]
@@ -119,6 +121,16 @@ class Cost:
             seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
         )
 
+    def sweep_s(self, sweep: Sweep) -> float:
+        """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
+        kinds = Counter(_form(unit) for unit in self.programme.units)
+        units = {_form(unit): unit for unit in self.programme.units}
+        seconds = sum(self._finish_s(work.batch) for work in sweep.works)
+        for form, count in kinds.items():
+            unit = units[form]
+            seconds += count * sum(self._unit_s(unit, work.batch) for work in sweep.works)
+        return seconds
+
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
         return self.machine.share_beside(lane.value, frozenset(o.value for o in others), size)
@@ -162,7 +174,7 @@ class Cost:
 
     def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
         flops = unit.matmul_flops(num_tokens)
-        rate = self.unit.products[self.dtype].at(num_tokens)
+        rate = self.unit.products[self.unit.nearest_dtype(self.dtype)].at(num_tokens)
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
         return flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
 
@@ -177,7 +189,7 @@ class Cost:
         flops = 4 * step.num_heads * step.head_dim * pairs
         kv_bytes = 2 * step.num_kv_heads * step.head_dim * self.size * keys
         return (
-            flops / self.unit.attention_flops[self.dtype]
+            flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
             + kv_bytes / self.unit.attended_bytes_per_s
         )
 

@@ -130,20 +130,32 @@ class Planner:
         kvs = [wishes.kv] if wishes.kv else open_kvs
         for kv in kvs:
             for (size, count), chunk in product(self._block_shapes(), _CHUNKS):
-                yield Policy(
-                    compute_tier=self.compute_tier,
-                    weights=wishes.weights or Split(disk=1.0),
-                    kv=kv,
-                    activations=wishes.activations or near[0],
-                    micro_batch_size=size,
-                    num_micro_batches=count,
-                    max_batch_tokens=self.workload.max_prompts(size)
-                    * self.workload.max_prompt_tokens,
-                    chunk_tokens=chunk,
-                    page_tokens=self._page_tokens(),
-                    piece_bytes=self._piece_bytes(),
-                    overlap=wishes.overlap,
-                )
+                yield replace(self.shape(size, count, chunk), kv=kv)
+
+    def shape(self, size: int, count: int, chunk_tokens: int) -> Policy:
+        """A block of ``count`` micro-batches of ``size`` rows: what the user fixed is as wished,
+        rows are where the arithmetic is and weights are on disk."""
+        wishes = self.wishes
+        near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
+        return Policy(
+            compute_tier=self.compute_tier,
+            weights=wishes.weights or Split(disk=1.0),
+            kv=wishes.kv or near,
+            activations=wishes.activations or near,
+            micro_batch_size=size,
+            num_micro_batches=count,
+            max_batch_tokens=self.workload.max_prompts(size) * self.workload.max_prompt_tokens,
+            chunk_tokens=chunk_tokens,
+            page_tokens=self._page_tokens(),
+            piece_bytes=self._piece_bytes(),
+            overlap=wishes.overlap,
+        )
+
+    def realise(self, policy: Policy) -> Plan | None:
+        """The policy with as much of the weights in memory as fits, fastest tier first; None if it
+        does not fit at all."""
+        plan = self._fill(policy, _FINE_STEPS)
+        return None if self._excess(plan) else plan
 
     def _block_shapes(self) -> Iterator[tuple[int, int]]:
         """(rows per micro-batch, micro-batches), no larger than the dataset."""
@@ -190,9 +202,9 @@ class Planner:
         """Place as much of the weights as fits, fastest tier first, unless the user did; then of
         the embedding's table, of which a sweep needs few rows."""
         if self.wishes.weights is not None:
-            return self._derive(policy)
+            return self.derive(policy)
         on_disk = Split(disk=1.0)
-        plan = self._derive(replace(policy, weights=on_disk, embedding=on_disk))
+        plan = self.derive(replace(policy, weights=on_disk, embedding=on_disk))
         if self._excess(plan):
             return plan
         plan = self._raise_share(plan, "weights", num_steps)
@@ -210,7 +222,7 @@ class Planner:
             while low < high:
                 middle = (low + high + 1) // 2
                 split = _rest_on_disk({**shares, tier: most * middle / 2**num_steps})
-                candidate = self._derive(_with_split(plan.policy, name, split))
+                candidate = self.derive(_with_split(plan.policy, name, split))
                 low, high = (low, middle - 1) if self._excess(candidate) else (middle, high)
                 if low == middle:
                     best = candidate
@@ -218,7 +230,8 @@ class Planner:
             plan = best if low else plan
         return plan
 
-    def _derive(self, policy: Policy) -> Plan:
+    def derive(self, policy: Policy) -> Plan:
+        """What follows from a policy, whether it fits or not."""
         splits = policy.weights, policy.embedding
         if splits not in self.layouts:
             tied = self.config.tied_embeddings

@@ -35,13 +35,13 @@ class Phase:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearProblem:
     """``sizes`` are bytes of all of a kind, wherever it is: by tier whose memory it takes there,
-    homes and what passes through them; ``rooms`` what each tier has left for them. ``allowed``
-    pairs may get a share."""
+    homes and what passes through them; ``rooms`` what each tier has left for them. ``bounds`` are
+    the least and the most share of each pair that may have one."""
 
     phases: tuple[Phase, ...]
     sizes: Mapping[Placed, Mapping[Tier, float]]
     rooms: Mapping[Tier, float]
-    allowed: frozenset[Placed]
+    bounds: Mapping[Placed, tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +61,12 @@ def solve(problem: LinearProblem) -> LinearSolution | None:
     """The optimum, by HiGHS; None where nothing fits."""
     from scipy.optimize import linprog
 
-    pairs = sorted(problem.allowed)
+    pairs = sorted(problem.bounds)
     place = {pair: number for number, pair in enumerate(pairs)}
     num_phases = len(problem.phases)
     width = len(pairs) + num_phases
     above: list[list[float]] = []
-    bounds: list[float] = []
+    most: list[float] = []
     for number, phase in enumerate(problem.phases):
         for lane in {*phase.fixed_s, *phase.seconds}:
             row = [0.0] * width
@@ -75,21 +75,21 @@ def solve(problem: LinearProblem) -> LinearSolution | None:
                     row[place[pair]] = seconds
             row[len(pairs) + number] = -1.0
             above.append(row)
-            bounds.append(-phase.fixed_s.get(lane, 0.0))
+            most.append(-phase.fixed_s.get(lane, 0.0))
     for tier, room in problem.rooms.items():
         row = [0.0] * width
         for pair, number in place.items():
             row[number] = problem.sizes.get(pair, {}).get(tier, 0.0) / 2**30
         above.append(row)
-        bounds.append(room / 2**30)
+        most.append(room / 2**30)
     equal = [[float(pair[0] == kind) for pair in pairs] + [0.0] * num_phases for kind in KINDS]
     found = linprog(
         [0.0] * len(pairs) + [phase.count for phase in problem.phases],
         A_ub=above,
-        b_ub=bounds,
+        b_ub=most,
         A_eq=equal,
         b_eq=[1.0] * len(KINDS),
-        bounds=[(0.0, 1.0)] * len(pairs) + [(0.0, None)] * num_phases,
+        bounds=[*(problem.bounds[pair] for pair in pairs), *([(0.0, None)] * num_phases)],
         method="highs",
     )
     if not found.success:

@@ -1,0 +1,289 @@
+"""The best policy for a workload on a machine: a linear programme inside an enumeration.
+
+Block shapes are enumerated; for each a linear programme says which shares of weights, KV cache and
+activations belong on which tier. The most promising are made whole, as the run time would realise
+them, and priced by the forecast; what that finds best is chosen. Knows rates and sizes, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from freight.hardware.machine import Machine, TensorKind
+from freight.plan.cost import Cost
+from freight.plan.default import Plan, Planner
+from freight.plan.forecast import Forecast, forecast
+from freight.plan.linear import LinearProblem, LinearSolution, Phase, Placed, solve
+from freight.plan.policy import TIERS, Policy, Split, Tier
+from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.scoreboard import RING_SLOTS
+
+__all__ = ["Choice", "Search"]
+
+_MOST_ROWS: Final = 512
+_MOST_TOKENS: Final = 16384
+_COUNTS: Final = (1, 2, 4, 8, 16)
+_CHUNKS: Final = (512, 2048)
+_FINALISTS: Final = 6
+_REQUEST_BYTES: Final = float(4 << 20)
+_FIXED: Final = ("workspace", "logits", "scores", "embedding rows", "weight staging")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A plan with what it will take."""
+
+    plan: Plan
+    forecast: Forecast
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """``planner`` knows the model, the workload and the budgets, and makes policies whole."""
+
+    planner: Planner
+    machine: Machine
+
+    def best(self) -> Choice:
+        """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
+        choices = list(self.finalists())
+        if not choices:
+            plan = self.planner.plan()  # raises where nothing fits
+            return self._priced(plan)
+        return min(choices, key=lambda choice: choice.forecast.seconds)
+
+    def finalists(self) -> Iterator[Choice]:
+        """The few best of the linear programmes that can be realised, and the plain default."""
+        ranked = sorted(self._solutions(), key=lambda pair: pair[1].seconds)
+        found = 0
+        for policy, _ in ranked:
+            plan = self.planner.realise(policy)
+            if plan is not None:
+                yield self._priced(plan)
+                found += 1
+            if found == _FINALISTS:
+                return
+
+    def _priced(self, plan: Plan) -> Choice:
+        own = self.planner
+        told = forecast(plan, self.machine, own.config, own.programme, own.dtype)
+        return Choice(plan=plan, forecast=told)
+
+    def _solutions(self) -> Iterator[tuple[Policy, LinearSolution]]:
+        """Block shapes with the best shares that a linear programme finds for them; its seconds are
+        those of the whole workload."""
+        for policy in self._shapes():
+            problem = _Terms.of(self.planner, self.machine, policy).problem()
+            solution = solve(problem)
+            if solution is None:
+                continue
+            blocks = self.planner.workload.num_rows / policy.block_rows
+            chosen = replace(
+                policy,
+                kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
+                activations=solution.split("activations"),
+            )
+            yield chosen, replace(solution, seconds=max(1.0, blocks) * solution.seconds)
+
+    def _shapes(self) -> Iterator[Policy]:
+        own = self.planner
+        wishes, workload = own.wishes, own.workload
+        rows = min(workload.num_rows, _MOST_ROWS)
+        prompts = max(1, _MOST_TOKENS // workload.max_prompt_tokens)
+        most = min(rows, prompts * workload.min_samples)
+        sizes = {most, *(2**power for power in range(10) if 2**power < most)}
+        if workload.max_samples > 1:
+            sizes = {size - size % workload.max_samples or size for size in sizes}
+        if wishes.micro_batch_size:
+            sizes = {wishes.micro_batch_size}
+        for size, chunk in product(sorted(sizes), _CHUNKS):
+            counts = {min(count, -(-workload.num_rows // size)) for count in _COUNTS}
+            if wishes.num_micro_batches:
+                counts = {wishes.num_micro_batches}
+            for count in sorted(counts):
+                yield own.shape(size, count, chunk)
+
+
+def _in_rows(split: Split, rows: int) -> Split:
+    """The nearest split that whole rows of a micro-batch can have."""
+    cut = split.cut(rows)
+    gpu, cpu = cut["gpu"] / rows, cut["cpu"] / rows
+    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1.0 - gpu - cpu))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Terms:
+    """Bytes and seconds of one block shape, as the linear programme wants them."""
+
+    planner: Planner
+    machine: Machine
+    policy: Policy
+    base: Plan
+    weight_bytes: float
+    ring_bytes: float
+    kv_bytes: float
+    kv_slot_bytes: float
+    page_bytes_per_sweep: float
+    rows: int
+    prompt: float
+    new: float
+
+    @classmethod
+    def of(cls, planner: Planner, machine: Machine, policy: Policy) -> _Terms:
+        workload = planner.workload
+        base = planner.derive(policy)
+        size = base.layout.element_bytes
+        config = planner.config
+        units = [size * unit.num_elements for unit in planner.programme.units[1:]]
+        threes = [sum(three) for three in zip(units, units[1:], units[2:], strict=False)]
+        row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+        layer_pages = row_pages * base.geometry.page_bytes
+        rows = min(policy.block_rows, workload.num_rows)
+        return cls(
+            planner=planner,
+            machine=machine,
+            policy=policy,
+            base=base,
+            weight_bytes=float(sum(units)),
+            ring_bytes=float(max(threes, default=sum(units))),
+            kv_bytes=float(policy.block_rows * layer_pages * config.num_layers),
+            kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
+            page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
+            rows=rows,
+            prompt=workload.total_prompt_tokens / workload.num_rows,
+            new=max(1.0, workload.total_new_tokens / workload.num_rows),
+        )
+
+    def problem(self) -> LinearProblem:
+        return LinearProblem(
+            phases=(self._prefill(), self._decode()),
+            sizes=self._sizes(),
+            rooms=self._rooms(),
+            bounds=dict(self._bounds()),
+        )
+
+    # -- memory --------------------------------------------------------------------------------
+
+    @property
+    def near(self) -> Tier:
+        return self.policy.compute_tier
+
+    def _rooms(self) -> dict[Tier, float]:
+        """What is left beside scratch, logits and the like."""
+        g = self.base.geometry
+        rooms: dict[Tier, float] = {}
+        for tier, room in self.planner.room.items():
+            beside = g.index_bytes if tier in ("cpu", self.near) else 0
+            fixed = sum(g.usage[tier].get(purpose, 0) for purpose in _FIXED)
+            rooms[tier] = float(room - fixed - beside)
+        return rooms
+
+    def _sizes(self) -> dict[Placed, dict[Tier, float]]:
+        near, slots = self.near, self.kv_slot_bytes
+        tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
+        stream = float(tokens * self.base.layout.element_bytes)
+        block = self.policy.num_micro_batches
+        sizes: dict[Placed, dict[Tier, float]] = {
+            ("weights", near): {near: self.weight_bytes},
+            ("kv", near): {near: self.kv_bytes},
+            ("activations", near): {near: block * stream},
+            ("weights", "disk"): {near: self.ring_bytes},
+            ("kv", "disk"): {near: RING_SLOTS["kv slot"] * slots, "disk": self.kv_bytes},
+            ("activations", "disk"): {near: RING_SLOTS["activation slot"] * stream},
+        }
+        if near == "gpu":
+            staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
+            sizes["kv", "disk"]["cpu"] = staged * slots
+            sizes["activations", "disk"]["cpu"] = 4 * stream
+            sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
+            sizes["kv", "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes["activations", "cpu"] = {
+                near: RING_SLOTS["activation slot"] * stream,
+                "cpu": block * stream,
+            }
+        return sizes
+
+    def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
+        wishes = self.planner.wishes
+        fixed = {"weights": wishes.weights, "kv": wishes.kv, "activations": wishes.activations}
+        for kind, wish in fixed.items():
+            for tier in TIERS:
+                if tier == "gpu" and self.near == "cpu":
+                    continue
+                if wish is not None:
+                    yield (kind, tier), (wish.share(tier), wish.share(tier))
+                elif tier != "disk" or kind == "weights" or self.planner.has_disk_dir:
+                    yield (kind, tier), (0.0, 1.0)
+
+    # -- seconds -------------------------------------------------------------------------------
+
+    def _prefill(self) -> Phase:
+        token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
+        prompts = self.rows * self.prompt
+        return self._phase(1.0, 0, kv_in=0.0, kv_out=prompts * token, tokens=prompts)
+
+    def _decode(self) -> Phase:
+        token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
+        keys = self.rows * (self.prompt + self.new / 2)
+        step = max(1, round(self.new / 2))
+        return self._phase(
+            self.new - 1, step, kv_in=keys * token, kv_out=self.rows * token, tokens=self.rows
+        )
+
+    def _phase(
+        self, count: float, step: int, *, kv_in: float, kv_out: float, tokens: float
+    ) -> Phase:
+        crossings = sum(unit.kind != "head" for unit in self.planner.programme.units)
+        stream = self.base.layout.stream_columns * self.base.layout.element_bytes
+        moved = tokens * stream * crossings
+        seconds: dict[str, dict[Placed, float]] = {
+            "disk read": {
+                ("weights", "disk"): self._s("disk read", self.weight_bytes, "weights"),
+                ("kv", "disk"): self._s("disk read", kv_in, "kv"),
+                ("activations", "disk"): self._s("disk read", moved, "activations"),
+            },
+            "disk write": {
+                ("kv", "disk"): self._s("disk write", kv_out, "kv"),
+                ("activations", "disk"): self._s("disk write", moved, "activations"),
+            },
+        }
+        if self.near == "gpu":
+            # Of a row in RAM or on disk the whole page in progress comes back.
+            back = max(kv_out, self.page_bytes_per_sweep)
+            inward, outward = "host to device", "device to host"
+            seconds[inward] = {
+                (kind, tier): self._s(inward, size, kind)
+                for kind, size in self._kinds(self.weight_bytes, kv_in, moved)
+                for tier in TIERS[1:]
+            }
+            seconds[outward] = {
+                (kind, tier): self._s(outward, size, kind)
+                for kind, size in self._kinds(0.0, back, moved)
+                for tier in TIERS[1:]
+            }
+        return Phase(count=count, fixed_s={"compute": self._compute_s(step)}, seconds=seconds)
+
+    @staticmethod
+    def _kinds(weights: float, kv: float, moved: float) -> tuple[tuple[TensorKind, float], ...]:
+        return ("weights", weights), ("kv", kv), ("activations", moved)
+
+    def _s(self, link: str, num_bytes: float, kind: TensorKind) -> float:
+        return self.machine.links[link].seconds(num_bytes, kind, _REQUEST_BYTES)
+
+    def _compute_s(self, step: int) -> float:
+        own = self.planner
+        cost = Cost(
+            machine=self.machine,
+            config=own.config,
+            programme=own.programme,
+            layout=self.base.layout,
+            policy=self.policy,
+            dtype=own.dtype,
+            units=tuple(range(len(own.programme.units))),
+        )
+        sizes = WorkSizes.of(own.config, self.base.layout, self.policy, self.base.geometry)
+        lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
+        return cost.sweep_s(make_sweep(0, rows_of_block(lengths, self.policy), step, sizes))
