@@ -137,6 +137,35 @@ def rows_of(parts: tuple[Part, ...]) -> Counter[tuple[str, int]]:
 
 @quick
 @cases
+def test_units_of_one_form_are_laid_out_alike(
+    kind: str, policy: Policy, dtype: str, checkpoints: dict[str, Checkpoint]
+) -> None:
+    """All that is reckoned from forms is what the units themselves add up to."""
+    layout = lay(checkpoints[kind], policy, dtype)
+    assert len(layout.forms) < len(layout.units)
+    for unit, form in zip(layout.units, layout.form_of, strict=True):
+        own = layout.forms[form]
+        for laid in (own, unit):
+            assert laid.unit.kind == unit.unit.kind
+        for size in ("slot_bytes", "host_bytes", "decoded_bytes"):
+            assert getattr(own, size) == getattr(unit, size)
+        for one, other in zip(own.pieces, unit.pieces, strict=True):
+            assert (one.tier, one.num_bytes, one.slot_offset) == (
+                other.tier,
+                other.num_bytes,
+                other.slot_offset,
+            )
+        shapes = [[(p.tier, p.num_elements) for p in laid.parts] for laid in (own, unit)]
+        assert shapes[0] == shapes[1]
+    pieces = [piece for unit in layout.all_units for piece in unit.pieces]
+    for tier in ("cpu", "disk"):
+        wanted, moved = layout.streamed_bytes(tier)
+        assert wanted == sum(p.logical_bytes for p in pieces if p.tier == tier)
+        assert moved == sum(p.num_bytes for p in pieces if p.tier == tier)
+
+
+@quick
+@cases
 def test_every_row_once(
     kind: str, policy: Policy, dtype: str, checkpoints: dict[str, Checkpoint]
 ) -> None:

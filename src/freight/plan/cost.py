@@ -110,7 +110,7 @@ class Cost:
         if operation.kind is Kind.COMPUTE:
             return self._computation(operation)
         if operation.kind is Kind.DECODE_WEIGHTS:
-            decoded = self.layout.all_units[self.units[operation.unit]].decoded_bytes
+            decoded = self.layout.form(self.units[operation.unit]).decoded_bytes
             return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:

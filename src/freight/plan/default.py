@@ -285,8 +285,8 @@ class Planner:
     def _needed_bytes(self, layout: WeightLayout, tier: Tier, num_tokens: int) -> int:
         """Bytes from a tier that a sweep of so many tokens is expected to bring."""
         needed = 0.0
-        for own in layout.units:
-            size = sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
+        for own, count in layout.counted():
+            size = count * sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
             needed += size * self._share_of_sweeps(own.unit.expert is not None, num_tokens)
         return round(needed)
 

@@ -22,6 +22,7 @@ from freight.plan.simulate import Timeline
 
 __all__ = ["Forecast", "forecast"]
 
+_FEW_STEPS: Final = 4
 _MOST_STEPS: Final = 6
 _MOST_BLOCKS: Final = 3
 _REQUEST_BYTES: Final = 8 << 20
@@ -75,16 +76,26 @@ class _Block:
 
 
 def forecast(
-    plan: Plan, machine: Machine, config: ModelConfig, programme: Programme, dtype: str
+    plan: Plan,
+    machine: Machine,
+    config: ModelConfig,
+    programme: Programme,
+    dtype: str,
+    *,
+    is_rough: bool = False,
 ) -> Forecast:
-    """Predict ``plan`` for its workload."""
+    """Predict ``plan`` for its workload; ``is_rough``: from fewer sweeps, to compare plans."""
+    most_steps = _FEW_STEPS if is_rough else _MOST_STEPS
     sampler = Sampler(plan=plan, machine=machine, config=config, programme=programme, dtype=dtype)
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
-    told = {
-        start: _tell(sampler, plan.workload.row_lengths(start, min(start + size, total)))
-        for start in _spread(starts)
-    }
+    alike: dict[tuple[tuple[int, int], ...], _Block] = {}
+    told = {}
+    for start in _spread(starts):
+        lengths = tuple(plan.workload.row_lengths(start, min(start + size, total)))
+        if lengths not in alike:
+            alike[lengths] = _tell(sampler, lengths, most_steps)
+        told[start] = alike[lengths]
     blocks = [_between(told, sorted(told), start) for start in starts]
     return Forecast(
         load_s=_load_s(plan, machine),
@@ -116,8 +127,8 @@ def _spread(starts: range) -> list[int]:
     return sorted({*(whole[round(i * step)] for i in range(_MOST_BLOCKS)), starts[-1]})
 
 
-def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]]) -> _Block:
-    steps = _steps(max(1, max(new for _, new in lengths)))
+def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int) -> _Block:
+    steps = _steps(max(1, max(new for _, new in lengths)), most_steps)
     sample = sampler.sample(lengths, steps)
     return _Block(
         num_rows=len(lengths),
@@ -130,12 +141,12 @@ def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]]) -> _Block:
     )
 
 
-def _steps(count: int) -> list[int]:
+def _steps(count: int, most: int) -> list[int]:
     """The first two sweeps of ``count``, the last, and some between."""
-    if count <= _MOST_STEPS:
+    if count <= most:
         return list(range(count))
-    step = (count - 2) / (_MOST_STEPS - 2)
-    return [0, *(1 + round(i * step) for i in range(_MOST_STEPS - 1))]
+    step = (count - 2) / (most - 2)
+    return [0, *(1 + round(i * step) for i in range(most - 1))]
 
 
 def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _Block:

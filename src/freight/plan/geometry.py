@@ -147,11 +147,11 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     home = policy.compute_tier
     held = layout.held_bytes
     usage[home]["weights"] = held[home]
-    usage[home]["weight slots"] = ring_blocks(layout, policy) * policy.piece_bytes
+    usage[home]["weight slots"] = ring_blocks(layout, policy.piece_bytes) * policy.piece_bytes
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]
-        staged = any(p.tier == "disk" for unit in layout.units for p in unit.pieces)
+        staged = any(p.tier == "disk" for form in layout.forms for p in form.pieces)
         size = align_up(policy.piece_bytes, BLOCK) if staged else 0
         usage["cpu"]["weight staging"] = RING_SLOTS["weight staging"] * size
 

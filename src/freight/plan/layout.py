@@ -8,7 +8,8 @@ ranges and tiers, but no tensors and no devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,13 +17,11 @@ from typing import Final
 from freight.model.checkpoint import TensorSource
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.switches import DTYPE_BYTES
+from freight.plan.forms import BLOCK, find_forms, in_file_order
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
 __all__ = ["BLOCK", "Part", "Piece", "SlotPart", "UnitLayout", "WeightLayout", "lay_out"]
-
-BLOCK: Final = 4096
-"""Alignment of direct I/O, in bytes."""
 
 _GRANULE_ROWS: Final = 64
 
@@ -94,62 +93,101 @@ class WeightLayout:
     streamed, rows are looked up: ``embedding`` are its parts, or those of the head where they share
     it. What else the embedding unit has stays on the compute tier: ``entrance``.
 
+    Units of one form, with tensors that lie alike in their files, are laid out alike: ``forms`` has
+    one of each, ``form_of`` says which of them each unit is. Sizes follow from these alone; the
+    units themselves are laid out when they are first asked for.
+
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
-    form. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
+    shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
     """
 
+    programme: Programme
     entrance: UnitLayout
-    units: tuple[UnitLayout, ...]
+    forms: tuple[UnitLayout, ...]
+    form_of: tuple[int, ...]
     embedding: tuple[Part, ...]
     tied_embeddings: bool
     compute_tier: Tier
     element_bytes: int
-    stream_columns: int
-    kinds: tuple[Unit, ...]
+    lay_out_unit: Callable[[Unit], UnitLayout] = field(compare=False, repr=False)
     held_bytes: Mapping[Tier, int] = field(init=False, compare=False, repr=False)
+    made: list[UnitLayout] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "held_bytes", self._held_bytes())
+        object.__setattr__(self, "made", [])
+
+    @property
+    def units(self) -> Sequence[UnitLayout]:
+        """Each unit, in order, without the embedding."""
+        if not self.made:
+            self.made.extend(map(self.lay_out_unit, self.programme.units[1:]))
+        return self.made
 
     @property
     def all_units(self) -> tuple[UnitLayout, ...]:
         """Numbered as in the programme: 0 is the embedding."""
         return (self.entrance, *self.units)
 
+    @property
+    def kinds(self) -> tuple[Unit, ...]:
+        return self.programme.kinds
+
+    @property
+    def stream_columns(self) -> int:
+        return self.programme.stream_columns
+
+    def form(self, unit: int) -> UnitLayout:
+        """A layout of the form of the unit of this number in the programme."""
+        return self.forms[self.form_of[unit - 1]] if unit else self.entrance
+
+    def counted(self) -> Iterator[tuple[UnitLayout, int]]:
+        """Each form, the embedding's among them, with the number of its units."""
+        yield self.entrance, 1
+        counts = Counter(self.form_of)
+        for number, form in enumerate(self.forms):
+            yield form, counts[number]
+
     def tier_bytes(self) -> dict[Tier, int]:
         """Bytes of weights on each tier (disk: as in the checkpoint's dtype is not counted here;
         all in the compute dtype, so that shares compare)."""
         totals: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
-        own = () if self.tied_embeddings else self.embedding
-        for part in (*own, *(p for unit in self.all_units for p in unit.parts)):
+        for part in () if self.tied_embeddings else self.embedding:
             totals[part.tier] += part.num_elements * self.element_bytes
+        for form, count in self.counted():
+            for part in form.parts:
+                totals[part.tier] += count * part.num_elements * self.element_bytes
         return totals
 
     def _held_bytes(self) -> dict[Tier, int]:
         held: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
         own = () if self.tied_embeddings else self.embedding
-        stretches = [unit.resident for unit in self.all_units] + [
-            [part for part in own if part.tier == self.compute_tier]
-        ]
-        for parts in stretches:
+        near = [part for part in own if part.tier == self.compute_tier]
+        stretches = [(near, 1), *((form.resident, count) for form, count in self.counted())]
+        for parts, count in stretches:
             size = sum(align_up(p.num_elements * self.element_bytes, 64) for p in parts)
-            held[self.compute_tier] += align_up(size, BLOCK)
+            held[self.compute_tier] += count * align_up(size, BLOCK)
         if self.compute_tier == "gpu":
             size = sum(
                 align_up(p.num_elements * self.element_bytes, 64) for p in own if p.tier == "cpu"
             )
             held["cpu"] = align_up(size, BLOCK)
-            held["cpu"] += sum(align_up(unit.host_bytes, BLOCK) for unit in self.units)
+            held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
 
     @property
     def decoded_bytes(self) -> int:
-        return max((unit.decoded_bytes for unit in self.units), default=0)
+        return max((form.decoded_bytes for form in self.forms), default=0)
 
     def streamed_bytes(self, tier: Tier) -> tuple[int, int]:
         """Bytes that one sweep brings from ``tier``: (wanted, moved with alignment)."""
-        pieces = [piece for unit in self.units for piece in unit.pieces if piece.tier == tier]
-        return sum(p.logical_bytes for p in pieces), sum(p.num_bytes for p in pieces)
+        wanted = moved = 0
+        for form, count in self.counted():
+            for piece in form.pieces:
+                if piece.tier == tier:
+                    wanted += count * piece.logical_bytes
+                    moved += count * piece.num_bytes
+        return wanted, moved
 
 
 def lay_out(
@@ -161,23 +199,28 @@ def lay_out(
     tied_embeddings: bool,
 ) -> WeightLayout:
     """Place every weight by ``policy.weights``; the compute dtype is ``dtype``."""
-    units = tuple(_lay_out_unit(unit, sources, policy, dtype) for unit in programme.units[1:])
+
+    def lay_out_unit(unit: Unit) -> UnitLayout:
+        return _lay_out_unit(unit, sources, policy, dtype)
+
+    forms, form_of = find_forms(programme, sources)
     table, *beside = programme.embedding.weights
     if tied_embeddings:
-        embedding = tuple(
-            part for layout in units for part in layout.parts if part.weight.name == "head.weight"
-        )
+        heads = [unit for unit in programme.units if unit.kind == "head"]
+        parts = (part for unit in heads for part in lay_out_unit(unit).parts)
+        embedding = tuple(part for part in parts if part.weight.name == "head.weight")
     else:
         embedding = tuple(_split([table], policy.embedding or policy.weights))
     return WeightLayout(
+        programme=programme,
         entrance=_stay(programme.embedding, beside, policy.compute_tier),
-        units=units,
+        forms=tuple(map(lay_out_unit, forms)),
+        form_of=form_of,
         embedding=embedding,
         tied_embeddings=tied_embeddings,
         compute_tier=policy.compute_tier,
         element_bytes=DTYPE_BYTES[dtype],
-        stream_columns=programme.stream_columns,
-        kinds=programme.kinds,
+        lay_out_unit=lay_out_unit,
     )
 
 
@@ -222,9 +265,7 @@ def _lay_out_unit(
 ) -> UnitLayout:
     # Vectors are small and needed by every token: they stay on the compute tier.
     vectors = [weight for weight in unit.weights if not weight.is_matrix]
-    matrices = [weight for weight in unit.weights if weight.is_matrix]
-    # In the order of the file, so that what is read from disk is one stretch of it.
-    matrices.sort(key=lambda w: (str(sources[w.name].path), sources[w.name].offset + w.first_row))
+    matrices = in_file_order(unit, sources)
     tier = policy.compute_tier
     parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier) for v in vectors]
     parts += _split(matrices, policy.weights)

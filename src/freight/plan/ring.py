@@ -14,13 +14,14 @@ from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 __all__ = ["ring_blocks", "stream_model"]
 
 
-def ring_blocks(layout: WeightLayout, policy: Policy) -> int:
-    """Blocks (of ``policy.piece_bytes``) in the ring.
+def ring_blocks(layout: WeightLayout, block_bytes: int) -> int:
+    """Blocks of that size in the ring.
 
     The largest three neighbours: while one unit is computed, the next two come, so that units that
     are long to load hide behind those that are long to compute. Never more than all of them.
     """
-    sizes = [-(-unit.slot_bytes // policy.piece_bytes) for unit in layout.units if unit.pieces]
+    blocks = [-(-form.slot_bytes // block_bytes) for form in layout.forms]
+    sizes = [blocks[form] for form in layout.form_of if layout.forms[form].pieces]
     around = sizes[2:] + sizes[:2]
     threes = [sum(three) for three in zip(sizes, sizes[1:] + sizes[:1], around, strict=True)]
     return min(max(threes), sum(sizes)) if sizes else 0
@@ -33,32 +34,40 @@ def stream_model(
     layers: Collection[int] | None = None,
     most_pieces: int | None = None,
 ) -> StreamModel:
-    """All units in order; only those of some ``layers``, and what is brought for each in at most
-    ``most_pieces`` from each tier, where a forecast needs no more."""
+    """All units in order; only those of some ``layers``, in a ring of blocks so large that a unit
+    has about ``most_pieces`` of them and comes in as many pieces from each tier, where a forecast
+    needs no more."""
+    block = policy.piece_bytes
+    if most_pieces is not None:
+        largest = max(form.slot_bytes for form in layout.forms)
+        block = max(block, -(-largest // most_pieces))
+    pieces = [_stream_pieces(form, most_pieces) for form in layout.forms]
     units = [StreamUnit(kind="embedding", layer=None)]
-    for own in layout.units:
-        if layers is None or own.unit.layer is None or own.unit.layer in layers:
-            units.append(_stream_unit(own, most_pieces))
+    for unit, form in zip(layout.programme.units[1:], layout.form_of, strict=True):
+        if layers is None or unit.layer is None or unit.layer in layers:
+            units.append(
+                StreamUnit(
+                    kind=unit.kind,
+                    layer=unit.layer,
+                    pieces=pieces[form],
+                    needs_decode=layout.forms[form].decoded_bytes > 0,
+                    expert=unit.expert,
+                )
+            )
     return StreamModel(
         units=tuple(units),
         compute_tier=policy.compute_tier,
-        ring_blocks=ring_blocks(layout, policy),
-        block_bytes=policy.piece_bytes,
+        ring_blocks=ring_blocks(layout, block),
+        block_bytes=block,
     )
 
 
-def _stream_unit(own: UnitLayout, most_pieces: int | None) -> StreamUnit:
+def _stream_pieces(own: UnitLayout, most_pieces: int | None) -> tuple[StreamPiece, ...]:
     pieces = [
         StreamPiece(tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset)
         for piece in own.pieces
     ]
-    return StreamUnit(
-        kind=own.unit.kind,
-        layer=own.unit.layer,
-        pieces=tuple(pieces if most_pieces is None else _joined(pieces, most_pieces)),
-        needs_decode=own.decoded_bytes > 0,
-        expert=own.unit.expert,
-    )
+    return tuple(pieces if most_pieces is None else _joined(pieces, most_pieces))
 
 
 def _joined(pieces: Sequence[StreamPiece], most_pieces: int) -> Iterator[StreamPiece]:

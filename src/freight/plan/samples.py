@@ -28,8 +28,8 @@ from freight.plan.sweep import Sweep
 
 __all__ = ["Sample", "Sampler"]
 
-_MOST_LAYERS: Final = 12
-_DEPTHS: Final = (4, 8)
+_MOST_LAYERS: Final = 8
+_DEPTHS: Final = (3, 5)
 _MOST_PIECES: Final = 8
 
 Lanes = Mapping[Lane, float]

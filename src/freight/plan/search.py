@@ -27,7 +27,7 @@ _MOST_ROWS: Final = 512
 _MOST_TOKENS: Final = 16384
 _COUNTS: Final = (1, 2, 4, 8, 16)
 _CHUNKS: Final = (512, 2048)
-_FINALISTS: Final = 6
+_FINALISTS: Final = 4
 _REQUEST_BYTES: Final = float(4 << 20)
 _FIXED: Final = ("workspace", "logits", "scores", "embedding rows", "weight staging")
 
@@ -49,27 +49,31 @@ class Search:
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
-        choices = list(self.finalists())
-        if not choices:
-            plan = self.planner.plan()  # raises where nothing fits
-            return self._priced(plan)
-        return min(choices, key=lambda choice: choice.forecast.seconds)
+        finalists = [self.price(plan, is_rough=True) for plan in self.finalists()]
+        if not finalists:
+            return self.price(self.planner.plan())  # raises where nothing fits
+        best = min(finalists, key=lambda choice: choice.forecast.seconds)
+        return self.price(best.plan)
 
-    def finalists(self) -> Iterator[Choice]:
-        """The few best of the linear programmes that can be realised, and the plain default."""
+    def finalists(self) -> Iterator[Plan]:
+        """The few best of the linear programmes that can be realised, one for each block shape."""
         ranked = sorted(self._solutions(), key=lambda pair: pair[1].seconds)
-        found = 0
+        shapes: set[tuple[int, int]] = set()
         for policy, _ in ranked:
+            shape = policy.micro_batch_size, policy.num_micro_batches
+            if shape in shapes:
+                continue
             plan = self.planner.realise(policy)
             if plan is not None:
-                yield self._priced(plan)
-                found += 1
-            if found == _FINALISTS:
+                shapes.add(shape)
+                yield plan
+            if len(shapes) == _FINALISTS:
                 return
 
-    def _priced(self, plan: Plan) -> Choice:
+    def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
+        """The plan with its forecast."""
         own = self.planner
-        told = forecast(plan, self.machine, own.config, own.programme, own.dtype)
+        told = forecast(plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough)
         return Choice(plan=plan, forecast=told)
 
     def _solutions(self) -> Iterator[tuple[Policy, LinearSolution]]:

@@ -178,7 +178,7 @@ class Placement:
             layout,
             near=self.near,
             host=self.host,
-            num_blocks=ring_blocks(layout, self.plan.policy),
+            num_blocks=ring_blocks(layout, self.plan.policy.piece_bytes),
             block_bytes=self.plan.policy.piece_bytes,
             dtype=self.dtype,
             loader=loader,
