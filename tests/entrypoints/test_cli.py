@@ -17,7 +17,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from freight.entrypoints.cli import _build_parser, main
-from freight.entrypoints.run import job_spec, parse_shares
+from freight.entrypoints.run import job_spec
+from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import SamplingParams

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.plan.workload import Workload
 from freight.quantities import GIB
@@ -63,7 +64,7 @@ def test_the_context_is_made_before_the_host_is_measured(
     monkeypatch.setattr(planning, "room_on_cpu", measure)
     LlamaConfig(**tiny.SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     config = read_config(tmp_path)
-    sources = planning.imagined_sources(config, "float32")
+    sources = imagined_sources(config, "float32")
     planning.plan_run(config, sources, "float32", CUDA, EngineOptions(), WORKLOAD)
     assert steps == ["empty cache", "device memory", "host memory"]
 

@@ -35,6 +35,12 @@ tokens are "stop_token_ids". Each output line has "id", "text", "prompt_tokens",
 "completion_tokens" and "finish_reason", or "id" and "error"; with several answers, "outputs".
 """
 
+_PLAN_EXAMPLES = """\
+examples:
+  freight plan --model opt-30b --machine t4 --workload 512:32
+  freight plan --model config.json --machine a10g --machine l4 --workload 1024:128
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
@@ -57,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.profile import profile_machine
 
             return profile_machine(arguments)
+        if arguments.command == "plan":
+            from freight.entrypoints.plan import plan_policy
+
+            return plan_policy(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -114,9 +124,41 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_job(run)
     _add_machine(run)
     _add_policy(run)
+    _add_plan(commands)
     _add_profile(commands)
     _add_bench(commands)
     return parser
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="the best policy for a model on a machine, and what it will take",
+        description="The best policy for a model, a machine and a workload, how long it will take "
+        "and what it will cost. Needs neither weights nor the machine.",
+        epilog=_PLAN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="config.json, a directory, or a bundled name"
+    )
+    parser.add_argument(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="MACHINE",
+        help="preset or profile, repeatable to compare (default: this one's profile)",
+    )
+    parser.add_argument(
+        "--workload", default="512:32", metavar="P:N", help="prompt and new tokens (512:32)"
+    )
+    parser.add_argument("--rows", type=int, default=1000, metavar="N", help="rows (1000)")
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table")
+    parser.add_argument("--cpu-memory", metavar="SIZE", help="most memory of the process")
+    parser.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    _add_placement(parser)
 
 
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -261,7 +303,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_policy(parser: argparse.ArgumentParser) -> None:
+def _add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group(
         "policy",
         "shares are percentages on GPU/CPU/disk like 20/80/0, or CPU/disk like 40/60 where the "
@@ -275,7 +317,11 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
     )
-    group.add_argument(
+    return group
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    _add_placement(parser).add_argument(
         "--trace", metavar="FILE", help="write when each link was busy, for Perfetto"
     )
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from freight.entrypoints.model_source import find_model, open_tokenizer
-from freight.entrypoints.run import parse_shares
+from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
 from freight.jobs.spool import Spool

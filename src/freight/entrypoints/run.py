@@ -11,12 +11,15 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from freight.entrypoints.model_source import find_model, open_tokenizer
+from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.progress import Progress, format_report
+from freight.entrypoints.shares import parse_shares
 from freight.entrypoints.version import freight_version
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
@@ -27,10 +30,10 @@ from freight.jobs.runner import Engine, JobReport, JobSpec, run_job
 from freight.model.config import read_config
 from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
-from freight.runtime.options import EngineOptions, Shares
+from freight.runtime.options import EngineOptions
 from freight.runtime.request import SamplingParams
 
-__all__ = ["engine_options", "job_spec", "parse_shares", "run"]
+__all__ = ["engine_options", "job_spec", "run"]
 
 
 class _Terminated(BaseException):
@@ -115,25 +118,6 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     )
 
 
-def parse_shares(flag: str, text: str | None) -> Shares | None:
-    """Parse "20/80/0" as percent on gpu, cpu and disk; "40/60" as cpu and disk."""
-    if text is None:
-        return None
-    try:
-        shares = [float(part) for part in text.split("/")]
-    except ValueError:
-        shares = []
-    if len(shares) == 2:
-        return 0.0, shares[0], shares[1]
-    if len(shares) == 3:
-        return shares[0], shares[1], shares[2]
-    raise InputError(
-        f"{flag} {text} was given.",
-        "Shares are three percentages for gpu, cpu and disk, or two for cpu and disk.",
-        "Write them like 20/80/0 or 40/60.",
-    )
-
-
 def _parse_biases(text: str | None) -> Mapping[int, float]:
     if text is None:
         return {}
@@ -165,7 +149,8 @@ def _run_job(
         # torch takes seconds to import; a finished or refused job never needs it.
         from freight.runtime.engine import build_engine
 
-        return build_engine(model_dir, options=options, workload=workload)
+        machine = own_machine(options, model_dir, nominal_s(config, workload), progress.say)
+        return build_engine(model_dir, options=replace(options, machine=machine), workload=workload)
 
     return run_job(
         spec,

@@ -20,7 +20,14 @@ from freight.model.decoder import tensor_shapes
 from freight.model.families import FAMILIES, Either, Fused, Place
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
-__all__ = ["SAFETENSORS_NAMES", "TensorSource", "locate", "open_checkpoint", "resolve"]
+__all__ = [
+    "SAFETENSORS_NAMES",
+    "TensorSource",
+    "imagined_sources",
+    "locate",
+    "open_checkpoint",
+    "resolve",
+]
 
 SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -102,6 +109,23 @@ def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
         list(problems),
         "Use the config.json that belongs to these weights, in bfloat16, float16 or float32.",
     )
+    return sources
+
+
+def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:
+    """Where dummy weights would lie if they were in one file."""
+    sources = {}
+    offset = 0
+    for name, shape in tensor_shapes(config).items():
+        num_bytes = DTYPE_BYTES[dtype]
+        for size in shape:
+            num_bytes *= size
+        sources[name] = TensorSource(
+            path=Path("dummy"), offset=offset, num_bytes=num_bytes, dtype=dtype, shape=shape
+        )
+        offset += num_bytes
+    if config.tied_embeddings:
+        sources["head.weight"] = sources["embedding"]
     return sources
 
 

@@ -57,8 +57,10 @@ _Windows = tuple[int | None, ...]
 
 
 def read_config(model_dir: Path) -> ModelConfig:
-    """Read ``model_dir``/config.json. Raises ModelError if it is absent, damaged or unsupported."""
-    path = Path(model_dir) / "config.json"
+    """Read ``model_dir``/config.json, or that file itself. Raises ModelError if it is absent,
+    damaged or unsupported."""
+    path = Path(model_dir)
+    path = path if path.is_file() else path / "config.json"
     asked = f"The model in {model_dir} was asked for."
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from typing import Final
 
 from freight.plan.policy import TIERS, Split, Tier
 
-__all__ = ["LinearProblem", "LinearSolution", "Phase", "solve"]
+__all__ = ["KINDS", "LinearProblem", "LinearSolution", "Phase", "solve", "solve_by_highs"]
 
 KINDS: Final = ("weights", "kv", "activations")
 
@@ -51,6 +51,19 @@ class LinearSolution:
     seconds: float
     shares: Mapping[Placed, float]
 
+    @classmethod
+    def of(cls, problem: LinearProblem, shares: Mapping[Placed, float]) -> LinearSolution:
+        """Given shares, and what they take."""
+        seconds = 0.0
+        for phase in problem.phases:
+            lanes = {*phase.fixed_s, *phase.seconds}
+            seconds += phase.count * max(
+                phase.fixed_s.get(lane, 0.0)
+                + sum(shares.get(pair, 0.0) * s for pair, s in phase.seconds.get(lane, {}).items())
+                for lane in lanes
+            )
+        return cls(seconds=seconds, shares=shares)
+
     def split(self, kind: str) -> Split:
         gpu, cpu, _ = (min(1.0, max(0.0, self.shares.get((kind, tier), 0.0))) for tier in TIERS)
         cpu = min(cpu, 1.0 - gpu)
@@ -58,7 +71,13 @@ class LinearSolution:
 
 
 def solve(problem: LinearProblem) -> LinearSolution | None:
-    """The optimum, by HiGHS; None where nothing fits."""
+    """The optimum; None where nothing fits."""
+    return _fill_memory(problem) if _is_plain(problem) else solve_by_highs(problem)
+
+
+def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
+    """The optimum of any such problem; None where nothing fits."""
+    # Imported late: it takes 50 MiB, which a small budget should not pay for nothing.
     from scipy.optimize import linprog
 
     pairs = sorted(problem.bounds)
@@ -98,3 +117,34 @@ def solve(problem: LinearProblem) -> LinearSolution | None:
         seconds=float(found.fun),
         shares={pair: float(found.x[number]) for pair, number in place.items()},
     )
+
+
+def _is_plain(problem: LinearProblem) -> bool:
+    """Whether only the weights have a choice, and only between memory and disk: then as much as
+    fits belongs into memory, whatever the rates."""
+    open_pairs = {pair for pair, (least, most) in problem.bounds.items() if least < most}
+    kinds = [kind for kind, _ in problem.bounds]
+    choices = {pair for pair in open_pairs if kinds.count(pair[0]) > 1}
+    return choices <= {("weights", "cpu"), ("weights", "disk")}
+
+
+def _fill_memory(problem: LinearProblem) -> LinearSolution | None:
+    """As much of the weights in RAM as fits."""
+    shares: dict[Placed, float] = {
+        pair: least if ("weights", "cpu") != pair else 0.0
+        for pair, (least, _) in problem.bounds.items()
+    }
+    kinds = [kind for kind, _ in problem.bounds]
+    for pair, (_, most) in problem.bounds.items():
+        if kinds.count(pair[0]) == 1:
+            shares[pair] = most
+    least, most = problem.bounds["weights", "cpu"]
+    taken = sum(share * problem.sizes[pair].get("cpu", 0.0) for pair, share in shares.items())
+    ring = problem.sizes["weights", "disk"].get("cpu", 0.0)
+    weights = problem.sizes["weights", "cpu"]["cpu"]
+    left = problem.rooms["cpu"] - taken
+    share = most if left >= weights else (left - ring) / max(1.0, weights - ring)
+    share = min(most, max(least, share))
+    shares["weights", "cpu"], shares["weights", "disk"] = share, 1.0 - share
+    used = taken + share * weights + (1.0 - share) * ring
+    return None if used > problem.rooms["cpu"] * (1 + 1e-9) else LinearSolution.of(problem, shares)

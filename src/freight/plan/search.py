@@ -49,9 +49,8 @@ class Search:
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
-        finalists = [self.price(plan, is_rough=True) for plan in self.finalists()]
-        if not finalists:
-            return self.price(self.planner.plan())  # raises where nothing fits
+        plans = [self.planner.plan(), *self.finalists()]  # raises where nothing fits
+        finalists = [self.price(plan, is_rough=True) for plan in plans]
         best = min(finalists, key=lambda choice: choice.forecast.seconds)
         return self.price(best.plan)
 

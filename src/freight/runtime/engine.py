@@ -17,12 +17,12 @@ from freight.errors import BudgetError, InputError
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
-from freight.model.checkpoint import TensorSource, resolve
+from freight.model.checkpoint import TensorSource, imagined_sources, resolve
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
 from freight.plan.default import Plan
-from freight.plan.forecast import Forecast, forecast
+from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
 from freight.plan.ring import stream_model
 from freight.plan.schedule import schedule
@@ -46,7 +46,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.params import check_vocabulary
 from freight.runtime.performer import Performer
 from freight.runtime.placement import Placement
-from freight.runtime.planning import imagined_sources, plan_run
+from freight.runtime.planning import plan_run
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
@@ -79,13 +79,14 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         sources = imagined_sources(config, dtype)
     # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
-    plan = plan_run(config, sources, dtype, device, options, workload)
+    plan, told = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
         config=config,
         sources=sources,
         dtype=dtype,
         device=device,
         plan=plan,
+        told=told,
         options=options,
         tokenizer=tokenizer,
     )
@@ -102,6 +103,7 @@ class Engine:
         dtype: str,
         device: ComputeDevice,
         plan: Plan,
+        told: Forecast | None,
         options: EngineOptions,
         tokenizer: Tokenizer | None,
     ) -> None:
@@ -114,7 +116,7 @@ class Engine:
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
         self.meter = Meter()
-        self.forecast = self._predict(dtype)
+        self.forecast = told
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)
         sources = self._real_sources(sources, dtype)
@@ -131,16 +133,6 @@ class Engine:
         self.load_traffic = dict(self.traffic.moved)
 
     # -- building ------------------------------------------------------------------------------
-
-    def _predict(self, dtype: str) -> Forecast | None:
-        """What the plan will take, where the machine's rates are known."""
-        machine = self._options.machine
-        if machine is None or dtype not in machine.units["cpu"].products:
-            return None
-        if self.device.kind == "sim":
-            room = self.device.room_bytes(self._options.gpu_memory_bytes)
-            machine = machine.with_simulated_device(room, self._options.sim_bytes_per_s)
-        return forecast(self.plan, machine, self.config, build_programme(self.config), dtype)
 
     def _real_sources(
         self, sources: Mapping[str, TensorSource], dtype: str

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from freight.hardware.machine import Machine
 from freight.model.checkpoint import TensorSource
-from freight.model.config import DTYPE_BYTES, ModelConfig
-from freight.model.decoder import build_programme, tensor_shapes
+from freight.model.config import ModelConfig
+from freight.model.decoder import build_programme
 from freight.plan.default import Plan, Planner, Wishes
+from freight.plan.forecast import Forecast
 from freight.plan.policy import Split, Tier
+from freight.plan.search import Search
 from freight.plan.workload import Workload
 from freight.runtime.device import ComputeDevice, room_on_cpu
 from freight.runtime.loaders import bounce_bytes
 from freight.runtime.options import EngineOptions, Shares
 
-__all__ = ["imagined_sources", "plan_run"]
-
-
-def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:
-    """Where dummy weights would lie if they were in one file."""
-    sources = {}
-    offset = 0
-    for name, shape in tensor_shapes(config).items():
-        num_bytes = DTYPE_BYTES[dtype]
-        for size in shape:
-            num_bytes *= size
-        sources[name] = TensorSource(
-            path=Path("dummy"), offset=offset, num_bytes=num_bytes, dtype=dtype, shape=shape
-        )
-        offset += num_bytes
-    if config.tied_embeddings:
-        sources["head.weight"] = sources["embedding"]
-    return sources
+__all__ = ["plan_run"]
 
 
 def plan_run(
@@ -42,7 +27,11 @@ def plan_run(
     device: ComputeDevice,
     options: EngineOptions,
     workload: Workload,
-) -> Plan:
+) -> tuple[Plan, Forecast | None]:
+    """The plan, and where the machine's rates are known what it will take: the best that a search
+    finds then, but what the user has fixed stays."""
+    if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
+        import scipy.optimize  # noqa: F401  before the process is measured: it stays in memory
     room: dict[Tier, int] = {}
     if device.tier == "gpu":
         # Before the host is measured: asking a CUDA device makes its context, which takes RAM.
@@ -68,7 +57,22 @@ def plan_run(
             overlap=options.overlap,
         ),
     )
-    return planner.plan()
+    machine = None if options.machine is None else rates_for(options, device)
+    if machine is None or dtype not in machine.compute_unit.products:
+        return planner.plan(), None
+    search = Search(planner=planner, machine=machine)
+    is_fixed = None not in (options.weights_percent, options.kv_percent, options.micro_batch_size)
+    choice = search.price(planner.plan()) if is_fixed else search.best()
+    return choice.plan, choice.forecast
+
+
+def rates_for(options: EngineOptions, device: ComputeDevice) -> Machine | None:
+    """The machine's rates with the device that computes: a simulated one is the CPU once more."""
+    machine = options.machine
+    if machine is not None and device.kind == "sim":
+        room = device.room_bytes(options.gpu_memory_bytes)
+        return machine.with_simulated_device(room, options.sim_bytes_per_s)
+    return machine
 
 
 def _split(shares: Shares | None) -> Split | None:

@@ -1,0 +1,80 @@
+"""The rates of the machine that a job runs on: kept from an earlier measurement, or measured now.
+
+Measuring takes half a minute and memory of its own. So it is done once, by another process, and
+only before work that is long enough to be worth it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from freight.entrypoints.profile import default_path, read_own_profile
+from freight.errors import FreightError, InputError
+from freight.hardware.machine import Machine
+from freight.model.config import ModelConfig
+from freight.model.decoder import count_parameters
+from freight.plan.workload import Workload
+from freight.runtime.options import EngineOptions
+
+__all__ = ["nominal_s", "own_machine"]
+
+_WORTH_MEASURING_S: Final = 300.0
+_NOMINAL_FLOPS: Final = 5e11
+_NOMINAL_BYTES_PER_S: Final = 2e9
+_TIMEOUT_S: Final = 180.0
+
+
+def nominal_s(config: ModelConfig, workload: Workload) -> float:
+    """About how long a job takes, on no machine in particular: arithmetic on some cores, or one
+    reading of the model from a disk if that is longer."""
+    parameters = count_parameters(config)
+    tokens = workload.total_prompt_tokens + workload.total_new_tokens
+    return max(2.0 * parameters * tokens / _NOMINAL_FLOPS, 2.0 * parameters / _NOMINAL_BYTES_PER_S)
+
+
+def own_machine(
+    options: EngineOptions, model_dir: Path, work_s: float, say: Callable[[str], None]
+) -> Machine | None:
+    """This machine's profile: the one that is kept, or a new one where ``work_s`` of work lie
+    ahead; None where there is none, and a plan has to do with nominal rates."""
+    from freight.runtime.device import find_device
+    from freight.runtime.profiler import identify_host
+
+    device = find_device(options.device)
+    try:
+        machine = read_own_profile(identify_host(device))
+    except InputError as error:
+        say(f"{error.limit} It is not used.")
+        machine = None
+    if machine is not None or work_s < _WORTH_MEASURING_S:
+        return machine
+    say("measuring this machine, once, for the plan")
+    try:
+        _measure(device.kind, options.disk_dir or _writable(model_dir))
+        return read_own_profile(identify_host(device))
+    except (FreightError, subprocess.SubprocessError, OSError) as error:
+        say(f"it could not be measured ({error}): the plan is made from nominal rates")
+        return None
+
+
+def _measure(kind: str, directory: Path | None) -> None:
+    where = [] if directory is None else ["--disk-dir", str(directory)]
+    device = "cuda" if kind == "cuda" else "cpu"
+    command = [sys.executable, "-m", "freight", "profile", "--quiet", "--device", device, *where]
+    subprocess.run(
+        [*command, "--output", str(default_path())],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_TIMEOUT_S,
+    )
+
+
+def _writable(directory: Path) -> Path | None:
+    """Weights are read from there: best measure that disk, if a file may be made on it."""
+    return directory if os.access(directory, os.W_OK) else None

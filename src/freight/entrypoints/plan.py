@@ -1,0 +1,202 @@
+"""``freight plan``: what a model, a machine and some work come to, before anything is bought.
+
+Needs no weights, no torch and no such machine: a ``config.json`` and a preset, or a profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from freight.entrypoints.plan_report import Question, as_record, compare, describe
+from freight.entrypoints.profile import default_path
+from freight.entrypoints.shares import parse_shares
+from freight.errors import InputError
+from freight.hardware.machine import Machine
+from freight.hardware.storage import find_machine, read_machine
+from freight.model.checkpoint import imagined_sources
+from freight.model.config import ModelConfig, read_config
+from freight.model.decoder import build_programme, count_parameters
+from freight.plan.default import Planner, Wishes
+from freight.plan.policy import Split, Tier
+from freight.plan.search import Choice, Search
+from freight.plan.workload import Workload
+from freight.quantities import GIB, MIB, format_bytes, parse_bytes
+
+__all__ = ["answer", "bundled_configs", "plan_policy"]
+
+_SHAPE: Final = re.compile(r"(\d+):(\d+)")
+_PROCESS_BYTES: Final = 1 * GIB
+_CONTEXT_BYTES: Final = 768 * MIB
+_USABLE_SHARE: Final = 0.95
+
+
+def plan_policy(arguments: argparse.Namespace) -> int:
+    """Answer for each machine that was named; returns the exit status."""
+    config, workload = _find_config(arguments.model), _read_workload(arguments)
+    wishes = _read_wishes(arguments)
+    questions = [
+        Question(
+            model=arguments.model,
+            config=config,
+            machine=machine,
+            workload=workload,
+            dtype=_dtype_on(machine, arguments.dtype),
+            budgets=dict(_budgets(machine, arguments)),
+            wishes=wishes,
+        )
+        for machine in _find_machines(arguments.machine)
+    ]
+    answers = [(question, answer(question)) for question in questions]
+    if arguments.json:
+        records = [as_record(question, choice) for question, choice in answers]
+        print(json.dumps(records[0] if len(records) == 1 else records, indent=1))
+    elif len(answers) == 1:
+        print("\n".join(describe(*answers[0])))
+    else:
+        print("\n".join(compare(answers)))
+    return 0
+
+
+def answer(question: Question) -> Choice:
+    """The best plan, and what it will take. BudgetError where nothing fits."""
+    config, machine = question.config, question.machine
+    planner = Planner(
+        config=config,
+        programme=build_programme(config),
+        sources=imagined_sources(config, question.dtype),
+        dtype=question.dtype,
+        workload=question.workload,
+        compute_tier="gpu" if "gpu" in machine.units else "cpu",
+        room=_rooms(question),
+        taken_bytes=_PROCESS_BYTES,
+        has_disk_dir=True,
+        wishes=question.wishes,
+    )
+    return Search(planner=planner, machine=machine).best()
+
+
+def bundled_configs() -> list[str]:
+    """Names of the models that can be planned without a file."""
+    folder = resources.files("freight.model") / "configs"
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def _find_config(name: str | None) -> ModelConfig:
+    """A bundled one by name, a config.json, or a model's directory."""
+    if name is None:
+        raise InputError(
+            "No model was given.",
+            "A plan is for a model.",
+            f"Pass --model with a config.json, a directory, or one of {_listed()}.",
+        )
+    if name in bundled_configs():
+        file = resources.files("freight.model") / "configs" / f"{name}.json"
+        with resources.as_file(file) as path:
+            return read_config(path)
+    if not Path(name).exists():
+        close = difflib.get_close_matches(name.lower(), bundled_configs(), n=3)
+        raise InputError(
+            f"--model {name} was given.",
+            "There is no such file or directory, and no bundled configuration of that name.",
+            f"Did you mean {' or '.join(close)}?" if close else f"Bundled are {_listed()}.",
+        )
+    return read_config(Path(name))
+
+
+def _listed() -> str:
+    return ", ".join(bundled_configs())
+
+
+def _find_machines(names: list[str]) -> Iterator[Machine]:
+    if not names and not default_path().exists():
+        raise InputError(
+            "No machine was given.",
+            "This one has not been measured yet.",
+            "Measure it with freight profile, or name a preset with --machine.",
+        )
+    if not names:
+        yield read_machine(default_path())
+    for name in names:
+        yield find_machine(name)
+
+
+def _read_workload(arguments: argparse.Namespace) -> Workload:
+    found = _SHAPE.fullmatch(arguments.workload)
+    if found is None or not int(found[1]) or not int(found[2]):
+        raise InputError(
+            f"--workload {arguments.workload} was given.",
+            "It is not a number of prompt tokens and one of new tokens, both at least 1.",
+            "Write it like 512:32.",
+        )
+    prompt, new, rows = int(found[1]), int(found[2]), arguments.rows
+    return Workload(
+        num_rows=rows,
+        max_prompt_tokens=prompt,
+        max_new_tokens=new,
+        max_total_tokens=prompt + new,
+        total_prompt_tokens=rows * prompt,
+        total_new_tokens=rows * new,
+    )
+
+
+def _read_wishes(arguments: argparse.Namespace) -> Wishes:
+    def split(flag: str, text: str | None) -> Split | None:
+        shares = parse_shares(flag, text)
+        if shares is None:
+            return None
+        gpu, cpu, disk = (share / 100 for share in shares)
+        return Split(gpu=gpu, cpu=cpu, disk=disk)
+
+    return Wishes(
+        weights=split("--weights", arguments.weights),
+        kv=split("--kv", arguments.kv),
+        activations=split("--activations", arguments.activations),
+        micro_batch_size=arguments.micro_batch_size,
+        num_micro_batches=arguments.num_micro_batches,
+        overlap=not arguments.no_overlap,
+    )
+
+
+def _dtype_on(machine: Machine, asked: str) -> str:
+    """16 bits where the machine computes in them."""
+    if asked != "auto":
+        return asked
+    nearest = machine.compute_unit.nearest_dtype("bfloat16")
+    return "bfloat16" if "16" in nearest else "float32"
+
+
+def _budgets(machine: Machine, arguments: argparse.Namespace) -> Iterator[tuple[Tier, int]]:
+    """What each tier may use, flags before what there is."""
+    asked: dict[Tier, str | None] = {"gpu": arguments.gpu_memory, "cpu": arguments.cpu_memory}
+    for tier, text in asked.items():
+        if tier not in machine.units:
+            continue
+        there = machine.units[tier].memory_bytes
+        budget = int(_USABLE_SHARE * there) if text is None else parse_bytes(text)
+        if budget > there:
+            raise InputError(
+                f"--{tier}-memory {text} was given.",
+                f"The machine {machine.name} has {format_bytes(there)}.",
+                "Lower it, leave it out, or name another machine.",
+            )
+        yield tier, budget
+    yield "disk", machine.disk_bytes
+
+
+def _rooms(question: Question) -> dict[Tier, int]:
+    """Budgets less what the process, the device's context and the checkpoint take."""
+    size = 4 if question.dtype == "float32" else 2
+    rooms = dict(question.budgets)
+    rooms["cpu"] -= _PROCESS_BYTES
+    if "gpu" in rooms:
+        rooms["gpu"] -= _CONTEXT_BYTES
+    rooms["disk"] -= size * count_parameters(question.config)
+    return rooms

@@ -1,0 +1,211 @@
+"""A plan as a table for people, and as a record for programs.
+
+Reads plans and forecasts; reckons nothing but money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from freight.hardware.machine import Machine
+from freight.model.config import DTYPE_BYTES, ModelConfig
+from freight.model.decoder import count_parameters
+from freight.plan.default import Wishes
+from freight.plan.operation import Lane
+from freight.plan.policy import Policy, Split, Tier
+from freight.plan.search import Choice
+from freight.plan.workload import Workload
+from freight.quantities import format_bytes
+
+__all__ = ["Question", "as_record", "compare", "describe"]
+
+_DOLLARS_PER_KWH: Final = 0.15
+_TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A model on a machine, with some work, budgets and wishes."""
+
+    model: str
+    config: ModelConfig
+    machine: Machine
+    workload: Workload
+    dtype: str
+    budgets: dict[Tier, int]
+    wishes: Wishes
+
+    @property
+    def model_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype] * count_parameters(self.config)
+
+
+def describe(question: Question, choice: Choice) -> Iterator[str]:
+    """Some lines for a person."""
+    work, told = question.workload, choice.forecast
+    yield (
+        f"model    {question.model}: {question.config.num_layers} layers, "
+        f"{format_bytes(question.model_bytes)} in {question.dtype}"
+    )
+    yield f"machine  {question.machine.name}: {question.machine.description}"
+    yield (
+        f"work     {work.num_rows} rows of {work.max_prompt_tokens} prompt and "
+        f"{work.max_new_tokens} new tokens"
+    )
+    yield ""
+    yield f"policy   {_flags(choice.plan.policy)}"
+    yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
+    yield (
+        f"time     prefill {_time(told.prefill_s)}, decode {_time(told.decode_s)}, "
+        f"in all {_time(told.seconds)}; loading {_time(told.load_s)}"
+    )
+    yield (
+        f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "
+        f"with prompts; a block of {_block_rows(question, choice)} rows takes "
+        f"{_time(_latency_s(question, choice))}"
+    )
+    yield f"busy     {', '.join(_busy(choice))}"
+    for tier in _TIERS:
+        if tier in question.budgets:
+            yield f"memory   {_memory(question, choice, tier)}"
+    yield f"moved    {_moved(choice)}"
+    costs = _costs(question, choice)
+    if costs:
+        yield f"cost     {', '.join(f'${dollars:.3g} {how}' for how, dollars in costs.items())}"
+
+
+def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
+    """One line for each machine."""
+    yield (
+        f"{'machine':14} {'new token/s':>11} {'in all':>9} {'binds':15} "
+        f"{'$/Mtoken rented':>15} {'electricity':>11}  policy"
+    )
+    for question, choice in answers:
+        costs = list(_costs(question, choice).items())
+        rent = next((f"{own:.3g}" for how, own in costs if "rent" in how), "-")
+        power = next((f"{own:.3g}" for how, own in costs if "electricity" in how), "-")
+        yield (
+            f"{question.machine.name:14} {choice.forecast.tokens_per_s:11.3g} "
+            f"{_time(choice.forecast.seconds):>9} {choice.forecast.binding.value:15} "
+            f"{rent:>15} {power:>11}  {_flags(choice.plan.policy)}"
+        )
+
+
+def as_record(question: Question, choice: Choice) -> dict[str, Any]:
+    """All of it, for JSON. Seconds, bytes and shares in [0, 1]."""
+    told, plan = choice.forecast, choice.plan
+    policy = plan.policy
+    return {
+        "model": question.model,
+        "machine": question.machine.name,
+        "dtype": question.dtype,
+        "num_rows": question.workload.num_rows,
+        "prompt_tokens": question.workload.max_prompt_tokens,
+        "new_tokens": question.workload.max_new_tokens,
+        "policy": {
+            "compute_tier": policy.compute_tier,
+            "micro_batch_size": policy.micro_batch_size,
+            "num_micro_batches": policy.num_micro_batches,
+            "chunk_tokens": policy.chunk_tokens,
+            "overlap": policy.overlap,
+            "weights": _shares(policy.weights),
+            "kv": _shares(policy.kv),
+            "activations": _shares(policy.activations),
+        },
+        "seconds": {
+            "load": told.load_s,
+            "prefill": told.prefill_s,
+            "decode": told.decode_s,
+            "generate": told.seconds,
+            "block": _latency_s(question, choice),
+        },
+        "new_tokens_per_s": told.tokens_per_s,
+        "total_tokens_per_s": _all_tokens_per_s(question, choice),
+        "utilisation": {lane.value: share for lane, share in told.utilisation().items()},
+        "binding": told.binding.value,
+        "moved_bytes": {lane.value: round(size) for lane, size in told.num_bytes.items()},
+        "memory_bytes": {
+            tier: {"used": plan.geometry.total(tier), "budget": question.budgets[tier]}
+            for tier in question.budgets
+        },
+        "dollars_per_million_new_tokens": _costs(question, choice),
+    }
+
+
+def _flags(policy: Policy) -> str:
+    """The policy as ``freight run`` takes it."""
+    return (
+        f"--weights {policy.weights} --kv {policy.kv} --activations {policy.activations} "
+        f"--micro-batch-size {policy.micro_batch_size} "
+        f"--num-micro-batches {policy.num_micro_batches}"
+    )
+
+
+def _shares(split: Split) -> dict[str, float]:
+    return {tier: split.share(tier) for tier in _TIERS}
+
+
+def _weights(choice: Choice) -> str:
+    held = choice.plan.layout.tier_bytes()
+    total = sum(held.values())
+    return "/".join(f"{100 * held[tier] / total:.1f}" for tier in _TIERS)
+
+
+def _block_rows(question: Question, choice: Choice) -> int:
+    return min(choice.plan.policy.block_rows, question.workload.num_rows)
+
+
+def _latency_s(question: Question, choice: Choice) -> float:
+    """From when a block enters to its last token."""
+    num_blocks = -(-question.workload.num_rows // choice.plan.policy.block_rows)
+    return choice.forecast.seconds / num_blocks
+
+
+def _all_tokens_per_s(question: Question, choice: Choice) -> float:
+    work = question.workload
+    return (work.total_prompt_tokens + work.total_new_tokens) / choice.forecast.seconds
+
+
+def _busy(choice: Choice) -> Iterator[str]:
+    told = choice.forecast
+    for lane, share in sorted(told.utilisation().items(), key=lambda item: -item[1]):
+        binds = " (binds)" if lane is told.binding else ""
+        yield f"{lane.value} {share:.0%}{binds}"
+
+
+def _memory(question: Question, choice: Choice, tier: Tier) -> str:
+    geometry = choice.plan.geometry
+    used = geometry.total(tier)
+    if tier == "disk":
+        used += question.model_bytes
+    items = sorted(((size, name) for name, size in geometry.usage[tier].items()), reverse=True)
+    parts = ", ".join(f"{name} {format_bytes(size)}" for size, name in items[:4] if size)
+    what = f" ({parts})" if parts else ""
+    return f"{tier} {format_bytes(used)} of {format_bytes(question.budgets[tier])}{what}"
+
+
+def _moved(choice: Choice) -> str:
+    moved = choice.forecast.num_bytes
+    return ", ".join(f"{lane.value} {format_bytes(moved[lane])}" for lane in Lane if lane in moved)
+
+
+def _costs(question: Question, choice: Choice) -> dict[str, float]:
+    """Dollars per million new tokens, by how they are paid."""
+    if not choice.forecast.tokens_per_s:
+        return {}
+    hours = 1e6 / choice.forecast.tokens_per_s / 3600
+    machine, costs = question.machine, {}
+    if machine.dollars_per_hour is not None:
+        costs["per million new tokens, rented"] = hours * machine.dollars_per_hour
+    if machine.watts is not None:
+        power = hours * machine.watts / 1000 * _DOLLARS_PER_KWH
+        costs[f"of electricity at ${_DOLLARS_PER_KWH} per kWh"] = power
+    return costs
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"

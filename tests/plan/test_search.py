@@ -1,0 +1,154 @@
+"""Plans for machines that are not here: within their budgets, better with more, quick and light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+
+from freight.errors import BudgetError
+from freight.hardware.curve import Curve
+from freight.hardware.machine import Machine
+from freight.hardware.storage import find_machine
+from freight.model.checkpoint import imagined_sources
+from freight.model.config import read_config
+from freight.model.decoder import build_programme
+from freight.plan.default import Planner, Wishes
+from freight.plan.policy import Split, Tier
+from freight.plan.search import Choice, Search
+from freight.plan.workload import Workload
+from freight.quantities import GIB
+
+
+def search(
+    model: str,
+    machine: Machine,
+    room: dict[Tier, int],
+    *,
+    rows: int = 128,
+    shape: tuple[int, int] = (128, 16),
+    wishes: Wishes | None = None,
+) -> Choice:
+    file = resources.files("freight.model") / "configs" / f"{model}.json"
+    with resources.as_file(file) as path:
+        config = read_config(path)
+    prompt, new = shape
+    planner = Planner(
+        config=config,
+        programme=build_programme(config),
+        sources=imagined_sources(config, "bfloat16"),
+        dtype="bfloat16",
+        workload=Workload(
+            num_rows=rows,
+            max_prompt_tokens=prompt,
+            max_new_tokens=new,
+            max_total_tokens=prompt + new,
+            total_prompt_tokens=rows * prompt,
+            total_new_tokens=rows * new,
+        ),
+        compute_tier="gpu" if "gpu" in room else "cpu",
+        room=room,
+        taken_bytes=0,
+        has_disk_dir=True,
+        wishes=wishes or Wishes(),
+    )
+    return Search(planner=planner, machine=machine).best()
+
+
+ROOMS: list[dict[Tier, int]] = [
+    {"gpu": 4 * GIB, "cpu": 8 * GIB, "disk": 500 * GIB},
+    {"gpu": 8 * GIB, "cpu": 8 * GIB, "disk": 500 * GIB},
+    {"gpu": 8 * GIB, "cpu": 32 * GIB, "disk": 500 * GIB},
+    {"gpu": 24 * GIB, "cpu": 32 * GIB, "disk": 500 * GIB},
+]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "opt-6.7b"])
+def test_more_memory_is_never_slower_and_always_kept_to(model: str) -> None:
+    machine = find_machine("t4")
+    before = float("inf")
+    for room in ROOMS:
+        choice = search(model, machine, room)
+        for tier, budget in room.items():
+            assert choice.plan.geometry.total(tier) <= budget
+        assert choice.forecast.seconds <= before * 1.02  # few block shapes are priced in full
+        before = choice.forecast.seconds
+
+
+def faster(machine: Machine, link: str, factor: float) -> Machine:
+    old = machine.links[link]
+    kinds = {kind: rate.scaled(factor) for kind, rate in old.kinds.items()}
+    new = replace(old, bytes_per_s=old.bytes_per_s.scaled(factor), kinds=kinds)
+    return replace(machine, links={**machine.links, link: new})
+
+
+@pytest.mark.parametrize("link", ["disk read", "host to device"])
+def test_more_bandwidth_is_never_slower(link: str) -> None:
+    machine = find_machine("t4")
+    slow = search("llama-3-8b", machine, ROOMS[0])
+    fast = search("llama-3-8b", faster(machine, link, 4.0), ROOMS[0])
+    assert fast.forecast.seconds <= slow.forecast.seconds * 1.02
+
+
+def test_what_was_wished_is_kept() -> None:
+    wishes = Wishes(
+        weights=Split(gpu=0.25, cpu=0.5, disk=0.25),
+        kv=Split(cpu=1.0),
+        micro_batch_size=8,
+        num_micro_batches=3,
+    )
+    policy = search("llama-3-8b", find_machine("t4"), ROOMS[3], wishes=wishes).plan.policy
+    assert (policy.weights, policy.kv) == (wishes.weights, wishes.kv)
+    assert (policy.micro_batch_size, policy.num_micro_batches) == (8, 3)
+
+
+def test_what_fits_nowhere_is_refused_with_reasons() -> None:
+    room: dict[Tier, int] = {"gpu": 256 << 20, "cpu": 1 * GIB, "disk": 500 * GIB}
+    with pytest.raises(BudgetError, match="on gpu"):
+        search("llama-3-8b", find_machine("t4"), room)
+
+
+def test_compute_that_waits_for_nothing_takes_its_products() -> None:
+    """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
+    else on a unit whose passes over memory cost next to nothing."""
+    machine = find_machine("t4")
+    gpu = replace(
+        machine.units["gpu"],
+        memory_bytes_per_s=1e15,
+        attention_flops={"float16": 1e18},
+        attended_bytes_per_s=1e15,
+        products={"float16": Curve.constant(1e13)},
+        call_s=0.0,
+        sweep_s=0.0,
+    )
+    machine = replace(machine, units={**machine.units, "gpu": gpu})
+    room: dict[Tier, int] = {"gpu": 64 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
+    wishes = Wishes(weights=Split(gpu=1.0), micro_batch_size=64, num_micro_batches=2)
+    told = search("llama-2-7b", machine, room, wishes=wishes).forecast
+    file = resources.files("freight.model") / "configs" / "llama-2-7b.json"
+    with resources.as_file(file) as path:
+        config = read_config(path)
+    units = build_programme(config).units
+    layers = sum(unit.matmul_flops(1) for unit in units if unit.kind != "head")
+    head = sum(unit.matmul_flops(1) for unit in units if unit.kind == "head")
+    flops = 128 * (128 + 15) * layers + 128 * 16 * head
+    assert told.seconds == pytest.approx(flops / 1e13, rel=0.01)
+
+
+def test_planning_175b_is_quick_light_and_without_torch() -> None:
+    source = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from freight.entrypoints.cli import main\n"
+        "assert main(['plan', '--model', 'opt-175b', '--machine', 'flexgen-t4']) == 0\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "status = Path('/proc/self/status').read_text().splitlines()\n"
+        "peak = next(int(line.split()[1]) for line in status if line.startswith('VmHWM'))\n"
+        "assert peak < 200 * 1024, peak\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--micro-batch-size" in done.stdout
