@@ -62,6 +62,7 @@ _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
     "gelu": 3.5,
     "gelu_tanh": 14.0,
 }
+_PASSES_OF_NEW_KEYS: Final = 4.0
 """How often a step passes over its value, in the compute dtype's size: its time on two cores over
 that of reading or writing the value once. A product of two values reads two and writes one."""
 
@@ -188,8 +189,10 @@ class Cost:
                 keys += min(span.total_len, step.window or span.total_len)
         flops = 4 * step.num_heads * step.head_dim * pairs
         kv_bytes = 2 * step.num_kv_heads * step.head_dim * self.size * keys
+        new = 2 * step.num_kv_heads * step.head_dim * self.size * batch.num_tokens
         return (
-            flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
+            _PASSES_OF_NEW_KEYS * new / self.unit.memory_bytes_per_s
+            + flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
             + kv_bytes / self.unit.attended_bytes_per_s
         )
 

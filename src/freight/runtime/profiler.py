@@ -7,6 +7,7 @@ from a cache, and so do what is read and written. Knows no model and no policy.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -27,7 +28,7 @@ from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
-from freight.quantities import KIB, MIB
+from freight.quantities import GIB, KIB, MIB
 from freight.runtime.device import ComputeDevice, choose_dtype
 from freight.runtime.disk_probe import DiskProbe
 
@@ -35,7 +36,9 @@ __all__ = ["identify_host", "profile"]
 
 _WIDTH: Final = 2048
 _COLUMNS: Final = 5632
-_COLD_MATRICES: Final = 12
+_COLD_BYTES: Final = 1 * GIB
+"""Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
+_MOST_SHARE: Final = 0.1
 _ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
@@ -121,8 +124,8 @@ def _product_flops(weights: Sequence[torch.Tensor], rows: int, where: torch.devi
 
 
 def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
-    """A product of two values of 2048 x 2048: two are read, one is written."""
-    x, y = (torch.rand(2048, 2048, dtype=dtype, device=where) for _ in range(2))
+    """A product of two values of a chunk in the MLP: two are read, one is written."""
+    x, y = (torch.rand(_ROWS[-1], _COLUMNS, dtype=dtype, device=where) for _ in range(2))
     return 3 * x.numel() * x.element_size() / _typical_s(lambda _: x.mul_(y), where)
 
 
@@ -189,7 +192,9 @@ def _attend_s(
         element_bytes=dtype.itemsize,
         device=where,
     )
-    pool = torch.rand(len(spans) * pages, 2, kv_heads, page, width, dtype=dtype, device=where)
+    shape = (len(spans) * pages, 2, kv_heads, page, width)
+    copies = min(16, _cold_copies(math.prod(shape) * dtype.itemsize))
+    pools = [torch.rand(shape, dtype=dtype, device=where) for _ in range(copies)]
     q = torch.rand(spans[-1].end, heads, width, dtype=dtype, device=where)
     out = torch.empty_like(q)
     workspace = Workspace(torch.empty(256 * MIB, dtype=torch.uint8, device=where))
@@ -203,7 +208,9 @@ def _attend_s(
         head_dim=width,
         scale=width**-0.5,
     )
-    return _typical_s(lambda _: attend(step, q, pool, view, out, workspace), where)
+    return _typical_s(
+        lambda turn: attend(step, q, pools[turn % len(pools)], view, out, workspace), where
+    )
 
 
 def _typical_s(work: Callable[[int], object], where: torch.device) -> float:
