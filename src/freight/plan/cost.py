@@ -62,9 +62,10 @@ _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
     "gelu": 3.5,
     "gelu_tanh": 14.0,
 }
-_PASSES_OF_NEW_KEYS: Final = 4.0
 """How often a step passes over its value, in the compute dtype's size: its time on two cores over
 that of reading or writing the value once. A product of two values reads two and writes one."""
+
+_PASSES_OF_NEW_KEYS: Final = 4.0
 
 _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.READ_KV: "kv",

@@ -113,7 +113,13 @@ def _measure_unit(device: ComputeDevice, memory_bytes: int) -> ComputeUnit:
 
 
 def _matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
-    return [torch.rand(_COLUMNS, _WIDTH, dtype=dtype, device=where) for _ in range(_COLD_MATRICES)]
+    copies = _cold_copies(_COLUMNS * _WIDTH * dtype.itemsize)
+    return [torch.rand(_COLUMNS, _WIDTH, dtype=dtype, device=where) for _ in range(copies)]
+
+
+def _cold_copies(num_bytes: int) -> int:
+    """How many tensors of this size are larger than a cache; no more than a share of memory."""
+    return max(2, int(min(_COLD_BYTES, _MOST_SHARE * system_memory_bytes()) // num_bytes))
 
 
 def _product_flops(weights: Sequence[torch.Tensor], rows: int, where: torch.device) -> float:
