@@ -89,6 +89,6 @@ def test_what_is_elsewhere_is_counted() -> None:
     own = sizes("gpu", Split(gpu=1.0), Split(gpu=0.5, cpu=0.25, disk=0.25), far_share=0.5)
     (work,) = make_sweep(0, rows_of_block([(8, 2), (8, 2)], own.policy), 0, own).works
     assert work.embedding_bytes == 8 * 128
-    assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4 * 256)
+    assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4096)
     assert work.activation_slot_bytes == 2 * 4096
     assert not work.kv_load and not work.kv_store

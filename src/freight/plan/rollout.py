@@ -99,7 +99,8 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
     page, page_bytes = policy.page_tokens, sizes.page_bytes
     cut = policy.activations.cut(num_tokens)
     on_cpu = cut["cpu"] if policy.compute_tier == "gpu" else 0
-    host, disk = on_cpu * sizes.stream_bytes, cut["disk"] * sizes.stream_bytes
+    host = on_cpu * sizes.stream_bytes
+    disk = align_up(cut["disk"] * sizes.stream_bytes, BLOCK)
     return BatchWork(
         batch=batch,
         continues=step > 0,
@@ -108,7 +109,7 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
         kv_store=_bytes((_stored(row.home, own, page) for row, own in far), page_bytes),
         kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in far),
         activations=Moved(cpu=host, disk=disk),
-        activation_slot_bytes=align_up(host, BLOCK) + align_up(disk, BLOCK),
+        activation_slot_bytes=align_up(host, BLOCK) + disk,
     )
 
 

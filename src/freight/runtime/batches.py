@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from freight.memory.activations import Activations, TokenCut, slot_bytes
+from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
 from freight.model.attention import KVView, index_rows
 from freight.model.batch import MicroBatch, RowSpan, chunk_rows
@@ -19,6 +20,7 @@ from freight.model.config import ModelConfig
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Moved
+from freight.quantities import align_up
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
@@ -122,7 +124,7 @@ class BatchPreparer:
                 tails=num_pages_of(passage.tails_out) * page_bytes,
             ),
             kv_slot_bytes=passage.num_pages * page_bytes,
-            activations=Moved(cpu=cut.cpu * row_bytes, disk=cut.disk * row_bytes),
+            activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
         )
 

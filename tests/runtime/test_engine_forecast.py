@@ -1,0 +1,86 @@
+"""What was predicted of a run against what the run counted: bytes exactly, since both are made of
+the same operations; time is measured elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.hardware.curve import Curve
+from freight.hardware.machine import ComputeUnit, Link, Machine
+from freight.plan.operation import Lane
+from freight.quantities import GIB, MIB
+
+from . import tiny
+
+STEPS = 5  # so few that every sweep is run on the clock
+PROMPT = 21
+
+MACHINE = Machine(
+    name="imagined",
+    description="round figures",
+    units={
+        "cpu": ComputeUnit(
+            name="cpu",
+            memory_bytes=8 * GIB,
+            memory_bytes_per_s=1e10,
+            products={"float32": Curve.constant(1e11), "bfloat16": Curve.constant(1e12)},
+            attention_flops={"float32": 1e11, "bfloat16": 1e11},
+            attended_bytes_per_s=5e9,
+        )
+    },
+    links={
+        "disk read": Link(bytes_per_s=Curve.constant(2e9)),
+        "disk write": Link(bytes_per_s=Curve.constant(1e9)),
+    },
+)
+POLICIES: dict[str, dict[str, Any]] = {
+    "cpu, mixed": tiny.ON_CPU,
+    "sim, mixed": {**tiny.ON_SIM, "gpu_memory_bytes": 64 * MIB},
+    "weights on disk": {"device": "cpu", "weights_percent": (0.0, 0.0, 100.0)},
+    "without overlap": {**tiny.ON_CPU, "overlap": False},
+    "kv on the host": {
+        "device": "sim",
+        "gpu_memory_bytes": 64 * MIB,
+        "weights_percent": (100.0, 0.0, 0.0),
+        "kv_percent": (0.0, 100.0, 0.0),
+        "micro_batch_size": 3,
+        "num_micro_batches": 2,
+    },
+    "as searched": {"device": "cpu"},
+    "searched for a device": {"device": "sim", "gpu_memory_bytes": 64 * MIB},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bytes_are_as_predicted(tmp_path: Path, policy: str) -> None:
+    tiny.make_model(tmp_path)
+    prompts = [[1 + (7 * i + j) % 300 for j in range(PROMPT)] for i in range(7)]
+    options = {**POLICIES[policy], "machine": MACHINE}
+    with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
+        before = dict(engine.traffic.moved)
+        tiny.run(engine, prompts, STEPS)
+        told, meter = engine.forecast, engine.meter
+        assert told is not None
+        moved = {link: n - before.get(link, 0) for link, n in engine.traffic.moved.items()}
+        summary = engine.summary()
+        table = sum(part.tier == "disk" for part in engine.plan.layout.embedding)
+    lanes = [Lane.DISK_WRITE, Lane.TO_DEVICE, Lane.FROM_DEVICE]
+    # Rows of the table are looked up by token: how many blocks they are in is not foreseen.
+    lanes += [] if table else [Lane.DISK_READ]
+    for lane in lanes:
+        expected = moved.get(lane.value, 0)
+        assert told.num_bytes.get(lane, 0.0) == pytest.approx(expected, rel=0.02, abs=8192)
+    assert told.new_tokens == STEPS * len(prompts)
+    assert meter.prefill_s > 0 and meter.decode_s > 0
+    assert "predicted (measured) seconds" in summary
+
+
+def test_nothing_is_predicted_of_an_unknown_machine(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path)
+    with tiny.engine(tmp_path, [[1, 2, 3]], 2, device="cpu") as engine:
+        tiny.run(engine, [[1, 2, 3]], 2)
+        assert engine.forecast is None
+        assert "predicted" not in engine.summary()
