@@ -17,12 +17,12 @@ from typing import Final
 from freight.entrypoints.plan_report import Question, as_record, compare, describe
 from freight.entrypoints.profile import default_path
 from freight.entrypoints.shares import parse_shares
-from freight.errors import InputError
+from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine, read_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import ModelConfig, read_config
-from freight.model.decoder import build_programme, count_parameters
+from freight.model.decoder import build_programme
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Choice, Search
@@ -193,10 +193,15 @@ def _budgets(machine: Machine, arguments: argparse.Namespace) -> Iterator[tuple[
 
 def _rooms(question: Question) -> dict[Tier, int]:
     """Budgets less what the process, the device's context and the checkpoint take."""
-    size = 4 if question.dtype == "float32" else 2
     rooms = dict(question.budgets)
     rooms["cpu"] -= _PROCESS_BYTES
     if "gpu" in rooms:
         rooms["gpu"] -= _CONTEXT_BYTES
-    rooms["disk"] -= size * count_parameters(question.config)
+    rooms["disk"] -= question.model_bytes
+    if rooms["disk"] < 0:
+        raise BudgetError(
+            f"{question.model} takes {format_bytes(question.model_bytes)} in {question.dtype}.",
+            f"The disk of {question.machine.name} has {format_bytes(question.machine.disk_bytes)}.",
+            "Take a machine with a larger disk, or a smaller model.",
+        )
     return rooms
