@@ -42,6 +42,9 @@ def own_machine(
 ) -> Machine | None:
     """This machine's profile: the one that is kept, or a new one where ``work_s`` of work lie
     ahead; None where there is none, and a plan has to do with nominal rates."""
+    if work_s < _WORTH_MEASURING_S and not default_path().exists():
+        return None
+    # torch takes seconds to import.
     from freight.runtime.device import find_device
     from freight.runtime.profiler import identify_host
 

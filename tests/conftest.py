@@ -1,0 +1,14 @@
+"""What all tests share: none sees the profile that this machine may have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory: Path = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(directory)
