@@ -97,7 +97,14 @@ class Cost:
     units: tuple[int, ...]
     """For each unit of the schedule, its number in the programme."""
     kept: dict[_Key, Demand] = field(default_factory=dict)
-    forms: dict[tuple[object, ...], int] = field(default_factory=dict)
+    forms: tuple[int, ...] = field(init=False)
+    """For each unit of the programme, a number that units of one form share."""
+
+    def __post_init__(self) -> None:
+        numbers: dict[tuple[object, ...], int] = {}
+        forms = (_form(unit) for unit in self.programme.units)
+        found = tuple(numbers.setdefault(form, len(numbers)) for form in forms)
+        object.__setattr__(self, "forms", found)
 
     @property
     def unit(self) -> ComputeUnit:
@@ -125,8 +132,8 @@ class Cost:
 
     def sweep_s(self, sweep: Sweep) -> float:
         """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
-        kinds = Counter(_form(unit) for unit in self.programme.units)
-        units = {_form(unit): unit for unit in self.programme.units}
+        kinds = Counter(self.forms)
+        units = dict(zip(self.forms, self.programme.units, strict=True))
         seconds = sum(self._finish_s(work.batch) for work in sweep.works)
         for form, count in kinds.items():
             unit = units[form]
@@ -141,9 +148,9 @@ class Cost:
 
     def _computation(self, operation: Operation) -> Demand:
         assert operation.batch is not None
-        unit = self.programme.units[self.units[operation.unit]]
-        form = self.forms.setdefault(_form(unit), len(self.forms))
-        key = (form, operation.sweep, operation.batch.index, operation.is_last)
+        number = self.units[operation.unit]
+        unit = self.programme.units[number]
+        key = (self.forms[number], operation.sweep, operation.batch.index, operation.is_last)
         if key not in self.kept:
             rows = self._rows_of(unit, operation.batch)
             seconds = self._unit_s(unit, operation.batch)

@@ -17,6 +17,7 @@ from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
+from freight.plan.forms import Forms, find_forms
 from freight.plan.geometry import Geometry, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split, Tier
@@ -97,12 +98,14 @@ class Planner:
     wishes: Wishes
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
     elements: tuple[int, int] = field(init=False)
+    forms: Forms = field(init=False)
 
     def __post_init__(self) -> None:
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         plain = sum(unit.num_elements for unit in units) - expert
         object.__setattr__(self, "elements", (plain, expert))
+        object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
 
     def plan(self) -> Plan:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
@@ -236,7 +239,12 @@ class Planner:
         if splits not in self.layouts:
             tied = self.config.tied_embeddings
             self.layouts[splits] = lay_out(
-                self.programme, self.sources, policy, dtype=self.dtype, tied_embeddings=tied
+                self.programme,
+                self.sources,
+                policy,
+                dtype=self.dtype,
+                tied_embeddings=tied,
+                found=self.forms,
             )
         layout = self.layouts[splits]
         geometry = measure(self.config, layout, policy, self.workload)

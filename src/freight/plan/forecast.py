@@ -22,7 +22,7 @@ from freight.plan.simulate import Timeline
 
 __all__ = ["Forecast", "forecast"]
 
-_FEW_STEPS: Final = 4
+_FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 6
 _MOST_BLOCKS: Final = 3
 _REQUEST_BYTES: Final = 8 << 20
@@ -86,17 +86,26 @@ def forecast(
 ) -> Forecast:
     """Predict ``plan`` for its workload; ``is_rough``: from fewer sweeps, to compare plans."""
     most_steps = _FEW_STEPS if is_rough else _MOST_STEPS
-    sampler = Sampler(plan=plan, machine=machine, config=config, programme=programme, dtype=dtype)
+    sampler = Sampler(
+        plan=plan,
+        machine=machine,
+        config=config,
+        programme=programme,
+        dtype=dtype,
+        is_rough=is_rough,
+    )
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
     alike: dict[tuple[tuple[int, int], ...], _Block] = {}
     told = {}
-    for start in _spread(starts):
+    whole = starts[:-1] or starts
+    for start in whole[:1] if is_rough and not plan.workload.lengths else _spread(starts):
         lengths = tuple(plan.workload.row_lengths(start, min(start + size, total)))
         if lengths not in alike:
             alike[lengths] = _tell(sampler, lengths, most_steps)
         told[start] = alike[lengths]
-    blocks = [_between(told, sorted(told), start) for start in starts]
+    known = sorted(told)
+    blocks = [_between(told, known, start) for start in starts]
     return Forecast(
         load_s=_load_s(plan, machine),
         prefill_s=sum(block.prefill_s for block in blocks),
@@ -154,6 +163,8 @@ def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _B
     if start in told:
         return told[start]
     place = bisect_right(known, start)
+    if place == len(known):
+        return told[known[-1]]
     first, second = told[known[place - 1]], told[known[place]]
     if second.num_rows != first.num_rows:
         return first

@@ -12,12 +12,12 @@ from typing import Final
 from freight.model.checkpoint import TensorSource
 from freight.model.programme import Programme, Unit, Weight
 
-__all__ = ["BLOCK", "find_forms", "in_file_order"]
+__all__ = ["BLOCK", "Forms", "find_forms", "in_file_order"]
 
 BLOCK: Final = 4096
 """Alignment of direct I/O, in bytes."""
 
-_Forms = tuple[tuple[Unit, ...], tuple[int, ...]]
+Forms = tuple[tuple[Unit, ...], tuple[int, ...]]
 
 
 def in_file_order(unit: Unit, sources: Mapping[str, TensorSource]) -> list[Weight]:
@@ -28,7 +28,7 @@ def in_file_order(unit: Unit, sources: Mapping[str, TensorSource]) -> list[Weigh
     )
 
 
-def find_forms(programme: Programme, sources: Mapping[str, TensorSource]) -> _Forms:
+def find_forms(programme: Programme, sources: Mapping[str, TensorSource]) -> Forms:
     """One unit of each form, the embedding left out, and for every unit which form it has."""
     numbers: dict[tuple[object, ...], int] = {}
     forms: list[Unit] = []

@@ -17,7 +17,7 @@ from typing import Final
 from freight.model.checkpoint import TensorSource
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.switches import DTYPE_BYTES
-from freight.plan.forms import BLOCK, find_forms, in_file_order
+from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
@@ -197,13 +197,15 @@ def lay_out(
     *,
     dtype: str,
     tied_embeddings: bool,
+    found: Forms | None = None,
 ) -> WeightLayout:
-    """Place every weight by ``policy.weights``; the compute dtype is ``dtype``."""
+    """Place every weight by ``policy.weights``; the compute dtype is ``dtype``. ``found`` are the
+    forms of the units, where they are known already."""
 
     def lay_out_unit(unit: Unit) -> UnitLayout:
         return _lay_out_unit(unit, sources, policy, dtype)
 
-    forms, form_of = find_forms(programme, sources)
+    forms, form_of = found or find_forms(programme, sources)
     table, *beside = programme.embedding.weights
     if tied_embeddings:
         heads = [unit for unit in programme.units if unit.kind == "head"]

@@ -30,6 +30,7 @@ __all__ = ["Sample", "Sampler"]
 
 _MOST_LAYERS: Final = 8
 _DEPTHS: Final = (3, 5)
+_ROUGH_DEPTHS: Final = (2, 3)
 _MOST_PIECES: Final = 8
 
 Lanes = Mapping[Lane, float]
@@ -68,21 +69,23 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """Runs sweeps of one plan on one machine's clock."""
+    """Runs sweeps of one plan on one machine's clock; ``is_rough`` with fewer layers."""
 
     plan: Plan
     machine: Machine
     config: ModelConfig
     programme: Programme
     dtype: str
+    is_rough: bool = False
 
     def sample(self, lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Sample:
         """The sweeps in which rows of these (prompt, new) tokens make their tokens ``steps``."""
         layers = self.config.num_layers
         if layers <= _MOST_LAYERS:
             return self._at_depth(lengths, steps, layers)
-        near, far = (self._at_depth(lengths, steps, depth) for depth in _DEPTHS)
-        return near.extended(far, (layers - _DEPTHS[0]) / (_DEPTHS[1] - _DEPTHS[0]))
+        first, second = _ROUGH_DEPTHS if self.is_rough else _DEPTHS
+        near, far = (self._at_depth(lengths, steps, depth) for depth in (first, second))
+        return near.extended(far, (layers - first) / (second - first))
 
     def _at_depth(
         self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
@@ -103,7 +106,7 @@ class Sampler:
             cost.demand,
             overlap=policy.overlap,
             is_inline=self.machine.is_inline(policy.compute_tier),
-            share=cost.share,
+            share=cost.share if self.machine.beside else None,
         )
         return _summed(timeline, operations, steps)
 

@@ -76,7 +76,7 @@ def simulate(
 ) -> Timeline:
     """Run ``operations``. Without ``overlap`` one follows the other; ``is_inline`` where the thread
     that computes also issues. The stream must be legal: otherwise it would wait for ever."""
-    clock = _Clock(share=share or _alone)
+    clock = _Clock(share=share)
     before: Operation | None = None
     computed: Operation | None = None
     for operation in operations:
@@ -89,10 +89,6 @@ def simulate(
         if operation.lane is Lane.COMPUTE:
             computed = operation
     return Timeline(steps=tuple(clock.run()))
-
-
-def _alone(lane: Lane, others: frozenset[Lane], size: float) -> float:
-    return 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -108,7 +104,7 @@ class _Active:
 
 @dataclass(kw_only=True, slots=True)
 class _Clock:
-    share: Share
+    share: Share | None
     queues: dict[Lane, deque[tuple[Operation, Mapping[Lane, int], Demand]]] = field(
         default_factory=dict
     )
@@ -158,6 +154,8 @@ class _Clock:
         return started
 
     def _set_speeds(self) -> None:
+        if self.share is None:
+            return
         working = frozenset(self.active)
         for lane, own in self.active.items():
             own.speed = self.share(lane, working - {lane}, own.size)
