@@ -88,6 +88,11 @@ def test_order_and_workload(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert (workload.max_prompt_tokens, workload.max_new_tokens) == (10, 10)
     assert (workload.total_prompt_tokens, workload.total_new_tokens) == (22, 26)
     assert spool.workload(np.array([5])).max_total_tokens == 2
+    in_order = [
+        (int(spool.num_prompt_tokens[row]), int(spool.max_new_tokens[row])) for row in spool.order()
+    ]
+    assert workload.row_lengths(0, 5) == in_order
+    assert workload.row_lengths(1, 3) == in_order[1:3]
     spool.close()
 
 

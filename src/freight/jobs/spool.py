@@ -40,7 +40,19 @@ RECORD: Final = np.dtype(
 )
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
 
+_MOST_GROUPS: Final = 64
+
 Indices = npt.NDArray[np.int64]
+
+
+def _group_lengths(prompts: Indices, new: Indices) -> tuple[tuple[int, int, int], ...]:
+    """(rows, prompt, new) of a few groups of neighbouring rows, with the groups' means."""
+    if (prompts == prompts[0]).all() and (new == new[0]).all():
+        return ((len(prompts), int(prompts[0]), int(new[0])),)
+    groups = np.array_split(np.arange(len(prompts)), min(_MOST_GROUPS, len(prompts)))
+    return tuple(
+        (len(own), max(1, round(prompts[own].mean())), round(new[own].mean())) for own in groups
+    )
 
 
 class Spool:
@@ -98,7 +110,8 @@ class Spool:
         return np.flatnonzero(self.num_prompt_tokens == 0)
 
     def workload(self, indices: Indices) -> Workload:
-        """The work that the given usable rows are, at least one; each sample is a row of it."""
+        """The work that the given usable rows are, at least one, in the order in which they run;
+        each sample is a row of it."""
         records = self._records[indices]
         prompts = records["num_tokens"].astype(np.int64)
         new = records["max_tokens"].astype(np.int64)
@@ -116,6 +129,7 @@ class Spool:
             max_scored_tokens=int((prompts - 1)[scored >= 0].max(initial=0)),
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
+            lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
         )
 
     def request(self, index: int) -> Request:
