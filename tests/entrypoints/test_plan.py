@@ -145,3 +145,19 @@ def test_short_work_is_not_worth_measuring(tmp_path: Path, monkeypatch: pytest.M
     found = own.own_machine(options, tmp_path, 1e4, said.append)
     assert found is not None and calls == ["cpu", "cpu"]
     assert own.own_machine(options, tmp_path, 10.0, said.append) == found and len(calls) == 2
+
+
+def test_recalibrating_meets_what_was_measured() -> None:
+    """A part that took twice as long is half as fast; one that hardly worked tells nothing."""
+    machine = find_machine("laptop")
+    predicted = {"compute": 10.0, "disk read": 4.0, "disk write": 0.1}
+    measured = {"compute": 20.0, "disk read": 3.2, "disk write": 0.3}
+    found = own.recalibrate(machine, predicted, measured)
+    for rows in (1, 64, 4096):
+        rates = [m.units["cpu"].products["float32"].at(rows) for m in (machine, found)]
+        assert rates[1] == pytest.approx(rates[0] / 2)
+    for name, factor in (("disk read", 1.25), ("disk write", 1.0)):
+        seconds = [m.links[name].seconds(1e9, "kv", 1 << 20) for m in (machine, found)]
+        latency = machine.links[name].latency_s
+        assert seconds[0] - latency == pytest.approx((seconds[1] - latency) * factor)
+    assert found.host == machine.host

@@ -282,6 +282,11 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "for standard output a temporary directory, so such a run cannot be continued)",
     )
     group.add_argument("--quiet", action="store_true", help="errors only on standard error")
+    group.add_argument(
+        "--recalibrate",
+        action="store_true",
+        help="keep what this run took in the machine's profile, for later plans",
+    )
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:

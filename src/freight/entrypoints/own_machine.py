@@ -9,24 +9,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from freight.entrypoints.profile import default_path, read_own_profile
 from freight.errors import FreightError, InputError
 from freight.hardware.machine import Machine
+from freight.hardware.storage import write_machine
 from freight.model.config import ModelConfig
 from freight.model.decoder import count_parameters
 from freight.plan.workload import Workload
 from freight.runtime.options import EngineOptions
 
-__all__ = ["nominal_s", "own_machine"]
+__all__ = ["keep_recalibrated", "nominal_s", "own_machine", "recalibrate"]
 
 _WORTH_MEASURING_S: Final = 300.0
 _NOMINAL_FLOPS: Final = 5e11
 _NOMINAL_BYTES_PER_S: Final = 2e9
 _TIMEOUT_S: Final = 180.0
+_LEAST_SHARE: Final = 0.05
+_MOST_FACTOR: Final = 4.0
 
 
 def nominal_s(config: ModelConfig, workload: Workload) -> float:
@@ -63,6 +66,34 @@ def own_machine(
     except (FreightError, subprocess.SubprocessError, OSError) as error:
         say(f"it could not be measured ({error}): the plan is made from nominal rates")
         return None
+
+
+def recalibrate(
+    machine: Machine, predicted_s: Mapping[str, float], measured_s: Mapping[str, float]
+) -> Machine:
+    """The machine with each part's rates as a run has found them: scaled by how long the part was
+    to work, over how long it did. Parts that hardly worked are left as they are."""
+    most = max(measured_s.values(), default=0.0)
+    factors = {}
+    for part, told_s in predicted_s.items():
+        was_s = measured_s.get(part, 0.0)
+        if told_s > 0 and was_s > _LEAST_SHARE * most:
+            factors[part] = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, told_s / was_s))
+    return machine.scaled(factors)
+
+
+def keep_recalibrated(engine: Any, machine: Machine | None, say: Callable[[str], None]) -> None:
+    """Write the profile anew from what a run measured, or say why not. Of the real machine's parts
+    only: a simulated link is as fast as it was told to be."""
+    told = getattr(engine, "forecast", None)
+    if machine is None or told is None or engine.device.kind == "cuda":
+        say("not recalibrated: there is no profile, or a GPU's own time was not measured")
+        return
+    parts = {"compute", "disk read", "disk write"}
+    predicted = {lane.value: s for lane, s in told.busy_s.items() if lane.value in parts}
+    measured = {lane.value: s for lane, s in engine.meter.busy_s.items()}
+    write_machine(recalibrate(machine, predicted, measured), default_path())
+    say(f"recalibrated {default_path()}")
 
 
 def _measure(kind: str, directory: Path | None) -> None:

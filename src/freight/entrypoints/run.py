@@ -17,11 +17,12 @@ from types import FrameType
 from typing import TextIO
 
 from freight.entrypoints.model_source import find_model, open_tokenizer
-from freight.entrypoints.own_machine import nominal_s, own_machine
+from freight.entrypoints.own_machine import keep_recalibrated, nominal_s, own_machine
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.shares import parse_shares
 from freight.entrypoints.version import freight_version
 from freight.errors import InputError
+from freight.hardware.machine import Machine
 from freight.jobs.formats import RowLimits
 from freight.jobs.identity import model_identity
 from freight.jobs.json_values import read_biases
@@ -47,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     model_dir = find_model(arguments.model)
     with _sigterm_raises(), Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
         try:
-            report = _run_job(spec, options, model_dir, progress)
+            report = _run_job(
+                spec, options, model_dir, progress, recalibrates=arguments.recalibrate
+            )
         except (KeyboardInterrupt, _Terminated) as stop:
             progress.say(_farewell(spec, progress))
             return 130 if isinstance(stop, KeyboardInterrupt) else 143
@@ -136,7 +139,12 @@ def _parse_size(text: str | None) -> int | None:
 
 
 def _run_job(
-    spec: JobSpec, options: EngineOptions, model_dir: Path, progress: Progress
+    spec: JobSpec,
+    options: EngineOptions,
+    model_dir: Path,
+    progress: Progress,
+    *,
+    recalibrates: bool,
 ) -> JobReport:
     config = read_config(model_dir)
     identity = {
@@ -145,14 +153,19 @@ def _run_job(
         "Freight's version": freight_version(),
     }
 
+    built: list[tuple[Engine, Machine | None]] = []
+
     def build(workload: Workload) -> Engine:
         # torch takes seconds to import; a finished or refused job never needs it.
         from freight.runtime.engine import build_engine
 
         machine = own_machine(options, model_dir, nominal_s(config, workload), progress.say)
-        return build_engine(model_dir, options=replace(options, machine=machine), workload=workload)
+        planned = replace(options, machine=machine)
+        engine = build_engine(model_dir, options=planned, workload=workload)
+        built.append((engine, machine))
+        return engine
 
-    return run_job(
+    report = run_job(
         spec,
         tokenizer=open_tokenizer(model_dir, options),
         limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
@@ -160,6 +173,9 @@ def _run_job(
         build_engine=build,
         observer=progress,
     )
+    for engine, machine in built if recalibrates else ():
+        keep_recalibrated(engine, machine, progress.say)
+    return report
 
 
 def _farewell(spec: JobSpec, progress: Progress) -> str:

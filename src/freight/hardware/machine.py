@@ -143,6 +143,26 @@ class Machine:
         """Where the arithmetic is done: the GPU where there is one."""
         return self.units.get("gpu", self.units["cpu"])
 
+    def scaled(self, factors: Mapping[str, float]) -> Machine:
+        """The same with some parts faster or slower: links by name, "compute" for the CPU."""
+        cpu, factor = self.units["cpu"], factors.get("compute", 1.0)
+        cpu = replace(
+            cpu,
+            memory_bytes_per_s=cpu.memory_bytes_per_s * factor,
+            products={dtype: rate.scaled(factor) for dtype, rate in cpu.products.items()},
+            attention_flops={d: rate * factor for d, rate in cpu.attention_flops.items()},
+            attended_bytes_per_s=cpu.attended_bytes_per_s * factor,
+        )
+        links = {
+            name: replace(
+                link,
+                bytes_per_s=link.bytes_per_s.scaled(factors.get(name, 1.0)),
+                kinds={k: r.scaled(factors.get(name, 1.0)) for k, r in link.kinds.items()},
+            )
+            for name, link in self.links.items()
+        }
+        return replace(self, units={**self.units, "cpu": cpu}, links=links)
+
     def with_simulated_device(self, memory_bytes: int, bytes_per_s: float | None) -> Machine:
         """The same with a simulated device: the CPU once more, behind links of that rate."""
         cpu = self.units["cpu"]
