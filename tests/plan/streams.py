@@ -17,7 +17,15 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.operation import Lane, Operation, Owner, Place
 from freight.plan.schedule import schedule
 from freight.plan.scoreboard import RING_SLOTS
-from freight.plan.sweep import BatchWork, Moved, StreamModel, StreamPiece, StreamUnit, Sweep
+from freight.plan.sweep import (
+    BatchWork,
+    Delegated,
+    Moved,
+    StreamModel,
+    StreamPiece,
+    StreamUnit,
+    Sweep,
+)
 from freight.plan.verify import Ring
 
 BLOCK_BYTES = 8
@@ -135,10 +143,12 @@ def _pieces(draw: st.DrawFn, tier: str) -> tuple[StreamPiece, ...]:
 
 @dataclass(kw_only=True, slots=True)
 class _Life:
-    """A micro-batch in a block: how many sweeps it lives, and what of it is offloaded."""
+    """A micro-batch in a block: how many sweeps it lives, what of it is offloaded, and what of its
+    KV on RAM and disk the CPU attends."""
 
     num_sweeps: int
     kv: tuple[int, int, int]
+    delegated: tuple[int, int]
     activations: tuple[int, int]
     embedding_bytes: int
     drops_kv_at: int
@@ -151,6 +161,7 @@ def _lives(draw: st.DrawFn, tier: str) -> _Life:
     return _Life(
         num_sweeps=draw(st.integers(1, 3)),
         kv=(draw(on_cpu), draw(sizes), draw(sizes)),
+        delegated=(draw(on_cpu), draw(on_cpu)),
         activations=(draw(on_cpu), draw(sizes)),
         embedding_bytes=draw(sizes),
         drops_kv_at=draw(st.integers(1, 4)),
@@ -172,7 +183,11 @@ def _sweeps(draw: st.DrawFn, tier: str) -> tuple[Sweep, ...]:
 
 def _work(k: int, life: _Life, turn: int) -> BatchWork:
     # Rows that end take their offloaded KV with them: later sweeps may have none left.
-    cpu, disk, tails = (0, 0, 0) if turn >= life.drops_kv_at else life.kv
+    gone = turn >= life.drops_kv_at
+    cpu, disk, tails = (0, 0, 0) if gone else life.kv
+    attended = (0, 0) if gone else life.delegated
+    if not turn:  # prompts are attended where all is computed
+        cpu, disk = cpu + attended[0], disk + attended[1]
     kv = Moved(cpu=cpu, disk=disk, tails=tails)
     on_cpu, on_disk = life.activations
     return BatchWork(
@@ -184,6 +199,19 @@ def _work(k: int, life: _Life, turn: int) -> BatchWork:
         kv_slot_bytes=cpu + disk + tails,
         activations=Moved(cpu=on_cpu, disk=on_disk),
         activation_slot_bytes=on_cpu + on_disk,
+        delegated=_delegated(*attended) if turn and any(attended) else None,
+        delegates_later=not turn and any(attended),
+    )
+
+
+def _delegated(cpu: int, disk: int) -> Delegated:
+    return Delegated(
+        num_rows=1,
+        query_bytes=5,
+        attended_bytes=4,
+        kv_load=Moved(disk=disk),
+        kv_store=Moved(disk=disk),
+        kv_slot_bytes=disk,
     )
 
 

@@ -33,15 +33,46 @@ def test_legal_at_any_speed(case: Case, seed: int) -> None:
 @settings(deadline=None, max_examples=50)
 @given(case=cases())
 def test_every_computation_once_and_in_order(case: Case) -> None:
+    """Unit by unit; where the CPU attends, in two parts, and micro-batch by micro-batch."""
     found = [
         (op.sweep, op.unit, op.batch.index, op.is_last)
         for op in case.operations()
-        if op.kind is Kind.COMPUTE and op.batch is not None
+        if op.kind in (Kind.COMPUTE, Kind.FINISH_ATTENTION) and op.batch is not None
     ]
     last = len(case.model.units) - 1
-    assert found == [
-        (sweep, unit, work.batch.index, unit == last) for sweep, unit, work in case.runs()
-    ]
+    runs = case.runs()
+    expected = [(sweep, unit, work.batch.index, unit == last) for sweep, unit, work in runs]
+    if not any(work.delegated for _, _, work in runs):
+        assert found == expected
+    by_batch = [[run for run in own if run[2] == k] for own in (found, expected) for k in range(4)]
+    assert by_batch[:4] == by_batch[4:]
+
+
+@settings(deadline=None, max_examples=50)
+@given(case=cases())
+def test_what_the_cpu_attends_goes_there_and_back(case: Case) -> None:
+    """Once for each attention unit, in this order, at any speed of the lanes."""
+    turns: dict[tuple[int, int, int], list[Kind]] = {}
+    for op in case.operations():
+        if op.num_delegated and op.batch is not None and op.kind is not Kind.COMPUTE:
+            turns.setdefault((op.sweep, op.unit, op.batch.index), []).append(op.kind)
+    expected = {
+        (sweep, unit, work.batch.index): work.delegated
+        for sweep, unit, work in case.runs()
+        if work.delegated and case.model.units[unit].kind == "attention"
+    }
+    assert set(turns) == set(expected)
+    through_ram = {Kind.READ_DELEGATED, Kind.WRITE_DELEGATED}
+    for key, kinds in turns.items():
+        delegated = expected[key]
+        assert [kind for kind in kinds if kind not in through_ram] == [
+            Kind.BEGIN_ATTENTION,
+            Kind.COPY_QUERIES,
+            Kind.ATTEND,
+            Kind.COPY_ATTENDED,
+            Kind.FINISH_ATTENTION,
+        ]
+        assert (through_ram <= set(kinds)) == bool(delegated and delegated.kv_slot_bytes)
 
 
 @settings(deadline=None, max_examples=50)
@@ -89,6 +120,16 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
             Kind.COPY_BACK_HIDDEN: sum(_sum(w.activations) for w in passed),
             Kind.COPY_EMBEDDING: sum(w.embedding_bytes for w in embedded),
         }
+        delegated = [w.delegated for w in attended if w.delegated]
+        again = [w for w in attended if w.delegated]  # begun, then finished
+        expected |= {
+            Kind.COPY_QUERIES: sum(d.query_bytes for d in delegated),
+            Kind.COPY_ATTENDED: sum(d.attended_bytes for d in delegated),
+            Kind.READ_DELEGATED: sum(d.kv_load.disk for d in delegated),
+            Kind.WRITE_DELEGATED: sum(d.kv_store.disk for d in delegated),
+        }
+        expected[Kind.READ_HIDDEN] += sum(w.activations.disk for w in again)
+        expected[Kind.COPY_HIDDEN] += sum(_sum(w.activations) for w in again)
     for kind in set(Kind) - {Kind.READ_WEIGHTS, Kind.COPY_WEIGHTS}:
         assert moved[kind] == expected.get(kind, 0), kind
 

@@ -23,10 +23,15 @@ class Lane(StrEnum):
     DISK_WRITE = "disk write"
     TO_DEVICE = "host to device"
     FROM_DEVICE = "device to host"
+    ATTENTION = "cpu attention"
 
 
 class Kind(StrEnum):
-    """What an operation does. READ and WRITE go to and from the disk, COPY between memories."""
+    """What an operation does. READ and WRITE go to and from the disk, COPY between memories.
+
+    Where the CPU attends some rows, the attention unit is computed in two parts: up to the queries,
+    which it gets, and from what it has attended.
+    """
 
     READ_WEIGHTS = "read weights"
     COPY_WEIGHTS = "copy weights"
@@ -42,6 +47,13 @@ class Kind(StrEnum):
     WRITE_HIDDEN = "write activations"
     DECODE_WEIGHTS = "decode weights"
     COMPUTE = "compute"
+    BEGIN_ATTENTION = "begin attention"
+    COPY_QUERIES = "copy queries"
+    READ_DELEGATED = "read KV for the CPU"
+    ATTEND = "attend"
+    WRITE_DELEGATED = "write KV from the CPU"
+    COPY_ATTENDED = "copy attended"
+    FINISH_ATTENTION = "finish attention"
 
 
 Place = tuple[str, int]
@@ -78,7 +90,8 @@ class Operation:
     rows of the residual stream in ``activation_slot`` (-1: none are there).
     ``after`` holds the earlier operations of other lanes that it waits for, by lane and index.
     ``num_bytes`` is what crosses the link, alignment included. ``is_last`` marks the computation
-    after which a micro-batch's new tokens are known.
+    after which a micro-batch's new tokens are known. ``num_delegated`` rows of the batch, its last
+    ones, are those that the CPU attends.
     """
 
     index: int
@@ -95,6 +108,7 @@ class Operation:
     source_slot: int = -1
     activation_slot: int = -1
     is_last: bool = False
+    num_delegated: int = 0
 
     def __str__(self) -> str:
         batch = "" if self.batch is None else f" micro-batch {self.batch.index}"

@@ -58,6 +58,8 @@ class Policy:
     the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
     ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring.
+    ``cpu_attention`` is the share of the rows off the device, on RAM and on disk alike, whose keys
+    the CPU attends where they are; the others' cross the link.
     """
 
     compute_tier: Tier
@@ -72,8 +74,10 @@ class Policy:
     piece_bytes: int = 4 << 20
     overlap: bool = True
     embedding: Split | None = None
+    cpu_attention: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_cpu_attention()
         for name in ("micro_batch_size", "num_micro_batches", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(
@@ -89,6 +93,29 @@ class Policy:
                     "Give shares as cpu/disk, or choose a device with --device.",
                 )
 
+    def _check_cpu_attention(self) -> None:
+        if not 0 <= self.cpu_attention <= 1:
+            raise InputError(
+                f"{self.cpu_attention:.4g} of the rows were to be attended on the CPU.",
+                "It is a share from 0 to 1.",
+                "Write --cpu-attention as percent, from 0 to 100.",
+            )
+        if self.cpu_attention and self.compute_tier == "cpu":
+            raise InputError(
+                f"{self.cpu_attention:.0%} of the rows were to be attended on the CPU.",
+                "This run computes on the CPU: all rows are attended there.",
+                "Leave --cpu-attention out.",
+            )
+
     @property
     def block_rows(self) -> int:
         return self.micro_batch_size * self.num_micro_batches
+
+    def homes(self, num_rows: int) -> tuple[tuple[Tier, bool, int], ...]:
+        """Where a micro-batch's rows live, in order: tier, whether the CPU attends them, and how
+        many rows. Those that it attends come last."""
+        cut = self.kv.cut(num_rows)
+        away: tuple[Tier, ...] = ("cpu", "disk") if self.compute_tier == "gpu" else ()
+        delegated = {tier: round(self.cpu_attention * cut[tier]) for tier in away}
+        own = ((tier, False, count - delegated.get(tier, 0)) for tier, count in cut.items())
+        return (*own, *((tier, True, count) for tier, count in delegated.items()))

@@ -7,6 +7,10 @@ sweep (``weight_stream``); the KV and activations of the next micro-batch are fe
 previous one are stored. Waits are between operations: each lists those of other lanes it needs.
 What a router has chosen is asked for after its last computation has been taken; until then nothing
 of its experts is issued.
+
+Where the CPU attends some rows (``delegation``), an attention unit begins for all micro-batches
+before it is finished for any, and the unit after it follows micro-batch by micro-batch where the
+ring holds both: the CPU then has work for as long as there is any.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final, Literal
 
+from freight.plan.delegation import Delegation, attended_home
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import Scoreboard, read, write
 from freight.plan.sweep import BatchWork, StreamModel, Sweep
@@ -38,7 +44,13 @@ def schedule(
     """
     board = Scoreboard()
     weights = WeightStream(model=model, board=board, expects_more=expects_more)
-    stream = _Stream(model=model, board=board, weights=weights, chosen=chosen or _nothing_chosen)
+    stream = _Stream(
+        model=model,
+        board=board,
+        weights=weights,
+        delegation=Delegation(board=board),
+        chosen=chosen or _nothing_chosen,
+    )
     return stream.run(sweeps)
 
 
@@ -48,13 +60,25 @@ def _nothing_chosen(k: int) -> Collection[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """The computation of a unit for one of the ``num_turns`` micro-batches that go through it."""
+    """A computation of a unit for one micro-batch, the whole of it or a part.
+
+    ``num_turns`` are left, this one included, until loads can be issued that are not possible yet.
+    ``is_first`` is a unit's first; units before ``oldest`` are not needed again.
+    """
 
     unit: int
-    turn: int
-    num_turns: int
     work: BatchWork
+    num_turns: int
+    is_first: bool
+    oldest: int
+    part: Literal["whole", "begin", "finish"] = "whole"
 
+
+_KINDS: Final = {
+    "whole": Kind.COMPUTE,
+    "begin": Kind.BEGIN_ATTENTION,
+    "finish": Kind.FINISH_ATTENTION,
+}
 
 _Run = Generator[Operation, None, _Step | None]
 
@@ -66,6 +90,7 @@ class _Stream:
     model: StreamModel
     board: Scoreboard
     weights: WeightStream
+    delegation: Delegation
     chosen: Callable[[int], Collection[int]]
     kv_slots: dict[int, int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
@@ -81,58 +106,115 @@ class _Stream:
         for sweep in sweeps:
             steps = self.steps(sweep)
             step = next(steps, None)
+            yield from self.begin_delegation(sweep)
             if step is not None:
-                yield from self.load_kv(sweep.index, step.unit, step.work)
-                yield from self.load_activations(sweep.index, step.unit, step.work)
+                yield from self.load_kv(sweep.index, step)
+                yield from self.load_activations(sweep.index, step)
             while step is not None:
                 step = yield from self.run_step(sweep.index, step, steps)
 
     def steps(self, sweep: Sweep) -> Iterator[_Step]:
         """The computations of a sweep, asked for one by one: experts are chosen on the way."""
         choices: dict[int, Collection[int]] = {}
+        is_done = False
         for unit, own in enumerate(self.model.units):
             works = sweep.works
             if own.expert is not None:
                 works = tuple(w for w in works if own.expert in choices[w.batch.index])
+            if is_done:
+                is_done = False
+                continue
+            if own.kind == "attention" and any(work.delegated for work in works):
+                is_done = self.goes_together(unit)
+                yield from self.delegated_steps(unit, works, together=is_done)
+                continue
             for turn, work in enumerate(works):
-                yield _Step(unit=unit, turn=turn, num_turns=len(works), work=work)
+                left = len(works) - turn
+                yield _Step(unit=unit, work=work, num_turns=left, is_first=turn == 0, oldest=unit)
             if own.kind == "router":
                 assert own.layer is not None
                 choices = {w.batch.index: self.chosen(w.batch.index) for w in works}
                 together = {expert for few in choices.values() for expert in few}
                 self.weights.choose(sweep.index, own.layer, together)
 
+    def goes_together(self, unit: int) -> bool:
+        """Whether the unit after this one may follow micro-batch by micro-batch."""
+        units = self.model.units
+        return units[unit + 1].kind == "mlp" and self.model.fit_together(unit)
+
+    def delegated_steps(
+        self, unit: int, works: tuple[BatchWork, ...], *, together: bool
+    ) -> Iterator[_Step]:
+        """All micro-batches up to their queries; then each from what the CPU has attended."""
+        count = len(works)
+        step = partial(_Step, oldest=unit)
+        for turn, work in enumerate(works):
+            part: Literal["whole", "begin"] = "begin" if work.delegated else "whole"
+            left = 2 * count - turn
+            yield step(unit=unit, work=work, num_turns=left, is_first=turn == 0, part=part)
+        for turn, work in enumerate(works):
+            left = (1 + together) * (count - turn)
+            if work.delegated:
+                yield step(unit=unit, work=work, num_turns=left, is_first=False, part="finish")
+            if together:
+                left = max(1, left - 1)
+                yield step(unit=unit + 1, work=work, num_turns=left, is_first=turn == 0)
+
+    def begin_delegation(self, sweep: Sweep) -> Iterator[Operation]:
+        turns = [
+            (number, unit.layer, work)
+            for number, unit in enumerate(self.model.units)
+            if unit.kind == "attention" and unit.layer is not None
+            for work in sweep.works
+            if work.delegated
+        ]
+        yield from self.delegation.begin(sweep.index, turns)
+
     def run_step(self, sweep: int, step: _Step, steps: Iterator[_Step]) -> _Run:
         """Operations around one computation; returns the next step."""
         unit, work = step.unit, step.work
-        yield from self.weights.bring(sweep, unit, step.turn, step.num_turns)
+        if step.is_first:
+            self.weights.begin(sweep, unit, step.oldest)
+        yield from self.weights.bring(sweep, unit, step.num_turns)
         kind = self.model.units[unit].kind
-        is_open = kind == "router" and step.turn == step.num_turns - 1
+        is_open = kind == "router" and step.num_turns == 1
         following = None if is_open else next(steps, None)
         # Rows of the same micro-batch must be stored first; there is one buffer of embedding rows,
         # too large to have two of for what it would hide.
         apart = unit > 0 and following is not None and following.work is not work
         if following is not None:
-            yield from self.load_kv(sweep, following.unit, following.work)
+            yield from self.load_kv(sweep, following)
         if following is not None and apart:
-            yield from self.load_activations(sweep, following.unit, following.work)
-        if step.turn == 0 and self.model.units[unit].needs_decode:
+            yield from self.load_activations(sweep, following)
+        if step.is_first and self.model.units[unit].needs_decode:
             yield self.weights.decode(sweep, unit)
-        yield self.compute(sweep, unit, work)
-        yield from self.store_kv(sweep, unit, work)
-        yield from self.store_activations(sweep, unit, work)
+        if step.part == "finish":
+            yield from self.delegation.bring_back(unit, work)
+        yield self.compute(sweep, step)
+        yield from self.store_kv(sweep, step)
+        yield from self.store_activations(sweep, step)
+        yield from self.go_on_delegating(step)
         if is_open and (following := next(steps, None)) is not None:
-            yield from self.load_kv(sweep, following.unit, following.work)
+            yield from self.load_kv(sweep, following)
         if following is not None and not apart:
-            yield from self.load_activations(sweep, following.unit, following.work)
+            yield from self.load_activations(sweep, following)
         return following
+
+    def go_on_delegating(self, step: _Step) -> Iterator[Operation]:
+        layer = self.model.units[step.unit].layer
+        if step.part == "begin":
+            assert layer is not None
+            yield from self.delegation.send(step.unit, layer, step.work)
+        elif step.part == "finish":
+            yield from self.delegation.end(step.unit, step.work)
 
     # -- KV cache ----------------------------------------------------------------------------
 
-    def load_kv(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+    def load_kv(self, sweep: int, step: _Step) -> Iterator[Operation]:
         """Fetch what the offloaded rows' keys and values are so far into a slot."""
+        unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
-        if self.model.units[unit].kind != "attention" or not work.kv_slot_bytes:
+        if not self.passes_kv(step):
             return
         assert layer is not None
         k = work.batch.index
@@ -168,10 +250,15 @@ class _Stream:
             num_bytes=moved,
         )
 
-    def store_kv(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+    def passes_kv(self, step: _Step) -> bool:
+        is_attention = self.model.units[step.unit].kind == "attention"
+        return is_attention and step.part != "finish" and step.work.kv_slot_bytes > 0
+
+    def store_kv(self, sweep: int, step: _Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
+        unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
-        if self.model.units[unit].kind != "attention" or not work.kv_slot_bytes:
+        if not self.passes_kv(step):
             return
         assert layer is not None
         k = work.batch.index
@@ -185,6 +272,8 @@ class _Stream:
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=slot, num_bytes=moved)
             return
         accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
+        if work.delegates_later:
+            accesses.append(self.board.new_home(attended_home("cpu", layer), k, (sweep,)))
         out = -1
         to_disk = bool(work.kv_store.disk or work.kv_store.tails)
         if to_disk:
@@ -202,13 +291,16 @@ class _Stream:
         if to_disk:
             accesses = [read("kv out", out, (sweep, unit, k))]
             accesses.append(self.board.new_home(disk_home, k, (sweep,)))
+            if work.delegates_later:
+                accesses.append(self.board.new_home(attended_home("disk", layer), k, (sweep,)))
             moved = work.kv_store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=out, num_bytes=moved)
 
     # -- activations -------------------------------------------------------------------------
 
-    def load_activations(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+    def load_activations(self, sweep: int, step: _Step) -> Iterator[Operation]:
         """Fetch the offloaded rows of the residual stream; for the embedding, of the table."""
+        unit, work = step.unit, step.work
         kind = self.model.units[unit].kind
         k = work.batch.index
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
@@ -220,20 +312,21 @@ class _Stream:
         slot = self.activation_slots[k] = self.board.take_slot("activation slot")
         if kind == "embedding":
             return
-        arrival = write("activation slot", slot, (sweep, unit, k, 0), size)
+        stage = 2 if step.part == "begin" else 0  # then only read, and loaded again to finish
+        arrival = write("activation slot", slot, (sweep, unit, k, stage), size)
         accesses = [arrival]
         source = -1
         if work.activations.disk:
             accesses.insert(0, self.board.home("activations on disk", k))
         if work.activations.disk and self.on_device:
             source = self.board.take_slot("activations in")
-            staged = write("activations in", source, (sweep, unit, k), size)
+            staged = write("activations in", source, (sweep, unit, k, stage), size)
             accesses = [accesses[0], staged]
         if work.activations.disk:
             moved = work.activations.disk
             target = source if self.on_device else slot
             yield make(Kind.READ_HIDDEN, Lane.DISK_READ, accesses, slot=target, num_bytes=moved)
-            accesses = [read("activations in", source, (sweep, unit, k)), arrival]
+            accesses = [read("activations in", source, (sweep, unit, k, stage)), arrival]
         if self.on_device:
             if work.activations.cpu:
                 accesses.insert(0, self.board.home("activations on cpu", k))
@@ -268,11 +361,14 @@ class _Stream:
             yield make(kind, lane, accesses, slot=slot, source_slot=source)
             self.embedding_slots[k] = slot
 
-    def store_activations(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
+    def store_activations(self, sweep: int, step: _Step) -> Iterator[Operation]:
+        unit, work = step.unit, step.work
         if self.model.units[unit].kind == "head" or not work.activation_slot_bytes:
             return
         k = work.batch.index
         slot = self.activation_slots.pop(k)
+        if step.part == "begin":
+            return
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         accesses = [read("activation slot", slot, (sweep, unit, k, 1))]
         source = slot
@@ -302,7 +398,8 @@ class _Stream:
 
     # -- computation -------------------------------------------------------------------------
 
-    def compute(self, sweep: int, unit: int, work: BatchWork) -> Operation:
+    def compute(self, sweep: int, step: _Step) -> Operation:
+        unit, work = step.unit, step.work
         model_unit, k = self.model.units[unit], work.batch.index
         accesses: list[Access] = []
         slot = -1
@@ -311,12 +408,13 @@ class _Stream:
             accesses += self.weights.reads(sweep, unit)
             if model_unit.needs_decode:
                 accesses.append(read("decoded weights", 0, (sweep, unit)))
-        if model_unit.kind == "attention" and work.kv_slot_bytes:
+        if self.passes_kv(step):
             accesses += self.board.in_place(
                 "kv slot", self.kv_slots[k], (sweep, unit, k), work.kv_load
             )
         activation_slot = self.activation_slots.get(k, -1)
-        accesses += self.activation_accesses(sweep, unit, work)
+        accesses += self.activation_accesses(sweep, step)
+        accesses += self.delegated_accesses(sweep, step)
         if model_unit.kind == "router":
             accesses.append(self.board.new_home("routes", k, (sweep, unit)))
         if model_unit.expert is not None:
@@ -325,7 +423,7 @@ class _Stream:
         if is_last:
             accesses.append(self.board.new_home("tokens", k, (sweep,)))
         return self.board.make(
-            Kind.COMPUTE,
+            _KINDS[step.part],
             Lane.COMPUTE,
             accesses,
             sweep=sweep,
@@ -335,7 +433,19 @@ class _Stream:
             source_slot=self.place_of_rows(unit, k),
             activation_slot=activation_slot,
             is_last=is_last,
+            num_delegated=0 if work.delegated is None else work.delegated.num_rows,
         )
+
+    def delegated_accesses(self, sweep: int, step: _Step) -> list[Access]:
+        k = step.work.batch.index
+        if step.part == "begin":
+            return [
+                self.board.new_home("delegated rows", k, (sweep, step.unit, 0)),
+                self.board.new_home("attended rows", k, (sweep, step.unit)),
+            ]
+        if step.part == "finish":
+            return [self.board.home("delegated rows", k), self.board.home("attended rows", k)]
+        return []
 
     def place_of_rows(self, unit: int, k: int) -> int:
         """The slot with the rows that this unit needs beside the weights: KV or embedding rows."""
@@ -344,7 +454,8 @@ class _Stream:
             return self.embedding_slots.pop(k, -1)
         return self.kv_slots.get(k, -1) if kind == "attention" else -1
 
-    def activation_accesses(self, sweep: int, unit: int, work: BatchWork) -> list[Access]:
+    def activation_accesses(self, sweep: int, step: _Step) -> list[Access]:
+        unit, work = step.unit, step.work
         k = work.batch.index
         if self.is_late_head(unit):
             return [read("last activations", k, (sweep,))]
@@ -355,6 +466,8 @@ class _Stream:
             accesses.append(read(ring, self.embedding_slots[k], (sweep, k)))
         if work.activation_slot_bytes:
             slot, loaded = self.activation_slots[k], kind != "embedding"
+            if step.part == "begin":
+                return [*accesses, read("activation slot", slot, (sweep, unit, k, 2))]
             accesses += self.board.in_place("activation slot", slot, (sweep, unit, k), loaded)
         if kind == "head":
             accesses.append(write("last activations", k, (sweep,), 0))

@@ -22,6 +22,7 @@ RING_SLOTS: Final = {
     "kv slot": 3,
     "kv in": 2,
     "kv out": 2,
+    "delegated kv": 3,
     "activation slot": 3,
     "activations in": 2,
     "activations out": 2,
@@ -80,6 +81,7 @@ class Scoreboard:
         source_slot: int = -1,
         activation_slot: int = -1,
         is_last: bool = False,
+        num_delegated: int = 0,
     ) -> Operation:
         index = self.next_index
         self.next_index += 1
@@ -98,6 +100,7 @@ class Scoreboard:
             source_slot=source_slot,
             activation_slot=activation_slot,
             is_last=is_last,
+            num_delegated=num_delegated,
         )
 
     def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[tuple[Lane, int], ...]:

@@ -11,7 +11,7 @@ from freight.model.batch import MicroBatch
 from freight.model.programme import UnitKind
 from freight.plan.policy import Tier
 
-__all__ = ["BatchWork", "Moved", "StreamModel", "StreamPiece", "StreamUnit", "Sweep"]
+__all__ = ["BatchWork", "Delegated", "Moved", "StreamModel", "StreamPiece", "StreamUnit", "Sweep"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +30,29 @@ class Moved:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Delegated:
+    """The rows of a micro-batch whose keys the CPU attends in a sweep: its last ``num_rows``.
+
+    ``query_bytes`` of queries, keys and values go to it, ``attended_bytes`` come back. Of rows on
+    disk ``kv_load`` and ``kv_store`` pass through ``kv_slot_bytes`` of RAM.
+    """
+
+    num_rows: int
+    query_bytes: int
+    attended_bytes: int
+    kv_load: Moved = Moved()
+    kv_store: Moved = Moved()
+    kv_slot_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchWork:
     """One micro-batch in one sweep, with what it moves: KV per layer, activations per unit.
 
     ``kv_slot_bytes`` and ``activation_slot_bytes`` are what its offloaded rows take in a slot;
     0 where all its rows stay on the compute tier. ``embedding_bytes`` of embedding rows come from
     elsewhere than the compute tier. ``continues``: it waits for tokens of the sweep before.
+    ``delegates_later``: keys that it stores are of rows that the CPU will attend.
     """
 
     batch: MicroBatch
@@ -46,6 +63,8 @@ class BatchWork:
     kv_slot_bytes: int = 0
     activations: Moved = Moved()
     activation_slot_bytes: int = 0
+    delegated: Delegated | None = None
+    delegates_later: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +118,15 @@ class StreamModel:
 
     def num_blocks(self, unit: int) -> int:
         return -(-self.units[unit].slot_bytes // self.block_bytes)
+
+    def fit_together(self, unit: int) -> bool:
+        """Whether a unit can stay in the ring until the one after it has been computed too,
+        wherever in the ring it begins."""
+        first, second = self.units[unit], self.units[unit + 1]
+        if first.needs_decode or second.needs_decode:
+            return False  # there is room for one decoded unit
+        sizes = self.num_blocks(unit), self.num_blocks(unit + 1)
+        return not sizes[1] or sizes[0] + 2 * sizes[1] - 1 <= self.ring_blocks
 
     def blocks_of(self, unit: int, number: int) -> list[tuple[int, int, int]]:
         """Blocks that a piece lies in: (block of the unit, pieces that share it, bytes there)."""

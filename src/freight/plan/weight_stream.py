@@ -51,14 +51,17 @@ class WeightStream:
     pending: deque[tuple[Target, int]] = field(default_factory=deque)
     blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
 
-    def bring(self, sweep: int, unit: int, turn: int, num_turns: int) -> Iterator[Operation]:
-        """Loads to issue before micro-batch ``turn`` of ``num_turns`` of this unit."""
-        if turn == 0:
-            self._retire((sweep, unit))
-            self._reserve(sweep, unit)
+    def begin(self, sweep: int, unit: int, oldest: int) -> None:
+        """A unit's first computation comes next; units before ``oldest`` are not needed again."""
+        self._retire((sweep, oldest))
+        self._reserve(sweep, unit)
+
+    def bring(self, sweep: int, unit: int, num_turns: int) -> Iterator[Operation]:
+        """Loads to issue before a computation of this unit; what may come until something else can
+        be brought is spread over it and ``num_turns`` - 1 more."""
         while self.pending and self.pending[0][0] <= (sweep, unit):
             yield from self._bring_piece(*self.pending.popleft())  # needed right now
-        count = -(-len(self.pending) // (num_turns - turn))
+        count = -(-len(self.pending) // num_turns)
         for _ in range(count):
             yield from self._bring_piece(*self.pending.popleft())
 
