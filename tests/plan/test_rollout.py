@@ -28,6 +28,8 @@ def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 
         ),
         page_bytes=PAGE_BYTES,
         stream_bytes=256,
+        query_bytes=96,
+        attended_bytes=64,
         embedding_bytes=128,
         far_share=far_share,
     )

@@ -30,6 +30,7 @@ STEPS = 5
 PROMPTS = tiny.prompts(11, 70)
 BLOCK, JOIN = 4096, 32 * 1024
 ELEMENT, WIDTH, LAYERS, HEADS = 4, 64, 2, 2 * 2 * 16  # bytes, D, L, elements of a token's KV
+QUERIES = 4 * 16  # elements of a token's queries
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,9 @@ class ClosedForm:
         self.add_weights()
         for batch in batches:
             self.add_kv(batch)
-            self.add_activations(len(batch.token_ids))
+            is_delegated = any(delegated for _, delegated in self.homes(len(batch.rows)))
+            begun = LAYERS if is_delegated and batch.rows[0][0] else 0
+            self.add_activations(len(batch.token_ids), begun)
             self.add_embedding(batch.token_ids)
 
     def add_weights(self) -> None:
@@ -105,29 +108,49 @@ class ClosedForm:
     def add_kv(self, batch: Batch) -> None:
         page = self.policy.page_tokens
         size = LAYERS * page * HEADS * ELEMENT
-        on_gpu, on_cpu = cut(len(batch.rows), self.policy.kv)
-        for place, (before, ids) in enumerate(batch.rows):
+        homes = self.homes(len(batch.rows))
+        for (home, is_delegated), (before, ids) in zip(homes, batch.rows, strict=True):
             after = before + len(ids)
             had, touched = -(-before // page), -(-after // page) - before // page
-            if place < on_gpu or (place < on_gpu + on_cpu and not self.on_device):
+            if home == self.policy.compute_tier:
                 continue
-            self.moved["host to device"] += had * size * self.on_device
-            self.moved["device to host"] += touched * size * self.on_device
-            if place >= on_gpu + on_cpu:
+            if is_delegated and before:
+                attended = LAYERS * QUERIES * ELEMENT
+                self.moved["host to device"] += attended
+                self.moved["device to host"] += attended + LAYERS * HEADS * ELEMENT
+            else:
+                self.moved["host to device"] += had * size * self.on_device
+                self.moved["device to host"] += touched * size * self.on_device
+            if home == "disk":
                 self.moved["disk read"] += before // page * size
                 self.moved["disk write"] += (after // page - before // page) * size
 
-    def add_activations(self, num_tokens: int) -> None:
-        """In before and out after every unit between the embedding and the head."""
+    def homes(self, num_rows: int) -> list[tuple[str, bool]]:
+        """Tier of each row, and whether the CPU attends it: of those in RAM and on disk a share,
+        which come last."""
+        on_gpu, on_cpu = cut(num_rows, self.policy.kv)
+        on_disk, share = num_rows - on_gpu - on_cpu, self.policy.cpu_attention
+        delegated = {"cpu": round(share * on_cpu), "disk": round(share * on_disk)}
+        shipped = {"gpu": on_gpu, "cpu": on_cpu, "disk": on_disk}
+        homes = [
+            (tier, False)
+            for tier, count in shipped.items()
+            for _ in range(count - delegated.get(tier, 0))
+        ]
+        return homes + [(tier, True) for tier, count in delegated.items() for _ in range(count)]
+
+    def add_activations(self, num_tokens: int, begun: int) -> None:
+        """In before and out after every unit between the embedding and the head; in once more for
+        those that are begun, and finished when the CPU has attended."""
         on_gpu, on_cpu = cut(num_tokens, self.policy.activations)
         crossings = 2 * LAYERS + 1
-        disk = up((num_tokens - on_gpu - on_cpu) * WIDTH * ELEMENT, BLOCK) * crossings
-        cpu = on_cpu * WIDTH * ELEMENT * crossings
-        self.moved["disk read"] += disk
-        self.moved["disk write"] += disk
+        disk = up((num_tokens - on_gpu - on_cpu) * WIDTH * ELEMENT, BLOCK)
+        cpu = on_cpu * WIDTH * ELEMENT
+        self.moved["disk read"] += disk * (crossings + begun)
+        self.moved["disk write"] += disk * crossings
         if self.on_device:
-            self.moved["host to device"] += cpu + disk
-            self.moved["device to host"] += cpu + disk
+            self.moved["host to device"] += (cpu + disk) * (crossings + begun)
+            self.moved["device to host"] += (cpu + disk) * crossings
 
     def add_embedding(self, token_ids: list[int]) -> None:
         """Rows that are not where the arithmetic is; from disk, near neighbours together."""

@@ -37,7 +37,12 @@ ON_DISK: dict[str, Any] = {
     "micro_batch_size": 2,
     "num_micro_batches": 2,
 }
-ON_SIM: dict[str, Any] = {**ON_DISK, "device": "sim", "weights_percent": (10.0, 40.0, 50.0)}
+ON_SIM: dict[str, Any] = {
+    **ON_DISK,
+    "device": "sim",
+    "weights_percent": (10.0, 40.0, 50.0),
+    "cpu_attention_percent": 50.0,
+}
 
 
 def chosen_experts(model: PreTrainedModel, prompt: Sequence[int]) -> list[dict[int, set[int]]]:

@@ -49,6 +49,15 @@ POLICIES: dict[str, dict[str, Any]] = {
         "micro_batch_size": 3,
         "num_micro_batches": 2,
     },
+    "attention on the host": {
+        "device": "sim",
+        "gpu_memory_bytes": 64 * MIB,
+        "weights_percent": (100.0, 0.0, 0.0),
+        "kv_percent": (20.0, 40.0, 40.0),
+        "cpu_attention_percent": 60.0,
+        "micro_batch_size": 5,
+        "num_micro_batches": 2,
+    },
     "as searched": {"device": "cpu"},
     "searched for a device": {"device": "sim", "gpu_memory_bytes": 64 * MIB},
 }

@@ -75,6 +75,15 @@ POLICIES: dict[str, Options] = {
     "sim: odd mix": options("sim", THREE, THREE, THREE, 3, 2),
     "sim: odd mix, K=8": options("sim", THREE, THREE, THREE, 1, 8),
     "sim: odd mix, K=7": options("sim", THREE, ODD, THREE, 2, 7),
+    "sim: attention on the CPU": options("sim", GPU, CPU, GPU, 4, 3, cpu_attention_percent=100.0),
+    "sim: attention on the CPU, KV on disk": options(
+        "sim", CPU, DISK, GPU, 3, 4, cpu_attention_percent=100.0
+    ),
+    "sim: attention on both": options("sim", THREE, ODD, THREE, 5, 2, cpu_attention_percent=50.0),
+    "sim: attention on both, K=7": options("sim", DISK, ODD, GPU, 2, 7, cpu_attention_percent=50.0),
+    "sim: attention on the CPU, no overlap": options(
+        "sim", THREE, ODD, THREE, 3, 4, cpu_attention_percent=70.0, overlap=False
+    ),
     "sim: no overlap": options("sim", THREE, THREE, THREE, 3, 4, overlap=False),
     "sim: slow link": options("sim", THREE, THREE, THREE, 3, 4, sim_bytes_per_s=200_000_000),
 }

@@ -48,7 +48,8 @@ ON_SIM: dict[str, Any] = {
     "weights_percent": (37.0, 21.0, 42.0),
     "kv_percent": (37.0, 21.0, 42.0),
     "activations_percent": (37.0, 21.0, 42.0),
-    "micro_batch_size": 3,
+    "cpu_attention_percent": 60.0,
+    "micro_batch_size": 5,
     "num_micro_batches": 2,
 }
 

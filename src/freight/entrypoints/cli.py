@@ -317,6 +317,12 @@ def _add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--weights", metavar="G/C/D", help="where the weights are")
     group.add_argument("--kv", metavar="G/C/D", help="where the KV cache is")
     group.add_argument("--activations", metavar="G/C/D", help="where activations wait")
+    group.add_argument(
+        "--cpu-attention",
+        type=float,
+        metavar="PERCENT",
+        help="of the rows whose KV is not on the GPU, those that the CPU attends where it is",
+    )
     group.add_argument("--micro-batch-size", type=int, metavar="N", help="rows computed at once")
     group.add_argument("--num-micro-batches", type=int, metavar="N", help="micro-batches a block")
     group.add_argument(

@@ -53,7 +53,8 @@ class LLM:
     ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
-    choice changes the answers. ``device`` "sim" is a simulated GPU whose link carries
+    choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
+    that the CPU attends. ``device`` "sim" is a simulated GPU whose link carries
     ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
     """
 
@@ -71,6 +72,7 @@ class LLM:
         activations: str | Sequence[float] | None = None,
         micro_batch_size: int | None = None,
         num_micro_batches: int | None = None,
+        cpu_attention: float | None = None,
         overlap: bool = True,
         sim_bandwidth: str | int | None = None,
         dummy_weights: bool = False,
@@ -86,6 +88,7 @@ class LLM:
             activations_percent=_read_shares("activations", activations),
             micro_batch_size=micro_batch_size,
             num_micro_batches=num_micro_batches,
+            cpu_attention_percent=cpu_attention,
             overlap=overlap,
             sim_bytes_per_s=_read_size(sim_bandwidth),
             dummy_seed=0 if dummy_weights else None,

@@ -161,6 +161,7 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         activations=split("--activations", arguments.activations),
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=arguments.num_micro_batches,
+        cpu_attention=None if arguments.cpu_attention is None else arguments.cpu_attention / 100,
         overlap=not arguments.no_overlap,
     )
 

@@ -110,6 +110,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "num_micro_batches": policy.num_micro_batches,
             "chunk_tokens": policy.chunk_tokens,
             "overlap": policy.overlap,
+            "cpu_attention": policy.cpu_attention,
             "weights": _shares(policy.weights),
             "kv": _shares(policy.kv),
             "activations": _shares(policy.activations),
@@ -140,6 +141,7 @@ def _flags(policy: Policy) -> str:
         f"--weights {policy.weights} --kv {policy.kv} --activations {policy.activations} "
         f"--micro-batch-size {policy.micro_batch_size} "
         f"--num-micro-batches {policy.num_micro_batches}"
+        + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
     )
 
 

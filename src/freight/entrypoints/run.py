@@ -114,6 +114,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         activations_percent=parse_shares("--activations", arguments.activations),
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=arguments.num_micro_batches,
+        cpu_attention_percent=arguments.cpu_attention,
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
         trace_path=None if arguments.trace is None else Path(arguments.trace),

@@ -169,8 +169,14 @@ class Machine:
         # Without a limit it copies as memory does: every byte is read and written.
         link = Link(bytes_per_s=Curve.constant(bytes_per_s or cpu.memory_bytes_per_s / 2))
         device = replace(cpu, name="gpu", memory_bytes=memory_bytes, is_inline=True)
+        half = Curve.constant(0.5)
+        shared = (("compute", "cpu attention"), ("cpu attention", "compute"))
         return replace(
             self,
+            beside=(
+                *self.beside,
+                *(Beside(part=part, other=other, share=half) for part, other in shared),
+            ),
             units={"cpu": cpu, "gpu": device},
             links={**self.links, "host to device": link, "device to host": link},
         )

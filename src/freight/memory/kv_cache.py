@@ -43,11 +43,13 @@ class PageRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowPages:
-    """A row's pages, in order, on one tier; on disk also its place among the tails in RAM."""
+    """A row's pages, in order, on one tier; on disk also its place among the tails in RAM.
+    ``is_delegated``: the CPU attends them where they are."""
 
     home: Home
     pages: tuple[int, ...]
     tail: int = -1
+    is_delegated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +187,9 @@ class KVCache:
     def num_free_pages(self, home: Home) -> int:
         return len(self._free[home].free) if home in self._free else 0
 
-    def admit(self, home: Home, rows: Sequence[tuple[Hashable, int]]) -> None:
+    def admit(
+        self, home: Home, rows: Sequence[tuple[Hashable, int]], *, is_delegated: bool = False
+    ) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them."""
         wanted = [self.pages_for(num_tokens) for _, num_tokens in rows]
         pages = iter(self._free[home].take(sum(wanted)))
@@ -196,7 +200,9 @@ class KVCache:
                     table.append(next(pages))
         for (row, _), table in zip(rows, tables, strict=True):
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
-            self.rows[row] = RowPages(home=home, pages=tuple(table), tail=tail)
+            self.rows[row] = RowPages(
+                home=home, pages=tuple(table), tail=tail, is_delegated=is_delegated
+            )
 
     def release(self, row: Hashable) -> None:
         """Free a row's pages, at once."""

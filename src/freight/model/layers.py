@@ -35,7 +35,7 @@ from freight.model.programme import (
 )
 from freight.model.workspace import Workspace
 
-__all__ = ["Frame", "Routes", "WeightParts", "run_unit"]
+__all__ = ["DelegatedTokens", "Frame", "Routes", "WeightParts", "run_unit"]
 
 WeightParts = Sequence[tuple[int, torch.Tensor]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps."""
@@ -49,6 +49,15 @@ class Routes:
     weights: torch.Tensor
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DelegatedTokens:
+    """Tokens from ``first`` on are attended elsewhere: where their queries [n, N, H], keys and
+    values [n, K, H] are put."""
+
+    first: int
+    targets: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 @dataclass(kw_only=True, slots=True)
 class Frame:
     """What the steps of one unit see: values by name, and where the rows' keys are.
@@ -56,7 +65,7 @@ class Frame:
     ``values["x"]`` [T, D] is the residual stream and is updated in place. ``cos`` and ``sin``
     [T, rotary/2] are in the compute dtype, ``positions`` [T] count from 0. ``kv`` pairs pools with
     the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
-    tokens that chose it, with their ``shares`` [n].
+    tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are attended elsewhere.
     """
 
     weights: Mapping[str, WeightParts]
@@ -66,6 +75,7 @@ class Frame:
     sin: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[torch.Tensor, KVView]] = field(default_factory=tuple)
+    delegated: DelegatedTokens | None = None
     routes: Routes | None = None
     chosen: torch.Tensor | None = None
     shares: torch.Tensor | None = None
@@ -160,6 +170,10 @@ def _attend(step: Attend, frame: Frame) -> None:
     for pool, view in frame.kv:
         append(pool, view, k, v)
         attend(step, q, pool, view, out, frame.workspace)
+    if frame.delegated is not None:
+        tokens = slice(frame.delegated.first, None)
+        for target, found in zip(frame.delegated.targets, (q, k, v), strict=True):
+            target.copy_(found[tokens])
 
 
 def _silu(x: torch.Tensor) -> None:

@@ -257,6 +257,16 @@ class Unit:
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "num_elements", sum(w.num_elements for w in weights))
 
+    def halves(self) -> tuple[Unit, Unit]:
+        """An attention unit up to what it attends, and from there; between them pass the values
+        that pass from unit to unit, and what was attended."""
+        place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend)) + 1
+        first, second = (
+            Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
+            for steps in (self.steps[:place], self.steps[place:])
+        )
+        return first, second
+
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, projections only."""
         elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))

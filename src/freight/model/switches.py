@@ -119,6 +119,10 @@ class ModelConfig:
         """Keys and values that one token leaves in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_element
 
+    def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
+        """One token's queries in one layer, or what was attended for them."""
+        return self.num_heads * self.head_dim * bytes_per_element
+
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in all layers."""
         return self.num_layers * self.kv_bytes_per_token_per_layer(bytes_per_element)

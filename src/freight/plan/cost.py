@@ -8,7 +8,7 @@ programme, no order of operations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,15 +72,20 @@ _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.COPY_KV: "kv",
     Kind.COPY_BACK_KV: "kv",
     Kind.WRITE_KV: "kv",
+    Kind.READ_DELEGATED: "kv",
+    Kind.WRITE_DELEGATED: "kv",
+    Kind.COPY_QUERIES: "activations",
+    Kind.COPY_ATTENDED: "activations",
     Kind.READ_HIDDEN: "activations",
     Kind.COPY_HIDDEN: "activations",
     Kind.COPY_BACK_HIDDEN: "activations",
     Kind.WRITE_HIDDEN: "activations",
 }
+_COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
-_Key = tuple[int, int, int, bool]
+_Key = tuple[Kind, int, int, int, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +121,10 @@ class Cost:
 
     def demand(self, operation: Operation) -> Demand:
         """Seconds of an operation alone."""
-        if operation.kind is Kind.COMPUTE:
+        if operation.kind in _COMPUTED:
             return self._computation(operation)
+        if operation.kind is Kind.ATTEND:
+            return Demand(seconds=self._attend_on_cpu_s(operation))
         if operation.kind is Kind.DECODE_WEIGHTS:
             decoded = self.layout.form(self.units[operation.unit]).decoded_bytes
             return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
@@ -137,8 +144,22 @@ class Cost:
         seconds = sum(self._finish_s(work.batch) for work in sweep.works)
         for form, count in kinds.items():
             unit = units[form]
-            seconds += count * sum(self._unit_s(unit, work.batch) for work in sweep.works)
+            seconds += count * sum(
+                self._unit_s(unit, work.batch, work.batch.rows) for work in sweep.works
+            )
         return seconds
+
+    def attention_s(self, sweep: Sweep) -> float:
+        """The part of ``sweep_s`` that goes by the number of keys."""
+        kinds = Counter(self.forms)
+        units = dict(zip(self.forms, self.programme.units, strict=True))
+        return sum(
+            count * self._keys_s(step, work.batch.rows)
+            for form, count in kinds.items()
+            for step in units[form].steps
+            if isinstance(step, Attend)
+            for work in sweep.works
+        )
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -150,10 +171,15 @@ class Cost:
         assert operation.batch is not None
         number = self.units[operation.unit]
         unit = self.programme.units[number]
-        key = (self.forms[number], operation.sweep, operation.batch.index, operation.is_last)
+        kind, batch = operation.kind, operation.batch
+        key = (kind, self.forms[number], operation.sweep, batch.index, operation.is_last)
         if key not in self.kept:
-            rows = self._rows_of(unit, operation.batch)
-            seconds = self._unit_s(unit, operation.batch)
+            rows = self._rows_of(unit, batch)
+            spans = batch.rows
+            if kind is not Kind.COMPUTE:
+                unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
+                spans = spans[: len(spans) - operation.num_delegated]
+            seconds = self._unit_s(unit, batch, spans)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
             self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
@@ -174,11 +200,14 @@ class Cost:
         whole, rest = divmod(total, max(1, chunk))
         return [chunk] * whole + [rest] * bool(rest) or [1]
 
-    def _unit_s(self, unit: Unit, batch: MicroBatch) -> float:
+    def _unit_s(self, unit: Unit, batch: MicroBatch, spans: Sequence[RowSpan]) -> float:
+        """A unit, or half of one, in which the keys of some rows are attended."""
         rows = self._rows_of(unit, batch)
         seconds = sum(self._chunk_s(unit, count) for count in rows)
         return seconds + sum(
-            self._attend_s(step, batch) for step in unit.steps if isinstance(step, Attend)
+            self._keys_s(step, spans) + self._new_keys_s(step, batch)
+            for step in unit.steps
+            if isinstance(step, Attend)
         )
 
     def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
@@ -187,20 +216,31 @@ class Cost:
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
         return flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
 
-    def _attend_s(self, step: Attend, batch: MicroBatch) -> float:
+    def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
+        new = self._kv_bytes(step, batch.num_tokens)
+        return _PASSES_OF_NEW_KEYS * new / self.unit.memory_bytes_per_s
+
+    def _attend_on_cpu_s(self, operation: Operation) -> float:
+        unit = self.programme.units[self.units[operation.unit]]
+        assert operation.batch is not None
+        spans = operation.batch.rows[-operation.num_delegated :]
+        steps = [step for step in unit.steps if isinstance(step, Attend)]
+        cpu = self.machine.units["cpu"]
+        return cpu.call_s + sum(
+            self._kv_bytes(step, _seen_keys(step, spans)) / cpu.attended_bytes_per_s
+            for step in steps
+        )
+
+    def _kv_bytes(self, step: Attend, num_tokens: float) -> float:
+        return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens
+
+    def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
         """Prompts by arithmetic, single queries by the keys and values they read."""
-        pairs, keys = 0.0, 0.0
-        for span in batch.rows:
-            if span.num_new > 1:
-                pairs += _pairs(span, step.window)
-            else:
-                keys += min(span.total_len, step.window or span.total_len)
+        pairs = sum(_pairs(span, step.window) for span in spans if span.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
-        kv_bytes = 2 * step.num_kv_heads * step.head_dim * self.size * keys
-        new = 2 * step.num_kv_heads * step.head_dim * self.size * batch.num_tokens
+        kv_bytes = self._kv_bytes(step, _seen_keys(step, spans))
         return (
-            _PASSES_OF_NEW_KEYS * new / self.unit.memory_bytes_per_s
-            + flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
+            flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
             + kv_bytes / self.unit.attended_bytes_per_s
         )
 
@@ -214,6 +254,12 @@ def _form(unit: Unit) -> tuple[object, ...]:
     windows = tuple(step.window for step in unit.steps if isinstance(step, Attend))
     shapes = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
     return unit.kind, len(unit.steps), shapes, windows
+
+
+def _seen_keys(step: Attend, spans: Sequence[RowSpan]) -> float:
+    """Keys that rows with one query each attend."""
+    lengths = (span.total_len for span in spans if span.num_new == 1)
+    return sum(min(length, step.window or length) for length in lengths)
 
 
 def _pairs(span: RowSpan, window: int | None) -> float:

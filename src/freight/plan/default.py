@@ -55,6 +55,7 @@ class Wishes:
     activations: Split | None = None
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
+    cpu_attention: float | None = None
     overlap: bool = True
 
 
@@ -152,6 +153,7 @@ class Planner:
             page_tokens=self._page_tokens(),
             piece_bytes=self._piece_bytes(),
             overlap=wishes.overlap,
+            cpu_attention=wishes.cpu_attention or 0.0,
         )
 
     def realise(self, policy: Policy) -> Plan | None:

@@ -13,7 +13,7 @@ from freight.plan.layout import BLOCK, WeightLayout
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
-from freight.plan.scratch import workspace_bytes
+from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
@@ -31,8 +31,10 @@ class Geometry:
     tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
     disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
     take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
-    tier. ``scored_tokens`` are the most tokens of one micro-batch's prompts that are scored, each
-    with ``score_bytes`` of running state.
+    tier. Of a micro-batch's rows that the CPU attends ``query_bytes`` of queries, keys and values
+    go there; ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
+    ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
+    micro-batch's prompts that are scored, each with ``score_bytes`` of running state.
     """
 
     page_bytes: int
@@ -49,6 +51,10 @@ class Geometry:
     score_bytes: int
     workspace_bytes: int
     index_bytes: int
+    query_bytes: int
+    attended_bytes: int
+    delegated_pages: int
+    attention_bytes: int
     usage: dict[Tier, dict[str, int]]
 
     def total(self, tier: Tier) -> int:
@@ -67,6 +73,16 @@ def most_tokens(split: Split, num_tokens: int) -> dict[Tier, int]:
     """Likewise of tokens, with one more for rounding where a tier has only a share."""
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
     return {tier: _bounded(split.share(tier), num_tokens) for tier in tiers}
+
+
+def most_delegated(policy: Policy) -> dict[Tier, int]:
+    """The most rows of a micro-batch on each tier that the CPU attends."""
+    most: dict[Tier, int] = {"cpu": 0, "disk": 0}
+    for count in range(policy.micro_batch_size + 1):
+        for tier, is_delegated, rows in policy.homes(count):
+            if is_delegated:
+                most[tier] = max(most[tier], rows)
+    return most
 
 
 def _bounded(share: float, count: int) -> int:
@@ -92,6 +108,9 @@ def measure(
     block = policy.num_micro_batches
     elsewhere = any(part.tier != home for part in layout.embedding)
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
+    delegated = most_delegated(policy) if policy.cpu_attention else {"cpu": 0, "disk": 0}
+    num_delegated = sum(delegated.values())
+    attended = config.attended_bytes_per_token(size)
     geometry = Geometry(
         page_bytes=page_bytes,
         kv_pages={tier: block * rows * row_pages for tier, rows in kv_rows.items()},
@@ -108,6 +127,10 @@ def measure(
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
         index_bytes=_index_bytes(config, size, policy, row_pages)
         + _record_bytes(policy, workload, scored),
+        query_bytes=num_delegated * (attended + token_bytes),
+        attended_bytes=policy.micro_batch_size * attended if num_delegated else 0,
+        delegated_pages=delegated["disk"] * row_pages,
+        attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
     _count_weights(geometry, layout, policy)
@@ -176,6 +199,11 @@ def _count_block(
     host["embedding rows"] = RING_SLOTS["embedding rows"] * g.embedding_bytes
     if home == "gpu":
         near["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes
+        near["delegated rows"] = block * align_up(g.query_bytes, BLOCK)
+        near["attended rows"] = block * g.attended_bytes
+        host["delegated rows"] = block * align_up(g.query_bytes, BLOCK)
+        host["delegated KV"] = RING_SLOTS["delegated kv"] * g.delegated_pages * g.page_bytes
+        host["attention"] = g.attention_bytes
         host["KV cache"] = layer_pages["cpu"]
         if g.num_tails:
             host["KV staging"] = (RING_SLOTS["kv in"] + RING_SLOTS["kv out"]) * slot

@@ -14,9 +14,21 @@ from typing import Final
 
 from freight.plan.policy import TIERS, Split, Tier
 
-__all__ = ["KINDS", "LinearProblem", "LinearSolution", "Phase", "solve", "solve_by_highs"]
+__all__ = [
+    "DELEGATED",
+    "KINDS",
+    "LinearProblem",
+    "LinearSolution",
+    "Phase",
+    "solve",
+    "solve_by_highs",
+]
 
 KINDS: Final = ("weights", "kv", "activations")
+DELEGATED: Final = "delegated"
+"""Keys and values that the CPU attends where they are: a part of "kv"."""
+
+_TINY: Final = 1e-9
 
 Placed = tuple[str, Tier]
 """A kind of tensor on a tier."""
@@ -36,12 +48,14 @@ class Phase:
 class LinearProblem:
     """``sizes`` are bytes of all of a kind, wherever it is: by tier whose memory it takes there,
     homes and what passes through them; ``rooms`` what each tier has left for them. ``bounds`` are
-    the least and the most share of each pair that may have one."""
+    the least and the most share of each pair that may have one. ``ties`` are sums of shares, each
+    times a factor, that have a certain value."""
 
     phases: tuple[Phase, ...]
     sizes: Mapping[Placed, Mapping[Tier, float]]
     rooms: Mapping[Tier, float]
     bounds: Mapping[Placed, tuple[float, float]]
+    ties: tuple[tuple[Mapping[Placed, float], float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +79,24 @@ class LinearSolution:
         return cls(seconds=seconds, shares=shares)
 
     def split(self, kind: str) -> Split:
-        gpu, cpu, _ = (min(1.0, max(0.0, self.shares.get((kind, tier), 0.0))) for tier in TIERS)
+        gpu, cpu, _ = (min(1.0, max(0.0, self._share(kind, tier))) for tier in TIERS)
         cpu = min(cpu, 1.0 - gpu)
         return Split(gpu=gpu, cpu=cpu, disk=1.0 - gpu - cpu)
+
+    def cpu_attention(self) -> float:
+        """The share of the keys off the device that the CPU attends."""
+        away: tuple[Tier, ...] = ("cpu", "disk")
+        delegated = sum(self.shares.get((DELEGATED, tier), 0.0) for tier in away)
+        total = sum(self._share("kv", tier) for tier in away)
+        return min(1.0, max(0.0, delegated / total)) if total > _TINY else 0.0
+
+    def _share(self, kind: str, tier: Tier) -> float:
+        own = self.shares.get((kind, tier), 0.0)
+        return own + (self.shares.get((DELEGATED, tier), 0.0) if kind == "kv" else 0.0)
+
+
+def _kind_of(pair: Placed) -> str:
+    return "kv" if pair[0] == DELEGATED else pair[0]
 
 
 def solve(problem: LinearProblem) -> LinearSolution | None:
@@ -101,13 +130,14 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
             row[number] = problem.sizes.get(pair, {}).get(tier, 0.0) / 2**30
         above.append(row)
         most.append(room / 2**30)
-    equal = [[float(pair[0] == kind) for pair in pairs] + [0.0] * num_phases for kind in KINDS]
+    equal = [[float(_kind_of(pair) == kind) for pair in pairs] for kind in KINDS]
+    equal += [[factors.get(pair, 0.0) for pair in pairs] for factors, _ in problem.ties]
     found = linprog(
         [0.0] * len(pairs) + [phase.count for phase in problem.phases],
         A_ub=above,
         b_ub=most,
-        A_eq=equal,
-        b_eq=[1.0] * len(KINDS),
+        A_eq=[row + [0.0] * num_phases for row in equal],
+        b_eq=[1.0] * len(KINDS) + [value for _, value in problem.ties],
         bounds=[*(problem.bounds[pair] for pair in pairs), *([(0.0, None)] * num_phases)],
         method="highs",
     )
@@ -122,6 +152,8 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
 def _is_plain(problem: LinearProblem) -> bool:
     """Whether only the weights have a choice, and only between memory and disk: then as much as
     fits belongs into memory, whatever the rates."""
+    if problem.ties:
+        return False
     open_pairs = {pair for pair, (least, most) in problem.bounds.items() if least < most}
     kinds = [kind for kind, _ in problem.bounds]
     choices = {pair for pair in open_pairs if kinds.count(pair[0]) > 1}

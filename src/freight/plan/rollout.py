@@ -15,7 +15,7 @@ from freight.model.switches import ModelConfig
 from freight.plan.geometry import Geometry
 from freight.plan.layout import BLOCK, WeightLayout
 from freight.plan.policy import Policy, Tier
-from freight.plan.sweep import BatchWork, Moved, Sweep
+from freight.plan.sweep import BatchWork, Delegated, Moved, Sweep
 from freight.quantities import align_up
 
 __all__ = ["BlockRow", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
@@ -23,23 +23,28 @@ __all__ = ["BlockRow", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
-    """A row of a block: its lengths, and the tier of its keys and values."""
+    """A row of a block: its lengths, the tier of its keys and values, and whether the CPU attends
+    them there."""
 
     number: int
     prompt_tokens: int
     new_tokens: int
     home: Tier
+    is_delegated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
-    that is not on the compute tier; tokens are taken to be spread evenly over it."""
+    that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
+    and ``attended_bytes`` are of one row and layer."""
 
     policy: Policy
     page_bytes: int
     stream_bytes: int
     embedding_bytes: int
+    query_bytes: int
+    attended_bytes: int
     far_share: float
 
     @classmethod
@@ -52,6 +57,9 @@ class WorkSizes:
             page_bytes=geometry.page_bytes,
             stream_bytes=layout.stream_columns * layout.element_bytes,
             embedding_bytes=config.embedding_size * layout.element_bytes,
+            query_bytes=config.attended_bytes_per_token(layout.element_bytes)
+            + config.kv_bytes_per_token_per_layer(layout.element_bytes),
+            attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
             far_share=1 - near / config.vocab_size,
         )
 
@@ -62,12 +70,23 @@ def rows_of_block(lengths: Sequence[tuple[int, int]], policy: Policy) -> list[li
     block = []
     for first in range(0, len(lengths), size):
         own = lengths[first : first + size]
-        cut = policy.kv.cut(len(own))
-        homes = [tier for tier, count in cut.items() for _ in range(count)]
+        homes = [
+            (tier, is_delegated)
+            for tier, is_delegated, count in policy.homes(len(own))
+            for _ in range(count)
+        ]
         block.append(
             [
-                BlockRow(number=first + i, prompt_tokens=prompt, new_tokens=new, home=home)
-                for i, ((prompt, new), home) in enumerate(zip(own, homes, strict=True))
+                BlockRow(
+                    number=first + i,
+                    prompt_tokens=prompt,
+                    new_tokens=new,
+                    home=home,
+                    is_delegated=is_delegated,
+                )
+                for i, ((prompt, new), (home, is_delegated)) in enumerate(
+                    zip(own, homes, strict=True)
+                )
             ]
         )
     return block
@@ -91,11 +110,10 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
     num_tokens = spans[-1].end
     batch = MicroBatch(index=k, rows=tuple(spans), token_ids=range(num_tokens))
     policy = sizes.policy
-    far = [
-        (row, span)
-        for row, span in zip(rows, spans, strict=True)
-        if row.home != policy.compute_tier
-    ]
+    pairs = [*zip(rows, spans, strict=True)]
+    delegated = [(row, span) for row, span in pairs if row.is_delegated and step > 0]
+    num_whole = len(pairs) - len(delegated)
+    far = [(row, span) for row, span in pairs[:num_whole] if row.home != policy.compute_tier]
     page, page_bytes = policy.page_tokens, sizes.page_bytes
     cut = policy.activations.cut(num_tokens)
     on_cpu = cut["cpu"] if policy.compute_tier == "gpu" else 0
@@ -110,6 +128,21 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
         kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in far),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
+        delegated=_delegated(delegated, sizes) if delegated else None,
+        delegates_later=step == 0 and any(row.is_delegated for row in rows),
+    )
+
+
+def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Delegated:
+    page, page_bytes = sizes.policy.page_tokens, sizes.page_bytes
+    on_disk = [(row, span) for row, span in pairs if row.home == "disk"]
+    return Delegated(
+        num_rows=len(pairs),
+        query_bytes=len(pairs) * sizes.query_bytes,
+        attended_bytes=len(pairs) * sizes.attended_bytes,
+        kv_load=_bytes((_loaded("disk", own, page) for _, own in on_disk), page_bytes),
+        kv_store=_bytes((_stored("disk", own, page) for _, own in on_disk), page_bytes),
+        kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in on_disk),
     )
 
 

@@ -26,7 +26,7 @@ from freight.plan.policy import Policy
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["scored_chunk", "workspace_bytes"]
+__all__ = ["host_attention_bytes", "scored_chunk", "workspace_bytes"]
 
 _SCORED_VALUES: Final = 8 << 20
 """Logits of scored positions at once: 32 MiB in float32."""
@@ -56,6 +56,21 @@ def workspace_bytes(
         return max(sampled, _unit_bytes(unit, count, config, size, attended) + count * widened)
 
     return max(peak(unit) for unit in layout.kinds) + _SLACK
+
+
+def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:
+    """Scratch for attending single queries of a micro-batch's rows on the CPU."""
+    steps = [step for unit in layout.kinds for step in unit.steps if isinstance(step, Attend)]
+    size, rows = layout.element_bytes, policy.micro_batch_size
+    keys = align_up(workload.max_total_tokens, policy.page_tokens)
+    most = 0
+    for step in steps:
+        own = _group_bytes(2 * keys * step.num_kv_heads * step.head_dim * size, rows)
+        if step.softcap is not None:
+            own += 2 * _group_bytes(keys * step.num_heads * size, rows)
+            own += rows * step.num_heads * step.head_dim * size
+        most = max(most, own)
+    return most + _SLACK
 
 
 def scored_chunk(policy: Policy, columns: int) -> int:

@@ -7,7 +7,7 @@ them, and priced by the forecast; what that finds best is chosen. Knows rates an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -16,7 +16,14 @@ from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, forecast
-from freight.plan.linear import LinearProblem, LinearSolution, Phase, Placed, solve
+from freight.plan.linear import (
+    DELEGATED,
+    LinearProblem,
+    LinearSolution,
+    Phase,
+    Placed,
+    solve,
+)
 from freight.plan.policy import TIERS, Policy, Split, Tier
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
 from freight.plan.scoreboard import RING_SLOTS
@@ -88,6 +95,7 @@ class Search:
                 policy,
                 kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
                 activations=solution.split("activations"),
+                cpu_attention=solution.cpu_attention(),
             )
             yield chosen, replace(solution, seconds=max(1.0, blocks) * solution.seconds)
 
@@ -166,6 +174,7 @@ class _Terms:
             sizes=self._sizes(),
             rooms=self._rooms(),
             bounds=dict(self._bounds()),
+            ties=tuple(self._ties()),
         )
 
     # -- memory --------------------------------------------------------------------------------
@@ -198,6 +207,13 @@ class _Terms:
             ("activations", "disk"): {near: RING_SLOTS["activation slot"] * stream},
         }
         if near == "gpu":
+            in_ram = RING_SLOTS["delegated kv"] * slots
+            sizes[DELEGATED, "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes[DELEGATED, "disk"] = {
+                near: RING_SLOTS["kv slot"] * slots,
+                "cpu": in_ram,
+                "disk": self.kv_bytes,
+            }
             staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
             sizes["kv", "disk"]["cpu"] = staged * slots
             sizes["activations", "disk"]["cpu"] = 4 * stream
@@ -220,25 +236,73 @@ class _Terms:
                     yield (kind, tier), (wish.share(tier), wish.share(tier))
                 elif tier != "disk" or kind == "weights" or self.planner.has_disk_dir:
                     yield (kind, tier), (0.0, 1.0)
+        for tier in self._delegated_tiers():
+            most = 1.0 if wishes.kv is None else wishes.kv.share(tier)
+            yield (DELEGATED, tier), (0.0, most)
+            if wishes.kv is not None:
+                yield ("kv", tier), (0.0, most)
+
+    def _delegated_tiers(self) -> tuple[Tier, ...]:
+        """Where rows may be that the CPU attends."""
+        wishes = self.planner.wishes
+        if self.near == "cpu" or wishes.cpu_attention == 0.0:
+            return ()
+        on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
+        return ("cpu", "disk") if on_disk else ("cpu",)
+
+    def _ties(self) -> Iterator[tuple[Mapping[Placed, float], float]]:
+        wishes = self.planner.wishes
+        for tier in self._delegated_tiers():
+            shipped, delegated = ("kv", tier), (DELEGATED, tier)
+            if wishes.kv is not None:
+                yield {shipped: 1.0, delegated: 1.0}, wishes.kv.share(tier)
+            if wishes.cpu_attention is not None:
+                share = wishes.cpu_attention
+                yield {shipped: share, delegated: share - 1.0}, 0.0
 
     # -- seconds -------------------------------------------------------------------------------
 
     def _prefill(self) -> Phase:
+        """Prompts are attended where all is computed, wherever their keys will be."""
         token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
         prompts = self.rows * self.prompt
-        return self._phase(1.0, 0, kv_in=0.0, kv_out=prompts * token, tokens=prompts)
+        total_s, _ = self._compute_s(0)
+        seconds = self._link_s(kv_in=0.0, kv_out=prompts * token, tokens=prompts)
+        for lane in seconds.values():
+            for tier in TIERS[1:]:
+                lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
+        return Phase(count=1.0, fixed_s={"compute": total_s}, seconds=seconds)
 
     def _decode(self) -> Phase:
-        token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
-        keys = self.rows * (self.prompt + self.new / 2)
-        step = max(1, round(self.new / 2))
-        return self._phase(
-            self.new - 1, step, kv_in=keys * token, kv_out=self.rows * token, tokens=self.rows
-        )
+        config, size = self.planner.config, self.base.layout.element_bytes
+        token = config.kv_bytes_per_token(size)
+        kv_in = self.rows * (self.prompt + self.new / 2) * token
+        total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
+        seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
+        seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
+        if self.near == "gpu":
+            attended_s = kv_in / self.machine.units["cpu"].attended_bytes_per_s
+            answers = self.rows * config.num_layers * config.attended_bytes_per_token(size)
+            of_rows = {
+                "cpu attention": attended_s,
+                "host to device": self._s("host to device", answers, "activations"),
+                "device to host": self._s(
+                    "device to host", answers + self.rows * token, "activations"
+                ),
+            }
+            if self.machine.units["gpu"].is_inline:
+                of_rows["compute"] = attended_s  # the same cores
+            for lane, own_s in of_rows.items():
+                for tier in TIERS[1:]:
+                    seconds.setdefault(lane, {})[DELEGATED, tier] = own_s
+            for lane in ("disk read", "disk write"):
+                seconds[lane][DELEGATED, "disk"] = seconds[lane]["kv", "disk"]
+        return Phase(count=self.new - 1, fixed_s={"compute": total_s - keys_s}, seconds=seconds)
 
-    def _phase(
-        self, count: float, step: int, *, kv_in: float, kv_out: float, tokens: float
-    ) -> Phase:
+    def _link_s(
+        self, *, kv_in: float, kv_out: float, tokens: float
+    ) -> dict[str, dict[Placed, float]]:
+        """Seconds of each link for all of a kind on a tier, in one sweep."""
         crossings = sum(unit.kind != "head" for unit in self.planner.programme.units)
         stream = self.base.layout.stream_columns * self.base.layout.element_bytes
         moved = tokens * stream * crossings
@@ -267,7 +331,7 @@ class _Terms:
                 for kind, size in self._kinds(0.0, back, moved)
                 for tier in TIERS[1:]
             }
-        return Phase(count=count, fixed_s={"compute": self._compute_s(step)}, seconds=seconds)
+        return seconds
 
     @staticmethod
     def _kinds(weights: float, kv: float, moved: float) -> tuple[tuple[TensorKind, float], ...]:
@@ -276,7 +340,8 @@ class _Terms:
     def _s(self, link: str, num_bytes: float, kind: TensorKind) -> float:
         return self.machine.links[link].seconds(num_bytes, kind, _REQUEST_BYTES)
 
-    def _compute_s(self, step: int) -> float:
+    def _compute_s(self, step: int) -> tuple[float, float]:
+        """Computing a sweep, and the part of it that attending to keys takes."""
         own = self.planner
         cost = Cost(
             machine=self.machine,
@@ -289,4 +354,5 @@ class _Terms:
         )
         sizes = WorkSizes.of(own.config, self.base.layout, self.policy, self.base.geometry)
         lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
-        return cost.sweep_s(make_sweep(0, rows_of_block(lengths, self.policy), step, sizes))
+        sweep = make_sweep(0, rows_of_block(lengths, self.policy), step, sizes)
+        return cost.sweep_s(sweep), cost.attention_s(sweep)

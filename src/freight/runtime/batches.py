@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,24 +20,40 @@ from freight.model.batch import MicroBatch, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
-from freight.plan.sweep import BatchWork, Moved
+from freight.plan.sweep import BatchWork, Delegated, Moved
 from freight.quantities import align_up
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
+
+_HOST: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
     """Whole rows that go through an attention unit together: tokens ``start`` to ``end``.
 
-    ``near`` indexes the rows whose pages are on the compute tier, ``slot`` those in a slot.
+    ``near`` indexes the rows whose pages are on the compute tier, ``slot`` those in a slot. Tokens
+    from ``first_delegated`` on are attended by the CPU, as its rows from ``delegated_place`` on.
     """
 
     start: int
     end: int
     near: KVView | None
     slot: KVView | None
+    first_delegated: int
+    delegated_place: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DelegatedRows:
+    """The last ``num_rows`` of a micro-batch, which the CPU attends: those in RAM and those that
+    come from disk through a slot."""
+
+    num_rows: int
+    on_cpu: KVView | None
+    on_disk: KVView | None
+    passage: Passage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +72,7 @@ class PreparedBatch:
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
+    delegated: DelegatedRows | None
     logit_places: torch.Tensor
     scored_targets: torch.Tensor
 
@@ -62,7 +80,8 @@ class PreparedBatch:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Homes:
     """Where the rows of a micro-batch are: for each span's rows, siblings behind their first, the
-    pages in the pool or, from row ``num_near`` on, in a slot. ``first_rows`` are the spans' own."""
+    pages in the pool or, from row ``num_near`` on, in a slot. ``first_rows`` are the spans' own.
+    Rows that the CPU attends are not among them."""
 
     spans: tuple[RowSpan, ...]
     tables: Sequence[Sequence[int]]
@@ -108,29 +127,40 @@ class BatchPreparer:
             del self._prepared[key]
         self._prepared[sweep, batch.index] = prepared
         passage, page_bytes = prepared.passage, self._kv.page_bytes
+        delegates = any(self._kv.rows[span.row].is_delegated for span in batch.rows)
         cut, row_bytes = prepared.cut, self._activations.row_bytes
         return BatchWork(
             batch=batch,
             continues=continues,
             embedding_bytes=len(prepared.far_places) * self._far_bytes,
-            kv_load=Moved(
-                cpu=num_pages_of(passage.cpu_in) * page_bytes,
-                disk=num_pages_of(passage.disk_in) * page_bytes,
-                tails=num_pages_of(passage.tails_in) * page_bytes,
-            ),
-            kv_store=Moved(
-                cpu=num_pages_of(passage.cpu_out) * page_bytes,
-                disk=num_pages_of(passage.disk_out) * page_bytes,
-                tails=num_pages_of(passage.tails_out) * page_bytes,
-            ),
+            kv_load=_loaded(passage, page_bytes),
+            kv_store=_stored(passage, page_bytes),
             kv_slot_bytes=passage.num_pages * page_bytes,
             activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
+            delegated=self._work_of(prepared.delegated),
+            delegates_later=delegates and prepared.delegated is None,
+        )
+
+    def _work_of(self, rows: DelegatedRows | None) -> Delegated | None:
+        if rows is None:
+            return None
+        size, page_bytes = self._dtype.itemsize, self._kv.page_bytes
+        attended = rows.num_rows * self._config.attended_bytes_per_token(size)
+        keys = rows.num_rows * self._config.kv_bytes_per_token_per_layer(size)
+        return Delegated(
+            num_rows=rows.num_rows,
+            query_bytes=attended + keys,
+            attended_bytes=attended,
+            kv_load=_loaded(rows.passage, page_bytes),
+            kv_store=_stored(rows.passage, page_bytes),
+            kv_slot_bytes=rows.passage.num_pages * page_bytes,
         )
 
     def _prepare(self, batch: MicroBatch) -> PreparedBatch:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
-        homes, passage = self._find_rows(batch)
+        spans, delegated = self._part(batch)
+        homes, passage = self._find_rows(spans)
         cos, sin = self._rotary(batch)
         return PreparedBatch(
             batch=batch,
@@ -142,6 +172,7 @@ class BatchPreparer:
             positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
+            delegated=self._delegate(delegated) if delegated else None,
             logit_places=self._ids(batch.logit_indices()),
             scored_targets=self._ids(batch.scored_targets()),
         )
@@ -149,9 +180,35 @@ class BatchPreparer:
     def _ids(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
-    def _find_rows(self, batch: MicroBatch) -> tuple[_Homes, Passage]:
+    def _part(self, batch: MicroBatch) -> tuple[Sequence[RowSpan], Sequence[RowSpan]]:
+        """Rows that are attended where all is computed, and those that the CPU attends: prompts
+        never are."""
+        own = [self._kv.rows[span.row].is_delegated and span.kv_len > 0 for span in batch.rows]
+        count = sum(own)
+        assert not any(own[: len(own) - count]), "rows that the CPU attends come last"
+        return batch.rows[: len(own) - count], batch.rows[len(own) - count :]
+
+    def _delegate(self, spans: Sequence[RowSpan]) -> DelegatedRows:
+        pages = [self._kv.rows[span.row] for span in spans]
+        num_on_cpu = sum(row.home == "cpu" for row in pages)
+        on_disk = spans[num_on_cpu:]
+        passage = plan_passage(
+            pages[num_on_cpu:],
+            [span.kv_len for span in on_disk],
+            [span.total_len for span in on_disk],
+            self._policy.page_tokens,
+        )
+        tables = [row.pages for row in pages[:num_on_cpu]]
+        return DelegatedRows(
+            num_rows=len(spans),
+            on_cpu=self._index(spans[:num_on_cpu], tables, start=0, device=_HOST),
+            on_disk=self._index(on_disk, passage.tables, start=num_on_cpu, device=_HOST),
+            passage=passage,
+        )
+
+    def _find_rows(self, spans: Sequence[RowSpan]) -> tuple[_Homes, Passage]:
         """Where all rows are, siblings too, and how those that are elsewhere pass through."""
-        rows = [(key, span) for span in batch.rows for key in span.keys]
+        rows = [(key, span) for span in spans for key in span.keys]
         pages = [self._kv.rows[key] for key, _ in rows]
         num_near = sum(row.home == "compute" for row in pages)
         far = [span for _, span in rows[num_near:]]
@@ -198,9 +255,11 @@ class BatchPreparer:
 
     def _chunks(self, batch: MicroBatch, homes: _Homes) -> list[Chunk]:
         chunks = []
-        num_near = homes.num_near_spans()
+        num_near, num_own = homes.num_near_spans(), len(homes.first_rows)
+        delegated_at = batch.rows[num_own].start if num_own < len(batch.rows) else batch.num_tokens
         for first, last in chunk_rows(batch.rows, self._policy.chunk_tokens):
             border = min(max(num_near, first), last)
+            behind = min(max(num_own, first), last)
             start, end = batch.rows[first].start, batch.rows[last - 1].end
             near = range(homes.num_near)
             slot = range(homes.num_near, len(homes.tables))
@@ -209,7 +268,9 @@ class BatchPreparer:
                     start=start,
                     end=end,
                     near=self._view(batch, homes, (first, border), start, end, near),
-                    slot=self._view(batch, homes, (border, last), start, end, slot),
+                    slot=self._view(batch, homes, (border, behind), start, end, slot),
+                    first_delegated=min(max(delegated_at, start), end) - start,
+                    delegated_place=max(start, delegated_at) - delegated_at,
                 )
             )
         return chunks
@@ -231,17 +292,50 @@ class BatchPreparer:
             for row in rows
             if row not in own and chunk_start <= homes.spans[row].start < chunk_end
         ]
-        if first == last and not copies:
-            return None
-        return index_rows(
+        return self._index(
             batch.rows[first:last],
             [homes.tables[row] for row in homes.first_rows[first:last]],
             start=batch.rows[first].start - chunk_start if first < last else 0,
+            device=self._device,
+            copies=copies,
+        )
+
+    def _index(
+        self,
+        spans: Sequence[RowSpan],
+        tables: Sequence[Sequence[int]],
+        *,
+        start: int,
+        device: torch.device,
+        copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
+    ) -> KVView | None:
+        if not spans and not copies:
+            return None
+        return index_rows(
+            spans,
+            tables,
+            start=start,
             page_tokens=self._policy.page_tokens,
             num_heads=self._config.num_heads,
             num_kv_heads=self._config.num_kv_heads,
             head_dim=self._config.head_dim,
             element_bytes=self._dtype.itemsize,
-            device=self._device,
+            device=device,
             copies=copies,
         )
+
+
+def _loaded(passage: Passage, page_bytes: int) -> Moved:
+    return Moved(
+        cpu=num_pages_of(passage.cpu_in) * page_bytes,
+        disk=num_pages_of(passage.disk_in) * page_bytes,
+        tails=num_pages_of(passage.tails_in) * page_bytes,
+    )
+
+
+def _stored(passage: Passage, page_bytes: int) -> Moved:
+    return Moved(
+        cpu=num_pages_of(passage.cpu_out) * page_bytes,
+        disk=num_pages_of(passage.disk_out) * page_bytes,
+        tails=num_pages_of(passage.tails_out) * page_bytes,
+    )

@@ -13,7 +13,9 @@ __all__ = ["Buffers"]
 class Buffers:
     """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
     block's head leaves: ``last`` [K, B + S, D], ``logits`` [K, B, V] float32, and ``scores``
-    [K, S, ...] float32, the running state of S scored positions."""
+    [K, S, ...] float32, the running state of S scored positions. ``delegated`` and its like on the
+    host [K, bytes] hold queries, keys and values of rows that the CPU attends, then what it has
+    attended; ``attended`` [K, bytes] that of all rows."""
 
     weight_staging: torch.Tensor
     embedding_rows: torch.Tensor
@@ -21,6 +23,10 @@ class Buffers:
     kv_slot: torch.Tensor
     kv_in: torch.Tensor
     kv_out: torch.Tensor
+    delegated_kv: torch.Tensor
+    delegated: torch.Tensor
+    delegated_on_cpu: torch.Tensor
+    attended: torch.Tensor
     activation_slot: torch.Tensor
     activations_in: torch.Tensor
     activations_out: torch.Tensor

@@ -28,7 +28,8 @@ class EngineOptions:
     """How the engine is to run; ``None`` leaves the choice to the engine.
 
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
-    device. ``*_percent`` are :data:`Shares`. ``disk_dir`` holds offloaded KV cache and
+    device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is
+    of the rows off the device, and the CPU attends them. ``disk_dir`` holds offloaded KV cache and
     activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
     for random weights, made from config.json alone with this seed. ``verify`` proves every
     operation legal before it runs. ``trace_path`` is where the times of all operations are written.
@@ -45,6 +46,7 @@ class EngineOptions:
     activations_percent: Shares | None = None
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
+    cpu_attention_percent: float | None = None
     overlap: bool = True
     sim_bytes_per_s: int | None = None
     dummy_seed: int | None = None
@@ -95,6 +97,13 @@ class EngineOptions:
                     "It must be more than zero.",
                     "Raise it, or leave it out and Freight chooses.",
                 )
+        share = self.cpu_attention_percent
+        if share is not None and not 0 <= share <= 100:
+            raise InputError(
+                f"--cpu-attention {share:g} was given.",
+                "It is the percentage of rows that the CPU attends, from 0 to 100.",
+                "Give one, or leave it out and Freight chooses.",
+            )
         if self.dummy_seed is not None and not 0 <= self.dummy_seed < 2**63:
             raise InputError(
                 f"Seed {self.dummy_seed} was given for random weights.",

@@ -15,11 +15,11 @@ import torch
 from freight.memory.activations import gather, scatter
 from freight.memory.kv_cache import staged_pairs
 from freight.memory.transfer import Link
-from freight.model.attention import KVView
+from freight.model.attention import KVView, append, attend
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.layers import Frame, Routes, run_unit
-from freight.model.programme import Embed, Programme, Unit
+from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit
+from freight.model.programme import Attend, Embed, Programme, Unit
 from freight.model.workspace import Workspace
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
@@ -57,6 +57,7 @@ class Performer:
         self._activations = placement.activations
         self._buffers = placement.buffers
         self._workspace = placement.workspace
+        self._host_workspace = placement.host_workspace
         self._head = Head(self._policy, buffers=self._buffers, workspace=self._workspace)
         self._batches = batches
         self._to_device = to_device
@@ -79,6 +80,13 @@ class Performer:
             Kind.COPY_BACK_HIDDEN: self._copy_back_activations,
             Kind.WRITE_HIDDEN: self._write_activations,
             Kind.COMPUTE: self._compute,
+            Kind.BEGIN_ATTENTION: self._begin_attention,
+            Kind.COPY_QUERIES: self._copy_queries,
+            Kind.READ_DELEGATED: self._read_delegated,
+            Kind.ATTEND: self._attend_on_cpu,
+            Kind.WRITE_DELEGATED: self._write_delegated,
+            Kind.COPY_ATTENDED: self._copy_attended,
+            Kind.FINISH_ATTENTION: self._finish_attention,
         }
 
     def perform(self, operation: Operation) -> NewTokens | None:
@@ -286,6 +294,113 @@ class Performer:
                 )
                 run_unit(unit, frame)
 
+    # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
+
+    def _begin_attention(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        unit, _ = self._programme.units[operation.unit].halves()
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._activation_parts(operation, prepared)
+        attended = self._attended(prepared)
+        targets = self._delegated(self._buffers.delegated, prepared)
+        for chunk in prepared.chunks:
+            with self._rows_of(parts, chunk.start, chunk.end) as x:
+                first, place = chunk.first_delegated, chunk.delegated_place
+                count = chunk.end - chunk.start - first
+                q, k, v = (target[place : place + count] for target in targets)
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values={
+                        **self._carried(x),
+                        _step_of(unit).out: attended[chunk.start : chunk.end],
+                    },
+                    cos=prepared.cos[chunk.start : chunk.end],
+                    sin=prepared.sin[chunk.start : chunk.end],
+                    kv=self._pools(self._layer(operation), chunk, operation.source_slot),
+                    delegated=DelegatedTokens(first=first, targets=(q, k, v)),
+                )
+                run_unit(unit, frame)
+
+    def _copy_queries(self, operation: Operation) -> None:
+        k, num_bytes = self._prepared(operation).batch.index, operation.num_bytes
+        source = self._buffers.delegated[k, :num_bytes]
+        self._from_device.move([(source, self._buffers.delegated_on_cpu[k, :num_bytes])])
+
+    def _read_delegated(self, operation: Operation) -> None:
+        rows = self._prepared(operation).delegated
+        assert rows is not None
+        slot = self._buffers.delegated_kv[operation.slot]
+        self._kv.read_disk(self._layer(operation), rows.passage, slot)
+
+    def _attend_on_cpu(self, operation: Operation) -> None:
+        """Single queries over keys where they are; the answers take the queries' place."""
+        prepared = self._prepared(operation)
+        rows = prepared.delegated
+        assert rows is not None
+        step = _step_of(self._programme.units[operation.unit])
+        q, k, v = self._delegated(self._buffers.delegated_on_cpu, prepared)
+        pools = []
+        if rows.on_cpu is not None:
+            pools.append((self._kv.pools["cpu"][self._layer(operation)], rows.on_cpu))
+        if rows.on_disk is not None:
+            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk))
+        for pool, view in pools:
+            pages = self._pages(pool)
+            append(pages, view, k, v)
+            attend(step, q, pages, view, q, self._host_workspace)
+
+    def _write_delegated(self, operation: Operation) -> None:
+        rows = self._prepared(operation).delegated
+        assert rows is not None
+        slot = self._buffers.delegated_kv[operation.source_slot]
+        self._kv.write_disk(self._layer(operation), rows.passage, slot)
+
+    def _copy_attended(self, operation: Operation) -> None:
+        k, num_bytes = self._prepared(operation).batch.index, operation.num_bytes
+        source = self._buffers.delegated_on_cpu[k, :num_bytes]
+        self._to_device.move([(source, self._buffers.delegated[k, :num_bytes])])
+
+    def _finish_attention(self, operation: Operation) -> None:
+        prepared = self._prepared(operation)
+        unit = self._programme.units[operation.unit]
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._activation_parts(operation, prepared)
+        attended = self._attended(prepared)
+        q, _, _ = self._delegated(self._buffers.delegated, prepared)
+        attended[len(attended) - len(q) :].copy_(q.view(len(q), -1))
+        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
+            with self._rows_of(parts, start, end) as x:
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values={**self._carried(x), _step_of(unit).out: attended[start:end]},
+                )
+                run_unit(unit.halves()[1], frame)
+
+    def _attended(self, prepared: PreparedBatch) -> torch.Tensor:
+        """What all tokens of a micro-batch have attended, [T, N·H]."""
+        count, width = prepared.batch.num_tokens, self._config.num_heads * self._config.head_dim
+        dtype = self._activations.dtype
+        used = self._buffers.attended[prepared.batch.index, : count * width * dtype.itemsize]
+        return used.view(dtype).view(count, width)
+
+    def _delegated(
+        self, buffer: torch.Tensor, prepared: PreparedBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [n, N, H], keys and values [n, K, H] of the rows that the CPU attends."""
+        assert prepared.delegated is not None
+        count, dtype = prepared.delegated.num_rows, self._activations.dtype
+        config = self._config
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        own = buffer[prepared.batch.index].view(dtype)
+        ends = [count * config.head_dim * sum(heads[: place + 1]) for place in range(3)]
+        q, k, v = (
+            own[end - count * num * config.head_dim : end].view(count, num, config.head_dim)
+            for end, num in zip(ends, heads, strict=True)
+        )
+        return q, k, v
+
     def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[torch.Tensor, KVView]]:
         kv = []
         if chunk.near is not None:
@@ -399,6 +514,10 @@ class _BorrowedRows:
         if self._copy is not None and exception[0] is None:
             scatter(self._parts, self._start, self._copy)
         self._frame.__exit__(None, None, None)
+
+
+def _step_of(unit: Unit) -> Attend:
+    return next(step for step in unit.steps if isinstance(step, Attend))
 
 
 def _ranges(total: int, step: int) -> Iterator[tuple[int, int]]:

@@ -63,6 +63,7 @@ class Placement:
         self._make_caches()
         self.buffers = self._make_buffers()
         self.workspace = Workspace(self.near.take(plan.geometry.workspace_bytes, "workspace"))
+        self.host_workspace = Workspace(self.host.take(plan.geometry.attention_bytes, "attention"))
         self._place_weights(dummy_seed)
 
     def close(self) -> None:
@@ -145,6 +146,7 @@ class Placement:
         def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:
             return _take(arena, purpose, RING_SLOTS[name], *shape)
 
+        queries = align_up(g.query_bytes, BLOCK)
         picked, state = rows + g.scored_tokens, g.score_bytes
         last = _take(near, "logits", block, picked, width * self.dtype.itemsize)
         scores = _take(near, "scores", block, g.scored_tokens, state)
@@ -159,6 +161,10 @@ class Placement:
             kv_slot=ring(near, "KV slots", "kv slot", pages, page),
             kv_in=ring(host, "KV staging", "kv in", in_pages, page),
             kv_out=ring(host, "KV staging", "kv out", in_pages, page),
+            delegated_kv=ring(host, "delegated KV", "delegated kv", g.delegated_pages, page),
+            delegated=_take(near, "delegated rows", block, queries),
+            delegated_on_cpu=_take(host, "delegated rows", block, queries),
+            attended=_take(near, "attended rows", block, g.attended_bytes),
             activation_slot=ring(
                 near, "activation slots", "activation slot", g.activation_slot_bytes
             ),
@@ -205,6 +211,7 @@ class Placement:
             "kv slot": b.kv_slot[0].numel(),
             "kv in": b.kv_in[0].numel(),
             "kv out": b.kv_out[0].numel(),
+            "delegated kv": b.delegated_kv[0].numel(),
             "activation slot": b.activation_slot[0].numel(),
             "activations in": b.activations_in[0].numel(),
             "activations out": b.activations_out[0].numel(),

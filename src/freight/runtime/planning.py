@@ -54,6 +54,7 @@ def plan_run(
             activations=_split(options.activations_percent),
             micro_batch_size=options.micro_batch_size,
             num_micro_batches=options.num_micro_batches,
+            cpu_attention=_share(options.cpu_attention_percent),
             overlap=options.overlap,
         ),
     )
@@ -73,6 +74,10 @@ def rates_for(options: EngineOptions, device: ComputeDevice) -> Machine | None:
         room = device.room_bytes(options.gpu_memory_bytes)
         return machine.with_simulated_device(room, options.sim_bytes_per_s)
     return machine
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
 
 
 def _split(shares: Shares | None) -> Split | None:

@@ -157,11 +157,11 @@ class Scheduler:
     def _reserve(self, rows: Sequence[Row]) -> None:
         """Pages for the rows' whole lives, on the tiers by the policy's shares."""
         first = 0
-        for tier, count in self._policy.kv.cut(len(rows)).items():
+        for tier, is_delegated, count in self._policy.homes(len(rows)):
             members = rows[first : first + count]
             wanted = [(row.key, row.most_tokens) for row in members]
             if wanted:
-                self._kv.admit(self._home(tier), wanted)
+                self._kv.admit(self._home(tier), wanted, is_delegated=is_delegated)
             first += count
 
     def _home(self, tier: Tier) -> Home:
