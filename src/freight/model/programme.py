@@ -251,6 +251,7 @@ class Unit:
     expert: int | None = None
     weights: tuple[Weight, ...] = field(init=False, compare=False, repr=False)
     num_elements: int = field(init=False, compare=False, repr=False)
+    parts: list[Unit] = field(init=False, compare=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         weights = tuple(weight for step in self.steps for weight in _weights_of(step))
@@ -260,11 +261,12 @@ class Unit:
     def halves(self) -> tuple[Unit, Unit]:
         """An attention unit up to what it attends, and from there; between them pass the values
         that pass from unit to unit, and what was attended."""
-        place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend)) + 1
-        first, second = (
-            Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
-            for steps in (self.steps[:place], self.steps[place:])
-        )
+        if not self.parts:
+            place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend)) + 1
+            for steps in (self.steps[:place], self.steps[place:]):
+                part = Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
+                self.parts.append(part)
+        first, second = self.parts
         return first, second
 
     def matmul_flops(self, num_tokens: int) -> int:
@@ -287,7 +289,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
 
 def _form_of(unit: Unit) -> tuple[object, ...]:
     shapes = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
-    return unit.kind, len(unit.steps), shapes
+    windows = tuple(step.window for step in unit.steps if isinstance(step, Attend))
+    return unit.kind, len(unit.steps), shapes, windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,17 +298,26 @@ class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
     ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
-    residual stream ``x``, and for some models one more. ``kinds`` is one unit of each form.
+    residual stream ``x``, and for some models one more. ``kinds`` is one unit of each form,
+    ``forms`` has for each unit a number that units of one form share: they take equally long.
     """
 
     units: tuple[Unit, ...]
     carried: tuple[str, ...]
     width: int
     kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
+    forms: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        kinds = {_form_of(unit): unit for unit in self.units}
+        kinds: dict[tuple[object, ...], Unit] = {}
+        numbers: dict[tuple[object, ...], int] = {}
+        forms = []
+        for unit in self.units:
+            form = _form_of(unit)
+            kinds.setdefault(form, unit)
+            forms.append(numbers.setdefault(form, len(numbers)))
         object.__setattr__(self, "kinds", tuple(kinds.values()))
+        object.__setattr__(self, "forms", tuple(forms))
 
     @property
     def stream_columns(self) -> int:

@@ -102,14 +102,13 @@ class Cost:
     units: tuple[int, ...]
     """For each unit of the schedule, its number in the programme."""
     kept: dict[_Key, Demand] = field(default_factory=dict)
-    forms: tuple[int, ...] = field(init=False)
-    """For each unit of the programme, a number that units of one form share."""
+    chunks: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds of a unit, by its identity, for a number of tokens."""
 
-    def __post_init__(self) -> None:
-        numbers: dict[tuple[object, ...], int] = {}
-        forms = (_form(unit) for unit in self.programme.units)
-        found = tuple(numbers.setdefault(form, len(numbers)) for form in forms)
-        object.__setattr__(self, "forms", found)
+    @property
+    def forms(self) -> tuple[int, ...]:
+        """For each unit of the programme, a number that units of one form share."""
+        return self.programme.forms
 
     @property
     def unit(self) -> ComputeUnit:
@@ -177,7 +176,9 @@ class Cost:
             rows = self._rows_of(unit, batch)
             spans = batch.rows
             if kind is not Kind.COMPUTE:
-                unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
+                # Units of one form take equally long: the halves of one stand for all.
+                like = self.programme.units[self.forms.index(self.forms[number])]
+                unit = like.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
             seconds = self._unit_s(unit, batch, spans)
             if operation.is_last:
@@ -211,6 +212,12 @@ class Cost:
         )
 
     def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
+        key = (id(unit), num_tokens)
+        if key not in self.chunks:
+            self.chunks[key] = self._own_chunk_s(unit, num_tokens)
+        return self.chunks[key]
+
+    def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
         flops = unit.matmul_flops(num_tokens)
         rate = self.unit.products[self.unit.nearest_dtype(self.dtype)].at(num_tokens)
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
@@ -248,12 +255,6 @@ class Cost:
         """Tokens are chosen from the logits, in float32."""
         logits = 4 * self.config.vocab_size * (batch.num_logits + batch.num_scored)
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
-
-
-def _form(unit: Unit) -> tuple[object, ...]:
-    windows = tuple(step.window for step in unit.steps if isinstance(step, Attend))
-    shapes = tuple((weight.num_rows, weight.num_columns) for weight in unit.weights)
-    return unit.kind, len(unit.steps), shapes, windows
 
 
 def _seen_keys(step: Attend, spans: Sequence[RowSpan]) -> float:

@@ -222,18 +222,33 @@ class Planner:
         tiers: list[Tier] = ["gpu", "cpu"] if self.compute_tier == "gpu" else ["cpu"]
         shares: dict[Tier, float] = {"gpu": 0.0, "cpu": 0.0}
         for tier in tiers:
-            low, high = 0, 2**num_steps
-            most = 1 - sum(shares.values())
-            while low < high:
-                middle = (low + high + 1) // 2
-                split = _rest_on_disk({**shares, tier: most * middle / 2**num_steps})
+            most, best = 1 - sum(shares.values()), plan
+            # What a tier needs rises nearly in a straight line: the border is where that says, or
+            # next to it.
+            low, high = 0, 2**num_steps + 1
+            over = {0: self._most_over(plan)}
+            step = high - 1
+            while low < high - 1:
+                split = _rest_on_disk({**shares, tier: most * step / 2**num_steps})
                 candidate = self.derive(_with_split(plan.policy, name, split))
-                low, high = (low, middle - 1) if self._excess(candidate) else (middle, high)
-                if low == middle:
-                    best = candidate
+                over[step] = self._most_over(candidate)
+                if over[step] <= 0:
+                    low, best = step, candidate
+                else:
+                    high = step
+                guess = step + 1 if low == step else step - 1
+                if len(over) == 2 and high < 2**num_steps + 1:
+                    guess = int(high * over[0] / (over[0] - over[high]))
+                elif len(over) > 3:
+                    guess = (low + high) // 2
+                step = min(high - 1, max(low + 1, guess))
             shares[tier] = most * low / 2**num_steps
-            plan = best if low else plan
+            plan = best
         return plan
+
+    def _most_over(self, plan: Plan) -> int:
+        """Bytes over the room of the tier that has too little of it, or least to spare."""
+        return max(self._need(plan, tier) - room for tier, room in self.room.items())
 
     def derive(self, policy: Policy) -> Plan:
         """What follows from a policy, whether it fits or not."""

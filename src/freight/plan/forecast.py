@@ -23,7 +23,7 @@ from freight.plan.simulate import Timeline
 __all__ = ["Forecast", "forecast"]
 
 _FEW_STEPS: Final = 3
-_MOST_STEPS: Final = 6
+_MOST_STEPS: Final = 5
 _MOST_BLOCKS: Final = 3
 _REQUEST_BYTES: Final = 8 << 20
 

@@ -28,9 +28,9 @@ from freight.plan.sweep import Sweep
 
 __all__ = ["Sample", "Sampler"]
 
-_MOST_LAYERS: Final = 8
-_DEPTHS: Final = (3, 5)
-_ROUGH_DEPTHS: Final = (2, 3)
+_MOST_LAYERS: Final = 12
+_DEPTHS: Final = (4, 12)
+_ROUGH_DEPTHS: Final = (2, 6)
 _MOST_PIECES: Final = 8
 
 Lanes = Mapping[Lane, float]
@@ -96,6 +96,7 @@ class Sampler:
         feed = _Feed(
             sweeps=[make_sweep(i, block, step, sizes) for i, step in enumerate(steps)],
             config=self.config,
+            is_whole=len(steps) == steps[-1] + 1,
         )
         layers = range(depth)
         model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
@@ -125,10 +126,12 @@ class Sampler:
 
 @dataclass(kw_only=True, slots=True)
 class _Feed:
-    """Hands out sweeps as the scheduler would; experts are chosen by chance, the same each time."""
+    """Hands out sweeps as the scheduler would; experts are chosen by chance, the same each time.
+    Unless these are all sweeps, the last stands for others: loads for one more are begun in it."""
 
     sweeps: Sequence[Sweep]
     config: ModelConfig
+    is_whole: bool
     current: int = -1
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -138,7 +141,7 @@ class _Feed:
             yield sweep
 
     def expects_more(self) -> bool:
-        return self.current + 1 < len(self.sweeps)
+        return not self.is_whole or self.current + 1 < len(self.sweeps)
 
     def chosen(self, k: int) -> Collection[int]:
         experts = self.config.experts
@@ -155,9 +158,11 @@ def _summed(timeline: Timeline, operations: Sequence[Operation], steps: Sequence
     num_bytes: list[Counter[Lane]] = [Counter() for _ in steps]
     busy: list[dict[Lane, float]] = [{} for _ in steps]
     for operation in operations:
-        if operation.lane is not Lane.COMPUTE:
+        if operation.lane is not Lane.COMPUTE and operation.sweep < len(steps):
             num_bytes[operation.sweep][operation.lane] += operation.num_bytes
     for own in timeline.steps:
+        if own.operation.sweep == len(steps):
+            continue
         lanes, lane = busy[own.operation.sweep], own.operation.lane
         lanes[lane] = lanes.get(lane, 0.0) + own.end_s - own.start_s
     return Sample(
