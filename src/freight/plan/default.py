@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Final, Literal
 
 from freight.errors import BudgetError
@@ -32,7 +31,8 @@ _FLOPS: Final[Mapping[Tier, float]] = {"cpu": 5e11, "gpu": 5e13}
 _MEMORY_BYTES_PER_S: Final[Mapping[Tier, float]] = {"cpu": 1e10, "gpu": 3e11}
 _CONTENTION: Final = 0.25
 _BATCH_OVERHEAD_S: Final = 2e-3
-_CHUNKS: Final = (512, 2048)
+_CHUNKS: Final = (2048, 512)
+_SMALL_SCRATCH: Final = 0.03
 _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
 _MOST_BATCH_ROWS: Final = 256
@@ -133,10 +133,18 @@ class Planner:
         open_kvs = near if self.has_disk_dir else near[:-1]
         kvs = [wishes.kv] if wishes.kv else open_kvs
         for kv in kvs:
-            for (size, count), chunk in product(self._block_shapes(), _CHUNKS):
-                yield replace(self.shape(size, count, chunk), kv=kv)
+            for size, count in self._block_shapes():
+                yield from self.with_chunks(replace(self.shape(size, count), kv=kv))
 
-    def shape(self, size: int, count: int, chunk_tokens: int) -> Policy:
+    def with_chunks(self, policy: Policy) -> Iterator[Policy]:
+        """With large chunks, and with small ones where scratch memory is worth saving."""
+        large, small = (replace(policy, chunk_tokens=tokens) for tokens in _CHUNKS)
+        yield large
+        scratch = self.derive(large).geometry.workspace_bytes
+        if scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
+            yield small
+
+    def shape(self, size: int, count: int) -> Policy:
         """A block of ``count`` micro-batches of ``size`` rows: what the user fixed is as wished,
         rows are where the arithmetic is and weights are on disk."""
         wishes = self.wishes
@@ -149,7 +157,6 @@ class Planner:
             micro_batch_size=size,
             num_micro_batches=count,
             max_batch_tokens=self.workload.max_prompts(size) * self.workload.max_prompt_tokens,
-            chunk_tokens=chunk_tokens,
             page_tokens=self._page_tokens(),
             piece_bytes=self._piece_bytes(),
             overlap=wishes.overlap,

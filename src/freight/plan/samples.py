@@ -28,9 +28,9 @@ from freight.plan.sweep import Sweep
 
 __all__ = ["Sample", "Sampler"]
 
-_MOST_LAYERS: Final = 12
-_DEPTHS: Final = (4, 12)
-_ROUGH_DEPTHS: Final = (2, 6)
+_MOST_LAYERS: Final = 9
+_DEPTHS: Final = (3, 9)
+_ROUGH_DEPTHS: Final = (2, 5)
 _MOST_PIECES: Final = 8
 
 Lanes = Mapping[Lane, float]

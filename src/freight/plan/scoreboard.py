@@ -108,19 +108,21 @@ class Scoreboard:
         waits: dict[Lane, int] = {}
         for access in accesses:
             occupant = self.places.get(access.place)
-            if occupant is None or (access.is_write and occupant.owner != access.owner):
-                earlier = [] if occupant is None else [occupant.writers, occupant.readers]
+            is_new = occupant is None or (access.is_write and occupant.owner != access.owner)
+            earlier: tuple[dict[Lane, int], ...] = ()
+            if occupant is not None and is_new:
+                earlier = (occupant.writers, occupant.readers)
+            elif occupant is not None and not access.is_write:
+                earlier = (occupant.writers,)
+            if occupant is None or is_new:
                 occupant = self.places[access.place] = _Occupant(owner=access.owner)
-            elif access.is_write:
-                earlier = []
-            else:
-                earlier = [occupant.writers]
             for lanes in earlier:
                 for other, last in lanes.items():
-                    if last != index:
-                        waits[other] = max(waits.get(other, -1), last)
+                    if last != index and last > waits.get(other, -1):
+                        waits[other] = last
             (occupant.writers if access.is_write else occupant.readers)[lane] = index
-        return tuple((other, last) for other, last in waits.items() if other != lane)
+        waits.pop(lane, None)
+        return tuple(waits.items())
 
 
 def read(ring: str, slot: int, owner: Owner) -> Access:

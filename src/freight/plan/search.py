@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Final
 
 from freight.hardware.machine import Machine, TensorKind
@@ -33,8 +32,9 @@ __all__ = ["Choice", "Search"]
 _MOST_ROWS: Final = 512
 _MOST_TOKENS: Final = 16384
 _COUNTS: Final = (1, 2, 4, 8, 16)
-_CHUNKS: Final = (512, 2048)
-_FINALISTS: Final = 4
+_FINALISTS: Final = 6
+_MOST_PRICED: Final = 32
+"""Micro-batches of all finalists together: pricing takes as long as there are operations."""
 _REQUEST_BYTES: Final = float(4 << 20)
 _FIXED: Final = ("workspace", "logits", "scores", "embedding rows", "weight staging")
 
@@ -64,6 +64,7 @@ class Search:
     def finalists(self) -> Iterator[Plan]:
         """The few best of the linear programmes that can be realised, one for each block shape."""
         ranked = sorted(self._solutions(), key=lambda pair: pair[1].seconds)
+        left = _MOST_PRICED
         shapes: set[tuple[int, int]] = set()
         for policy, _ in ranked:
             shape = policy.micro_batch_size, policy.num_micro_batches
@@ -72,8 +73,9 @@ class Search:
             plan = self.planner.realise(policy)
             if plan is not None:
                 shapes.add(shape)
+                left -= policy.num_micro_batches
                 yield plan
-            if len(shapes) == _FINALISTS:
+            if len(shapes) == _FINALISTS or left <= 0:
                 return
 
     def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
@@ -110,12 +112,12 @@ class Search:
             sizes = {size - size % workload.max_samples or size for size in sizes}
         if wishes.micro_batch_size:
             sizes = {wishes.micro_batch_size}
-        for size, chunk in product(sorted(sizes), _CHUNKS):
+        for size in sorted(sizes):
             counts = {min(count, -(-workload.num_rows // size)) for count in _COUNTS}
             if wishes.num_micro_batches:
                 counts = {wishes.num_micro_batches}
             for count in sorted(counts):
-                yield own.shape(size, count, chunk)
+                yield from own.with_chunks(own.shape(size, count))
 
 
 def _in_rows(split: Split, rows: int) -> Split:

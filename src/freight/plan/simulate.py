@@ -142,7 +142,10 @@ class _Clock:
             if lane in self.active or not queue:
                 continue
             operation, waits, demand = queue[0]
-            if all(self.done.get(other, -1) >= index for other, index in waits.items()):
+            for other, index in waits.items():
+                if self.done.get(other, -1) < index:
+                    break
+            else:
                 queue.popleft()
                 self.active[lane] = _Active(
                     operation=operation,
