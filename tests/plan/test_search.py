@@ -51,7 +51,7 @@ def search(
         ),
         compute_tier="gpu" if "gpu" in room else "cpu",
         room=room,
-        taken_bytes=0,
+        taken={},
         has_disk_dir=True,
         wishes=wishes or Wishes(),
     )

@@ -38,7 +38,11 @@ tokens are "stop_token_ids". Each output line has "id", "text", "prompt_tokens",
 _PLAN_EXAMPLES = """\
 examples:
   freight plan --model opt-30b --machine t4 --workload 512:32
-  freight plan --model config.json --machine a10g --machine l4 --workload 1024:128
+  freight plan --model config.json --compare a10g l4 rtx-4090 --workload 1024:128 --objective rent
+  freight plan --model opt-175b --machine flexgen-t4 --max-latency 5000 --explain
+  freight plan --model opt-30b --machine t4 --weights 20/80/0 --kv 0/100/0 --micro-batch-size 48
+
+Policy flags fix what is given; what is left out is searched for.
 """
 
 
@@ -154,6 +158,40 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--workload", default="512:32", metavar="P:N", help="prompt and new tokens (512:32)"
     )
     parser.add_argument("--rows", type=int, default=1000, metavar="N", help="rows (1000)")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        default=[],
+        metavar="MACHINE",
+        help="several machines, the best for the objective first",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("throughput", "rent", "electricity"),
+        default="throughput",
+        help="what the best of several machines is judged by: new tokens per second (default), "
+        "dollars per new token where it is rented, or for its electricity",
+    )
+    parser.add_argument(
+        "--max-latency",
+        type=float,
+        metavar="SECONDS",
+        help="the longest that a block may take, from its prompts to its last token",
+    )
+    parser.add_argument(
+        "--electricity",
+        type=float,
+        default=0.15,
+        metavar="DOLLARS",
+        help="price of a kilowatt-hour (0.15)",
+    )
+    parser.add_argument("--explain", action="store_true", help="what each technique is worth, here")
+    parser.add_argument(
+        "--frontier",
+        metavar="PNG",
+        help="draw throughput against latency, also without each technique (needs matplotlib)",
+    )
+    parser.add_argument("--trace", metavar="FILE", help="when each lane is busy with what")
     parser.add_argument("--json", action="store_true", help="a JSON object instead of a table")
     parser.add_argument("--cpu-memory", metavar="SIZE", help="most memory of the process")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")

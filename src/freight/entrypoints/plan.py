@@ -8,13 +8,23 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from freight.entrypoints.plan_report import Question, as_record, compare, describe
+from freight.entrypoints.frontier import draw, frontiers, require_plots
+from freight.entrypoints.plan_report import (
+    Question,
+    as_points,
+    as_record,
+    compare,
+    describe,
+    dollars_per_token,
+    explain,
+)
 from freight.entrypoints.profile import default_path
 from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
@@ -25,11 +35,14 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Split, Tier
-from freight.plan.search import Choice, Search
+from freight.plan.samples import rehearse
+from freight.plan.search import Search
+from freight.plan.techniques import ALL, price_techniques
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
+from freight.runtime.trace import Trace
 
-__all__ = ["answer", "bundled_configs", "plan_policy"]
+__all__ = ["bundled_configs", "plan_policy", "search_for"]
 
 _SHAPE: Final = re.compile(r"(\d+):(\d+)")
 _PROCESS_BYTES: Final = 1 * GIB
@@ -50,10 +63,27 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             dtype=_dtype_on(machine, arguments.dtype),
             budgets=dict(_budgets(machine, arguments)),
             wishes=wishes,
+            dollars_per_kwh=arguments.electricity,
         )
-        for machine in _find_machines(arguments.machine)
+        for machine in _find_machines([*arguments.machine, *arguments.compare])
     ]
-    answers = [(question, answer(question)) for question in questions]
+    max_block_s = _read_latency(arguments.max_latency)
+    searches = [search_for(question, max_block_s) for question in questions]
+    if arguments.explain or arguments.frontier or arguments.trace:
+        if len(questions) > 1:
+            raise InputError(
+                f"{len(questions)} machines were given.",
+                "--explain, --frontier and --trace are for one machine.",
+                "Name one machine, or leave them out.",
+            )
+        return _show_one(questions[0], searches[0], arguments)
+    answers = [
+        (question, search.best()) for question, search in zip(questions, searches, strict=True)
+    ]
+    if arguments.objective != "throughput":
+        answers.sort(key=lambda own: dollars_per_token(own[0], own[1], arguments.objective))
+    elif arguments.compare:
+        answers.sort(key=lambda own: -own[1].forecast.tokens_per_s)
     if arguments.json:
         records = [as_record(question, choice) for question, choice in answers]
         print(json.dumps(records[0] if len(records) == 1 else records, indent=1))
@@ -64,8 +94,40 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(question: Question) -> Choice:
-    """The best plan, and what it will take. BudgetError where nothing fits."""
+def _show_one(question: Question, search: Search, arguments: argparse.Namespace) -> int:
+    """More than the best plan: what it owes to which technique, how it trades latency, when each
+    lane is busy."""
+    if arguments.frontier:
+        require_plots()
+    priced = price_techniques(search) if arguments.explain else {ALL: search.best()}
+    best = priced[ALL]
+    assert best is not None
+    record = as_record(question, best)
+    if not arguments.json:
+        print("\n".join(describe(question, best)))
+    if arguments.explain:
+        record["without"] = {
+            name: None if choice is None else as_record(question, choice)
+            for name, choice in priced.items()
+            if name != ALL
+        }
+        if not arguments.json:
+            print("\n" + "\n".join(explain(question, priced)))
+    if arguments.frontier:
+        curves = frontiers(search)
+        record["frontier"] = as_points(curves)
+        draw(curves, Path(arguments.frontier), f"{question.model} on {question.machine.name}")
+    if arguments.trace:
+        trace = Trace(Path(arguments.trace))
+        trace.predict(rehearse(best.plan, search.machine, question.config, question.dtype))
+        trace.close()
+    if arguments.json:
+        print(json.dumps(record, indent=1))
+    return 0
+
+
+def search_for(question: Question, max_block_s: float = math.inf) -> Search:
+    """The search for the best plan."""
     config, machine = question.config, question.machine
     planner = Planner(
         config=config,
@@ -75,11 +137,11 @@ def answer(question: Question) -> Choice:
         workload=question.workload,
         compute_tier="gpu" if "gpu" in machine.units else "cpu",
         room=_rooms(question),
-        taken_bytes=_PROCESS_BYTES,
+        taken={"cpu": _PROCESS_BYTES, "gpu": _CONTEXT_BYTES},
         has_disk_dir=True,
         wishes=question.wishes,
     )
-    return Search(planner=planner, machine=machine).best()
+    return Search(planner=planner, machine=machine, max_block_s=max_block_s)
 
 
 def bundled_configs() -> list[str]:
@@ -145,6 +207,18 @@ def _read_workload(arguments: argparse.Namespace) -> Workload:
         total_prompt_tokens=rows * prompt,
         total_new_tokens=rows * new,
     )
+
+
+def _read_latency(seconds: float | None) -> float:
+    if seconds is None:
+        return math.inf
+    if not seconds > 0:
+        raise InputError(
+            f"--max-latency {seconds:g} was given.",
+            "A block takes more than no time.",
+            "Give seconds above 0, or leave it out.",
+        )
+    return seconds
 
 
 def _read_wishes(arguments: argparse.Namespace) -> Wishes:

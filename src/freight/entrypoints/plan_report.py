@@ -5,7 +5,8 @@ Reads plans and forecasts; reckons nothing but money.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +17,20 @@ from freight.plan.default import Wishes
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.search import Choice
+from freight.plan.techniques import ALL, ROW_BY_ROW
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 
-__all__ = ["Question", "as_record", "compare", "describe"]
+__all__ = [
+    "Question",
+    "as_points",
+    "as_record",
+    "compare",
+    "describe",
+    "dollars_per_token",
+    "explain",
+]
 
-_DOLLARS_PER_KWH: Final = 0.15
 _TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
 
@@ -36,6 +45,7 @@ class Question:
     dtype: str
     budgets: dict[Tier, int]
     wishes: Wishes
+    dollars_per_kwh: float
 
     @property
     def model_bytes(self) -> int:
@@ -74,6 +84,47 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     costs = _costs(question, choice)
     if costs:
         yield f"cost     {', '.join(f'${dollars:.3g} {how}' for how, dollars in costs.items())}"
+
+
+def explain(question: Question, priced: Mapping[str, Choice | None]) -> Iterator[str]:
+    """What each technique is worth: one line with all, one for each that is left out."""
+    best = priced[ALL]
+    assert best is not None
+    yield f"{'the best plan':36} {'new token/s':>11} {'share':>6}  policy"
+    for name, choice in priced.items():
+        what = name if name in (ALL, ROW_BY_ROW) else f"without {name}"
+        if choice is None:
+            yield f"{what:36} {'-':>11} {'-':>6}  does not fit"
+            continue
+        speed = choice.forecast.tokens_per_s
+        share = speed / best.forecast.tokens_per_s
+        yield f"{what:36} {speed:11.3g} {share:6.1%}  {_flags(choice.plan.policy)}"
+
+
+def as_points(curves: Mapping[str, Sequence[Choice]]) -> dict[str, list[dict[str, float | int]]]:
+    """The points of a frontier, for JSON."""
+    return {
+        name: [
+            {
+                "block_seconds": choice.forecast.block_s,
+                "new_tokens_per_s": choice.forecast.tokens_per_s,
+                "micro_batch_size": choice.plan.policy.micro_batch_size,
+                "num_micro_batches": choice.plan.policy.num_micro_batches,
+            }
+            for choice in choices
+        ]
+        for name, choices in curves.items()
+    }
+
+
+def dollars_per_token(question: Question, choice: Choice, objective: str) -> float:
+    """What ranks machines by cost; infinite where a machine has no price."""
+    price = {
+        "rent": question.machine.dollars_per_hour,
+        "electricity": (question.machine.watts or 0) / 1000 * question.dollars_per_kwh or None,
+    }[objective]
+    speed = choice.forecast.tokens_per_s
+    return math.inf if price is None or not speed else price / speed
 
 
 def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
@@ -161,8 +212,7 @@ def _block_rows(question: Question, choice: Choice) -> int:
 
 def _latency_s(question: Question, choice: Choice) -> float:
     """From when a block enters to its last token."""
-    num_blocks = -(-question.workload.num_rows // choice.plan.policy.block_rows)
-    return choice.forecast.seconds / num_blocks
+    return choice.forecast.block_s
 
 
 def _all_tokens_per_s(question: Question, choice: Choice) -> float:
@@ -202,8 +252,8 @@ def _costs(question: Question, choice: Choice) -> dict[str, float]:
     if machine.dollars_per_hour is not None:
         costs["per million new tokens, rented"] = hours * machine.dollars_per_hour
     if machine.watts is not None:
-        power = hours * machine.watts / 1000 * _DOLLARS_PER_KWH
-        costs[f"of electricity at ${_DOLLARS_PER_KWH} per kWh"] = power
+        power = hours * machine.watts / 1000 * question.dollars_per_kwh
+        costs[f"of electricity at ${question.dollars_per_kwh:g} per kWh"] = power
     return costs
 
 

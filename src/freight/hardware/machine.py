@@ -163,6 +163,20 @@ class Machine:
         }
         return replace(self, units={**self.units, "cpu": cpu}, links=links)
 
+    def with_pageable_links(self) -> Machine:
+        """The same for a program whose memory on the host is not pinned: the driver then copies
+        every byte once more, through a buffer of its own, and reaches about half the rate."""
+        links = {
+            name: replace(
+                link,
+                bytes_per_s=link.bytes_per_s.scaled(0.5),
+                kinds={kind: rate.scaled(0.5) for kind, rate in link.kinds.items()},
+            )
+            for name, link in self.links.items()
+            if name in ("host to device", "device to host")
+        }
+        return replace(self, links={**self.links, **links})
+
     def with_simulated_device(self, memory_bytes: int, bytes_per_s: float | None) -> Machine:
         """The same with a simulated device: the CPU once more, behind links of that rate."""
         cpu = self.units["cpu"]

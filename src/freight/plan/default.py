@@ -82,7 +82,7 @@ class Plan:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planner:
     """Plans one model and workload for one machine. ``room`` is what may be taken of each tier;
-    ``taken_bytes`` of the cpu budget are the process's own already. KV goes to
+    ``taken`` of their budgets is what the process and the device's context have. KV goes to
     disk only where ``has_disk_dir`` or the user says so. ``layouts`` are those made so far: of a
     policy they depend on the splits alone. ``elements`` are those of all experts, and before them
     those of all else."""
@@ -94,7 +94,7 @@ class Planner:
     workload: Workload
     compute_tier: Tier
     room: Mapping[Tier, int]
-    taken_bytes: int
+    taken: Mapping[Tier, int]
     has_disk_dir: bool
     wishes: Wishes
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
@@ -112,19 +112,19 @@ class Planner:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
         best: Plan | None = None
         best_s = float("inf")
-        smallest: Plan | None = None
+        nearest: Plan | None = None
         for policy in self._candidates():
             plan = self._fill(policy, _COARSE_STEPS)
             if not self._excess(plan):
                 seconds = self._seconds_per_row(plan)
                 if seconds < best_s:
                     best, best_s = plan, seconds
-            elif smallest is None or _size(plan) < _size(smallest):
-                smallest = plan
+            elif nearest is None or self._missing(plan) < self._missing(nearest):
+                nearest = plan
         if best is not None:
             return self._fill(best.policy, _FINE_STEPS)
-        assert smallest is not None
-        raise self._refusal(smallest)
+        assert nearest is not None
+        raise self._refusal(nearest)
 
     def _candidates(self) -> Iterator[Policy]:
         wishes = self.wishes
@@ -279,6 +279,9 @@ class Planner:
         excess = {tier: self._need(plan, tier) - room for tier, room in self.room.items()}
         return {tier: over for tier, over in excess.items() if over > 0}
 
+    def _missing(self, plan: Plan) -> int:
+        return sum(self._excess(plan).values())
+
     def _need(self, plan: Plan, tier: Tier) -> int:
         """Bytes of a tier: its buffer, and where the arithmetic or the rows are, their indices."""
         beside = plan.geometry.index_bytes if tier in ("cpu", self.compute_tier) else 0
@@ -340,24 +343,26 @@ class Planner:
             usage = plan.geometry.usage[tier]
             items = sorted(((size, name) for name, size in usage.items() if size), reverse=True)
             needs = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
-            own = self.taken_bytes if tier == "cpu" else 0
+            own = self.taken.get(tier, 0)
             process = f", the process itself {format_bytes(own)}" if own else ""
             total = self._need(plan, tier) + own
             given = self.room[tier] + own
             asked.append(
-                f"The smallest plan needs {format_bytes(total)} on {tier} ({needs}{process})."
+                f"The plan that lacks least needs {format_bytes(total)} on {tier} "
+                f"({needs}{process})."
             )
             limits.append(
                 f"The budget is {format_bytes(given)}: {format_bytes(over)} are missing on {tier}."
             )
-            advice.append(_ADVICE[tier])
+            advice.append(_ADVICE[tier].format(enough=f"{-(-total // MIB)}MiB"))
         return BudgetError(" ".join(asked), " ".join(limits), " ".join(advice))
 
 
 _ADVICE: Final[Mapping[Tier, str]] = {
-    "gpu": "Raise --gpu-memory, or give the cpu or the disk a larger share.",
-    "cpu": "Raise --cpu-memory, lower --micro-batch-size, or give the disk a larger share.",
-    "disk": "Name a larger disk with --disk-dir, or give it a smaller share.",
+    "gpu": "Raise --gpu-memory to {enough}, or give the cpu or the disk a larger share.",
+    "cpu": "Raise --cpu-memory to {enough}, lower --micro-batch-size, or give the disk a larger "
+    "share.",
+    "disk": "Name a disk with {enough} free, or give it a smaller share.",
 }
 
 
@@ -375,11 +380,6 @@ def _with_split(policy: Policy, name: _Placed, split: Split) -> Policy:
 def _rest_on_disk(shares: Mapping[Tier, float]) -> Split:
     gpu, cpu = shares["gpu"], shares["cpu"]
     return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu))
-
-
-def _size(plan: Plan) -> int:
-    tiers: tuple[Tier, ...] = ("gpu", "cpu")
-    return sum(plan.geometry.total(tier) for tier in tiers)
 
 
 def _size_of(dtype: str) -> int:

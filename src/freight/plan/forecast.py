@@ -31,12 +31,14 @@ _REQUEST_BYTES: Final = 8 << 20
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
-    each block's first sweep, ``decode_s`` that of all others. ``timeline`` is that of the sweeps
-    which were run on the clock for the first block."""
+    each block's first sweep, ``decode_s`` that of all others; ``block_s`` is the longest block's,
+    from its prompts to its last token. ``timeline`` is that of the sweeps which were run on the
+    clock for the first block."""
 
     load_s: float
     prefill_s: float
     decode_s: float
+    block_s: float
     new_tokens: float
     num_bytes: Lanes
     busy_s: Lanes
@@ -110,6 +112,7 @@ def forecast(
         load_s=_load_s(plan, machine),
         prefill_s=sum(block.prefill_s for block in blocks),
         decode_s=sum(block.decode_s for block in blocks),
+        block_s=max(block.prefill_s + block.decode_s for block in blocks),
         new_tokens=sum(block.new_tokens for block in blocks),
         num_bytes=_added([block.num_bytes for block in blocks]),
         busy_s=_added([block.busy_s for block in blocks]),

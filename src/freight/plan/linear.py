@@ -49,13 +49,16 @@ class LinearProblem:
     """``sizes`` are bytes of all of a kind, wherever it is: by tier whose memory it takes there,
     homes and what passes through them; ``rooms`` what each tier has left for them. ``bounds`` are
     the least and the most share of each pair that may have one. ``ties`` are sums of shares, each
-    times a factor, that have a certain value."""
+    times a factor, that have a certain value. Without ``overlap`` lanes work one after the other;
+    with it some of the work of all, ``friction``, is not hidden by the lane that works longest."""
 
     phases: tuple[Phase, ...]
     sizes: Mapping[Placed, Mapping[Tier, float]]
     rooms: Mapping[Tier, float]
     bounds: Mapping[Placed, tuple[float, float]]
     ties: tuple[tuple[Mapping[Placed, float], float], ...] = ()
+    overlap: bool = True
+    friction: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +74,13 @@ class LinearSolution:
         seconds = 0.0
         for phase in problem.phases:
             lanes = {*phase.fixed_s, *phase.seconds}
-            seconds += phase.count * max(
+            busy_s = [
                 phase.fixed_s.get(lane, 0.0)
                 + sum(shares.get(pair, 0.0) * s for pair, s in phase.seconds.get(lane, {}).items())
                 for lane in lanes
-            )
+            ]
+            longest_s = max(busy_s) if problem.overlap else sum(busy_s)
+            seconds += phase.count * (longest_s + problem.friction * sum(busy_s))
         return cls(seconds=seconds, shares=shares)
 
     def split(self, kind: str) -> Split:
@@ -113,17 +118,26 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
     place = {pair: number for number, pair in enumerate(pairs)}
     num_phases = len(problem.phases)
     width = len(pairs) + num_phases
+    cost = [0.0] * len(pairs)
+    always_s = 0.0
     above: list[list[float]] = []
     most: list[float] = []
     for number, phase in enumerate(problem.phases):
-        for lane in {*phase.fixed_s, *phase.seconds}:
-            row = [0.0] * width
+        lanes = sorted({*phase.fixed_s, *phase.seconds})
+        always_s += phase.count * problem.friction * sum(phase.fixed_s.values())
+        for lane in lanes:
             for pair, seconds in phase.seconds.get(lane, {}).items():
                 if pair in place:
-                    row[place[pair]] = seconds
+                    cost[place[pair]] += phase.count * problem.friction * seconds
+        for together in [[lane] for lane in lanes] if problem.overlap else [lanes]:
+            row = [0.0] * width
+            for lane in together:
+                for pair, seconds in phase.seconds.get(lane, {}).items():
+                    if pair in place:
+                        row[place[pair]] += seconds
             row[len(pairs) + number] = -1.0
             above.append(row)
-            most.append(-phase.fixed_s.get(lane, 0.0))
+            most.append(-sum(phase.fixed_s.get(lane, 0.0) for lane in together))
     for tier, room in problem.rooms.items():
         row = [0.0] * width
         for pair, number in place.items():
@@ -133,7 +147,7 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
     equal = [[float(_kind_of(pair) == kind) for pair in pairs] for kind in KINDS]
     equal += [[factors.get(pair, 0.0) for pair in pairs] for factors, _ in problem.ties]
     found = linprog(
-        [0.0] * len(pairs) + [phase.count for phase in problem.phases],
+        cost + [phase.count for phase in problem.phases],
         A_ub=above,
         b_ub=most,
         A_eq=[row + [0.0] * num_phases for row in equal],
@@ -144,7 +158,7 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
     if not found.success:
         return None
     return LinearSolution(
-        seconds=float(found.fun),
+        seconds=float(found.fun) + always_s,
         shares={pair: float(found.x[number]) for pair, number in place.items()},
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from freight.hardware.machine import Machine
+from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.switches import ModelConfig
 from freight.plan.cost import Cost
@@ -26,12 +27,13 @@ from freight.plan.schedule import schedule
 from freight.plan.simulate import Timeline, simulate
 from freight.plan.sweep import Sweep
 
-__all__ = ["Sample", "Sampler"]
+__all__ = ["Sample", "Sampler", "rehearse"]
 
 _MOST_LAYERS: Final = 9
 _DEPTHS: Final = (3, 9)
 _ROUGH_DEPTHS: Final = (2, 5)
 _MOST_PIECES: Final = 8
+_MOST_REHEARSED: Final = 60_000
 
 Lanes = Mapping[Lane, float]
 
@@ -90,6 +92,13 @@ class Sampler:
     def _at_depth(
         self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
     ) -> Sample:
+        timeline, operations = self.run(lengths, steps, depth)
+        return _summed(timeline, operations, steps)
+
+    def run(
+        self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
+    ) -> tuple[Timeline, Sequence[Operation]]:
+        """Sweeps through the first ``depth`` layers on the clock, and their operations."""
         plan, policy = self.plan, self.plan.policy
         sizes = WorkSizes.of(self.config, plan.layout, policy, plan.geometry)
         block = rows_of_block(lengths, policy)
@@ -109,7 +118,7 @@ class Sampler:
             is_inline=self.machine.is_inline(policy.compute_tier),
             share=cost.share if self.machine.beside else None,
         )
-        return _summed(timeline, operations, steps)
+        return timeline, operations
 
     def _cost(self, layers: Collection[int]) -> Cost:
         kept = (unit.layer is None or unit.layer in layers for unit in self.programme.units)
@@ -122,6 +131,24 @@ class Sampler:
             dtype=self.dtype,
             units=tuple(number for number, is_kept in enumerate(kept) if is_kept),
         )
+
+
+def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Timeline:
+    """The first block, operation by operation as it is expected to run: all layers, each unit's
+    weights in a few pieces, and as many of its sweeps as one can look at."""
+    sampler = Sampler(
+        plan=plan,
+        machine=machine,
+        config=config,
+        programme=build_programme(config),
+        dtype=dtype,
+    )
+    workload = plan.workload
+    lengths = workload.row_lengths(0, min(plan.policy.block_rows, workload.num_rows))
+    operations = 4 * plan.policy.num_micro_batches * len(sampler.programme.units)
+    most = max(2, _MOST_REHEARSED // operations)
+    steps = range(min(most, max(1, max(new for _, new in lengths))))
+    return sampler.run(lengths, [*steps], config.num_layers)[0]
 
 
 @dataclass(kw_only=True, slots=True)

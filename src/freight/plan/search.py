@@ -7,10 +7,12 @@ them, and priced by the forecast; what that finds best is chosen. Knows rates an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from freight.errors import BudgetError
 from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
@@ -18,7 +20,6 @@ from freight.plan.forecast import Forecast, forecast
 from freight.plan.linear import (
     DELEGATED,
     LinearProblem,
-    LinearSolution,
     Phase,
     Placed,
     solve,
@@ -32,6 +33,7 @@ __all__ = ["Choice", "Search"]
 _MOST_ROWS: Final = 512
 _MOST_TOKENS: Final = 16384
 _COUNTS: Final = (1, 2, 4, 8, 16)
+_FRICTION: Final = 0.1
 _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
@@ -48,35 +50,56 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Solution:
+    """A block shape with the best shares that a linear programme finds for it: seconds of a block,
+    and of the whole workload."""
+
+    policy: Policy
+    block_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """``planner`` knows the model, the workload and the budgets, and makes policies whole."""
+    """``planner`` knows the model, the workload and the budgets, and makes policies whole.
+
+    ``max_block_s`` bounds the time of a block, from its prompts to its last token. Without
+    ``uses_disk`` nothing may be there after loading.
+    """
 
     planner: Planner
     machine: Machine
+    max_block_s: float = math.inf
+    uses_disk: bool = True
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
         plans = [self.planner.plan(), *self.finalists()]  # raises where nothing fits
-        finalists = [self.price(plan, is_rough=True) for plan in plans]
-        best = min(finalists, key=lambda choice: choice.forecast.seconds)
-        return self.price(best.plan)
+        finalists = [self.price(plan, is_rough=True) for plan in plans if self._may_be(plan)]
+        fitting = [choice for choice in finalists if choice.forecast.block_s <= self.max_block_s]
+        for choice in sorted(fitting, key=lambda choice: choice.forecast.seconds):
+            best = self.price(choice.plan)
+            if best.forecast.block_s <= self.max_block_s:
+                return best
+        raise self._refusal()
 
     def finalists(self) -> Iterator[Plan]:
         """The few best of the linear programmes that can be realised, one for each block shape."""
-        ranked = sorted(self._solutions(), key=lambda pair: pair[1].seconds)
-        left = _MOST_PRICED
-        shapes: set[tuple[int, int]] = set()
-        for policy, _ in ranked:
-            shape = policy.micro_batch_size, policy.num_micro_batches
-            if shape in shapes:
-                continue
-            plan = self.planner.realise(policy)
-            if plan is not None:
-                shapes.add(shape)
-                left -= policy.num_micro_batches
-                yield plan
-            if len(shapes) == _FINALISTS or left <= 0:
-                return
+        within = (own for own in self._solutions() if own.block_s <= self.max_block_s)
+        return self._realised(sorted(within, key=lambda own: own.seconds))
+
+    def frontier(self, count: int) -> list[Choice]:
+        """Choices of which each is faster than those with shorter blocks, up to ``count``; of block
+        shapes that the linear programmes find so."""
+        kept: list[_Solution] = []
+        for own in sorted(self._solutions(), key=lambda own: (own.block_s, own.seconds)):
+            if own.block_s <= self.max_block_s and (not kept or own.seconds < kept[-1].seconds):
+                kept.append(own)
+        step = max(1.0, (len(kept) - 1) / max(1, count - 1))
+        some = {round(number * step) for number in range(count)}
+        plans = self._realised([own for n, own in enumerate(kept) if n in some], most=math.inf)
+        priced = (self.price(plan, is_rough=True) for plan in plans)
+        return sorted(priced, key=lambda choice: choice.forecast.block_s)
 
     def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
         """The plan with its forecast."""
@@ -84,12 +107,55 @@ class Search:
         told = forecast(plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough)
         return Choice(plan=plan, forecast=told)
 
-    def _solutions(self) -> Iterator[tuple[Policy, LinearSolution]]:
-        """Block shapes with the best shares that a linear programme finds for them; its seconds are
-        those of the whole workload."""
+    def _realised(
+        self, ranked: Iterable[_Solution], *, most: float = _MOST_PRICED
+    ) -> Iterator[Plan]:
+        shapes: set[tuple[int, int]] = set()
+        for own in ranked:
+            shape = own.policy.micro_batch_size, own.policy.num_micro_batches
+            if shape in shapes:
+                continue
+            plan = self.planner.realise(own.policy)
+            if plan is not None and self._may_be(plan):
+                shapes.add(shape)
+                most -= own.policy.num_micro_batches
+                yield plan
+            if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):
+                return
+
+    def _may_be(self, plan: Plan) -> bool:
+        return self.uses_disk or not (
+            plan.layout.tier_bytes()["disk"] or sum(plan.geometry.usage["disk"].values())
+        )
+
+    def _refusal(self) -> BudgetError:
+        """Nothing keeps to the bound, or does without the disk."""
+        if not self.uses_disk:
+            return BudgetError(
+                "A plan was to do without the disk.",
+                "The model and a row do not fit into memory.",
+                "Let it use the disk, or raise the budgets.",
+            )
+        solutions = sorted(self._solutions(), key=lambda own: own.block_s)
+        plans = (self.planner.realise(own.policy) for own in solutions[:_FINALISTS])
+        least = min(
+            (self.price(plan, is_rough=True) for plan in plans if plan is not None),
+            key=lambda choice: choice.forecast.block_s,
+        )
+        policy, block_s = least.plan.policy, least.forecast.block_s
+        return BudgetError(
+            f"A block was to take at most {self.max_block_s:g} s, from prompts to last tokens.",
+            f"The least that was found is {block_s:.4g} s, for {policy.num_micro_batches} x "
+            f"{policy.micro_batch_size} rows.",
+            f"Raise --max-latency to {math.ceil(block_s)}, shorten the rows, or take a faster "
+            "machine.",
+        )
+
+    def _solutions(self) -> Iterator[_Solution]:
+        """Block shapes with the best shares that a linear programme finds for them."""
         for policy in self._shapes():
-            problem = _Terms.of(self.planner, self.machine, policy).problem()
-            solution = solve(problem)
+            terms = _Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)
+            solution = solve(terms.problem())
             if solution is None:
                 continue
             blocks = self.planner.workload.num_rows / policy.block_rows
@@ -99,7 +165,11 @@ class Search:
                 activations=solution.split("activations"),
                 cpu_attention=solution.cpu_attention(),
             )
-            yield chosen, replace(solution, seconds=max(1.0, blocks) * solution.seconds)
+            yield _Solution(
+                policy=chosen,
+                block_s=solution.seconds,
+                seconds=max(1.0, blocks) * solution.seconds,
+            )
 
     def _shapes(self) -> Iterator[Policy]:
         own = self.planner
@@ -143,9 +213,10 @@ class _Terms:
     rows: int
     prompt: float
     new: float
+    uses_disk: bool
 
     @classmethod
-    def of(cls, planner: Planner, machine: Machine, policy: Policy) -> _Terms:
+    def of(cls, planner: Planner, machine: Machine, policy: Policy, *, uses_disk: bool) -> _Terms:
         workload = planner.workload
         base = planner.derive(policy)
         size = base.layout.element_bytes
@@ -168,6 +239,7 @@ class _Terms:
             rows=rows,
             prompt=workload.total_prompt_tokens / workload.num_rows,
             new=max(1.0, workload.total_new_tokens / workload.num_rows),
+            uses_disk=uses_disk,
         )
 
     def problem(self) -> LinearProblem:
@@ -177,6 +249,8 @@ class _Terms:
             rooms=self._rooms(),
             bounds=dict(self._bounds()),
             ties=tuple(self._ties()),
+            overlap=self.policy.overlap,
+            friction=_FRICTION if self.policy.overlap else 0.0,
         )
 
     # -- memory --------------------------------------------------------------------------------
@@ -234,6 +308,8 @@ class _Terms:
             for tier in TIERS:
                 if tier == "gpu" and self.near == "cpu":
                     continue
+                if tier == "disk" and not self.uses_disk:
+                    continue
                 if wish is not None:
                     yield (kind, tier), (wish.share(tier), wish.share(tier))
                 elif tier != "disk" or kind == "weights" or self.planner.has_disk_dir:
@@ -250,6 +326,7 @@ class _Terms:
         if self.near == "cpu" or wishes.cpu_attention == 0.0:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
+        on_disk = on_disk and self.uses_disk
         return ("cpu", "disk") if on_disk else ("cpu",)
 
     def _ties(self) -> Iterator[tuple[Mapping[Placed, float], float]]:

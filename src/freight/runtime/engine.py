@@ -25,6 +25,7 @@ from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
 from freight.plan.ring import stream_model
+from freight.plan.samples import rehearse
 from freight.plan.schedule import schedule
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
@@ -46,7 +47,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.params import check_vocabulary
 from freight.runtime.performer import Performer
 from freight.runtime.placement import Placement
-from freight.runtime.planning import plan_run
+from freight.runtime.planning import plan_run, rates_for
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
@@ -119,6 +120,9 @@ class Engine:
         self.forecast = told
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)
+        rates = rates_for(options, device)
+        if self._trace is not None and told is not None and rates is not None:
+            self._trace.predict(rehearse(plan, rates, config, dtype))
         sources = self._real_sources(sources, dtype)
         self.placement = Placement(
             config=config,

@@ -46,7 +46,7 @@ def plan_run(
         workload=workload,
         compute_tier=device.tier,
         room=room,
-        taken_bytes=own_bytes + bounce_bytes(sources),
+        taken={"cpu": own_bytes + bounce_bytes(sources), **_context(device, options, room)},
         has_disk_dir=options.disk_dir is not None,
         wishes=Wishes(
             weights=_split(options.weights_percent),
@@ -65,6 +65,15 @@ def plan_run(
     is_fixed = None not in (options.weights_percent, options.kv_percent, options.micro_batch_size)
     choice = search.price(planner.plan()) if is_fixed else search.best()
     return choice.plan, choice.forecast
+
+
+def _context(
+    device: ComputeDevice, options: EngineOptions, room: Mapping[Tier, int]
+) -> dict[Tier, int]:
+    """What the device's context takes of a budget that was given for it."""
+    if device.tier != "gpu" or options.gpu_memory_bytes is None:
+        return {}
+    return {"gpu": options.gpu_memory_bytes - room["gpu"]}
 
 
 def rates_for(options: EngineOptions, device: ComputeDevice) -> Machine | None:

@@ -1,4 +1,5 @@
-"""A run as a picture: when each lane was busy with what, for chrome://tracing or Perfetto.
+"""A run as a picture: when each lane was busy with what, beside what was predicted. For Perfetto or
+chrome://tracing.
 
 Times are those of the host. On a CUDA stream they are when work was issued, not when it ran.
 """
@@ -8,12 +9,16 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from freight.errors import InputError
 from freight.plan.operation import Lane, Operation
+from freight.plan.simulate import Timeline
 
 __all__ = ["Trace"]
+
+_PREDICTED: Final = 1
+_MEASURED: Final = 2
 
 
 class Trace:
@@ -30,12 +35,42 @@ class Trace:
                 "Name a file in a directory that can be written.",
             ) from error
         self._file.write("[\n")
-        for number, lane in enumerate(Lane):
-            self._write({"name": "thread_name", "ph": "M", "args": {"name": lane.value}}, number)
+        self._first_s: float | None = None
+        self._predicted: Timeline | None = None
+        self._lanes = {lane: number for number, lane in enumerate(Lane)}
+
+    def predict(self, timeline: Timeline) -> None:
+        """What is expected, to be shown beside what is measured, from the same beginning."""
+        self._predicted = timeline
 
     def record(self, operation: Operation, started_s: float, ended_s: float) -> None:
         """One operation, done between these times (``time.perf_counter``)."""
-        batch = None if operation.batch is None else operation.batch.index
+        with self._lock:
+            if self._first_s is None:
+                self._first_s = started_s
+                self._name_lanes(_MEASURED, "measured")
+            self._write_span(_MEASURED, operation, started_s, ended_s)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._predicted is not None:
+                self._name_lanes(_PREDICTED, "predicted")
+                first_s = self._first_s or 0.0
+                for step in self._predicted.steps:
+                    start_s, end_s = first_s + step.start_s, first_s + step.end_s
+                    self._write_span(_PREDICTED, step.operation, start_s, end_s)
+            self._file.write("{}]\n")
+            self._file.close()
+
+    def _name_lanes(self, process: int, name: str) -> None:
+        self._write({"name": "process_name", "ph": "M", "args": {"name": name}}, process, 0)
+        for lane, number in self._lanes.items():
+            event = {"name": "thread_name", "ph": "M", "args": {"name": lane.value}}
+            self._write(event, process, number)
+
+    def _write_span(
+        self, process: int, operation: Operation, started_s: float, ended_s: float
+    ) -> None:
         event = {
             "name": operation.kind.value,
             "ph": "X",
@@ -44,17 +79,11 @@ class Trace:
             "args": {
                 "sweep": operation.sweep,
                 "unit": operation.unit,
-                "micro-batch": batch,
+                "micro-batch": None if operation.batch is None else operation.batch.index,
                 "bytes": operation.num_bytes,
             },
         }
-        self._write(event, list(Lane).index(operation.lane))
+        self._write(event, process, self._lanes[operation.lane])
 
-    def _write(self, event: dict[str, Any], lane: int) -> None:
-        line = json.dumps({"pid": 1, "tid": lane, **event})
-        with self._lock:
-            self._file.write(line + ",\n")
-
-    def close(self) -> None:
-        self._file.write("{}]\n")
-        self._file.close()
+    def _write(self, event: dict[str, Any], process: int, lane: int) -> None:
+        self._file.write(json.dumps({"pid": process, "tid": lane, **event}) + ",\n")

@@ -174,7 +174,7 @@ def test_no_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_what_does_not_fit_is_refused(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench(config, "--cpu-memory", "9MiB") == 1
-    assert "The smallest plan needs" in capfd.readouterr().err
+    assert "The plan that lacks least needs" in capfd.readouterr().err
 
 
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
