@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,99 @@ def test_machines_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines] == ["machine", "t4", "laptop"]
 
 
+@pytest.mark.parametrize("objective", ["throughput", "rent", "electricity"])
+def test_the_best_machine_comes_first(objective: str, capsys: pytest.CaptureFixture[str]) -> None:
+    machines = ["t4", "h100", "rtx-4090"]
+    given = ["--model", "llama-3-8b", "--compare", *machines, "--objective", objective, "--json"]
+    assert plan(*given) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert sorted(record["machine"] for record in records) == sorted(machines)
+
+    def judged(record: dict[str, Any]) -> float:
+        if objective == "throughput":
+            return -float(record["new_tokens_per_s"])
+        costs = record["dollars_per_million_new_tokens"]
+        what = "rented" if objective == "rent" else "electricity"
+        return next(float(cost) for name, cost in costs.items() if what in name)
+
+    assert [judged(record) for record in records] == sorted(judged(record) for record in records)
+
+
+def test_what_each_technique_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "8GiB", "--explain"]
+    assert plan(*given, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    speeds = {name: own["new_tokens_per_s"] for name, own in record["without"].items() if own}
+    assert set(speeds) == {
+        "overlap",
+        "attention on the CPU",
+        "several micro-batches per sweep",
+        "the disk",
+        "row by row",
+    }
+    # Few block shapes are priced: what is left out may have cost nothing, or a little less.
+    assert max(speeds.values()) <= record["new_tokens_per_s"] * 1.02
+    assert speeds["row by row"] == min(speeds.values())
+    assert plan(*given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("without overlap") for line in lines)
+
+
+def test_a_frontier_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "frontier.png"
+    given = ["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "8GiB", "--json"]
+    assert plan(*given, "--frontier", str(path)) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    curves = json.loads(capsys.readouterr().out)["frontier"]
+    assert {"everything", "overlap", "row by row"} <= set(curves)
+    for points in curves.values():
+        for earlier, later in pairwise(points):
+            assert earlier["block_seconds"] < later["block_seconds"]
+            assert earlier["new_tokens_per_s"] < later["new_tokens_per_s"]
+    best = [max(own["new_tokens_per_s"] for own in points) for points in curves.values()]
+    assert best[0] >= max(best) * 0.95 and best[0] > best[-1]
+
+
+def test_a_plan_has_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    given = ["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "8GiB"]
+    assert plan(*given, "--trace", str(path)) == 0
+    events = [event for event in json.loads(path.read_text()) if event.get("ph") == "X"]
+    assert {"copy weights", "compute"} <= {event["name"] for event in events}
+    assert {event["pid"] for event in events} == {1} and min(e["ts"] for e in events) == 0
+    lanes: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        assert event["ts"] >= lanes.get(event["tid"], 0.0) - 1e-3  # one operation at a time
+        lanes[event["tid"]] = event["ts"] + event["dur"]
+
+
+def test_a_bound_on_latency_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "8GiB", "--json"]
+    given += ["--rows", "512"]
+    assert plan(*given) == 0
+    free = json.loads(capsys.readouterr().out)
+    bound = free["seconds"]["block"] / 2
+    assert plan(*given, "--max-latency", str(bound)) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["seconds"]["block"] <= bound
+    assert kept["new_tokens_per_s"] <= free["new_tokens_per_s"]
+    assert plan(*given, "--max-latency", "0.001") == 1
+    error = capsys.readouterr().err
+    assert "The least that was found is" in error and "Raise --max-latency to" in error
+
+
+def test_what_is_advised_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", "opt-6.7b", "--machine", "t4", "--weights", "40/60/0"]
+    budgets = ["--gpu-memory", "2GiB", "--cpu-memory", "6GiB"]
+    assert plan(*given, *budgets) == 1
+    error = capsys.readouterr().err
+    for flag in ("--gpu-memory", "--cpu-memory"):
+        found = re.search(rf"{flag} to (\d+MiB)", error)
+        assert found is not None, error
+        budgets[budgets.index(flag) + 1] = found[1]
+    assert plan(*given, *budgets) == 0
+
+
 def test_a_config_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "model_type": "llama",
@@ -96,6 +192,12 @@ def test_every_bundled_model_can_be_planned_for() -> None:
         (["--model", "opt-6.7b", "--machine", "t4", "--rows", "0"], ["num_rows=0"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--weights", "50/60/0"], ["Shares of"]),
         (["--model", "llama-3.1-405b", "--machine", "laptop"], ["The disk of laptop has"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--max-latency", "0"], ["above 0"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--cpu-attention", "120"], ["0 to 100"]),
+        (["--model", "opt-6.7b", "--machine", "laptop", "--cpu-attention", "50"], ["on the CPU"]),
+        (["--model", "opt-6.7b", "--compare", "t4", "l4", "--explain"], ["one machine"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--trace", "/no/dir/x"], ["cannot be written"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--frontier", "/no/dir/x"], ["be written"]),
     ],
 )
 def test_what_cannot_be_planned(

@@ -140,8 +140,9 @@ class Planner:
         """With large chunks, and with small ones where scratch memory is worth saving."""
         large, small = (replace(policy, chunk_tokens=tokens) for tokens in _CHUNKS)
         yield large
-        scratch = self.derive(large).geometry.workspace_bytes
-        if scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
+        plan = self.derive(large)
+        scratch = plan.geometry.workspace_bytes
+        if self._excess(plan) or scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
             yield small
 
     def shape(self, size: int, count: int) -> Policy:
