@@ -121,6 +121,14 @@ def make_cases(directory: Path) -> Iterator[Case]:
         weights_percent=(50.0, 50.0, 0.0),
         kv_percent=(0.0, 100.0, 0.0),
     )
+    yield on_device(
+        "a device on a slow link, attention on the CPU",
+        "1.5e9",
+        GIB,
+        weights_percent=(50.0, 50.0, 0.0),
+        kv_percent=(0.0, 100.0, 0.0),
+        cpu_attention_percent=100.0,
+    )
     yield on_device("a device, three tiers", "4e9", GIB, weights_percent=(20.0, 40.0, 40.0))
 
 
