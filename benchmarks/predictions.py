@@ -1,7 +1,8 @@
 """Predicted beside measured: policies of many kinds, each run after the machine is profiled.
 
 Random weights of two shapes, on the CPU and on the simulated device. The rates of a shared machine
-change by the minute, so it is profiled anew before every few policies. The last line is JSON.
+change by the minute, so it is profiled anew before every run, and medians of both are compared. The
+last line is JSON.
 
     python benchmarks/predictions.py
 """
@@ -120,6 +121,7 @@ def make_cases(directory: Path) -> Iterator[Case]:
         GIB,
         weights_percent=(50.0, 50.0, 0.0),
         kv_percent=(0.0, 100.0, 0.0),
+        cpu_attention_percent=0.0,
     )
     yield on_device(
         "a device on a slow link, attention on the CPU",
@@ -152,16 +154,16 @@ def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
     model_dir = directory / case.shape
     model_dir.mkdir(exist_ok=True)
     (model_dir / "config.json").write_text(json.dumps(SHAPES[case.shape]))
-    machine = profile(find_device("cpu"), directory, lambda _: None)
     predicted, measured = [], []
     for _ in range(repeats):
+        machine = profile(find_device("cpu"), directory, lambda _: None)
         with closing(build(case, model_dir, machine)) as engine:
             run(engine, case)
             assert engine.forecast is not None
             predicted.append(engine.forecast)
             measured.append(engine.meter)
-    place = sorted(range(repeats), key=lambda i: measured[i].seconds)[repeats // 2]
-    told, was = predicted[place], measured[place]
+    told = sorted(predicted, key=lambda own: own.seconds)[repeats // 2]
+    was = sorted(measured, key=lambda own: own.seconds)[repeats // 2]
     error = abs(told.seconds / was.seconds - 1)
     print(
         f"{case.name:36} predicted {told.prefill_s:6.2f} + {told.decode_s:6.2f} s, measured "

@@ -4,27 +4,29 @@
         for row in llm.generate(prompts, SamplingParams(max_tokens=64)):
             print(row.index, row.text)
 
-A call is a job without a journal: the same spool, the same checks, the same seeds per row. Knows no
-model code; torch is imported when the first row runs.
+A call is a job without a journal: the same spool, the same checks, the same seeds per row, the same
+plans from this machine's profile. Knows no model code; torch is imported when the first row runs.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 import operator
 import os
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from freight.entrypoints.model_source import find_model, open_tokenizer
+from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
@@ -37,6 +39,8 @@ from freight.runtime.request import Completion, SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
+
+_LOG: Final = logging.getLogger("freight")
 
 _MOST_ERRORS: Final = 3
 
@@ -94,7 +98,7 @@ class LLM:
             dummy_seed=0 if dummy_weights else None,
         )
         self._model_dir = find_model(os.fspath(model))
-        config = read_config(self._model_dir)
+        self._config = config = read_config(self._model_dir)
         self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
         self._running: weakref.WeakSet[Generator[Completion]] = weakref.WeakSet()
 
@@ -197,7 +201,10 @@ class LLM:
         waiting: dict[int, Completion] = {}
         next_index = 0
         workload = spool.workload(order)
-        engine = build_engine(self._model_dir, options=self._options, workload=workload)
+        work_s = nominal_s(self._config, workload)
+        machine = own_machine(self._options, self._model_dir, work_s, _LOG.info)
+        options = replace(self._options, machine=machine)
+        engine = build_engine(self._model_dir, options=options, workload=workload)
         with closing(engine):
             for completion in engine.run(spool.request(int(index)) for index in order):
                 waiting[completion.index] = completion

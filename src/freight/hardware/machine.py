@@ -21,6 +21,8 @@ TensorKind = Literal["weights", "kv", "activations"]
 
 LINKS: Final = ("disk read", "disk write", "host to device", "device to host")
 UNITS: Final = ("cpu", "gpu")
+_SLEEP_S: Final = 1e-4
+"""How much later than asked for a copy over a simulated link ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +31,8 @@ class ComputeUnit:
 
     ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
     memory. ``attention_flops`` is what attention over prompts reaches, per dtype;
-    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each.
+    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each, to which
+    ``attended_head_s`` comes for each row and key/value head, however few its keys.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
     ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
     a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
@@ -42,6 +45,7 @@ class ComputeUnit:
     products: Mapping[str, Curve]
     attention_flops: Mapping[str, float]
     attended_bytes_per_s: float
+    attended_head_s: float = 0.0
     call_s: float = 0.0
     sweep_s: float = 0.0
     is_inline: bool = False
@@ -54,6 +58,7 @@ class ComputeUnit:
         _require_above_0(what, rates)
         _require_from_0(what, memory_bytes=self.memory_bytes)
         _require_from_0(what, call_s=self.call_s, sweep_s=self.sweep_s)
+        _require_from_0(what, attended_head_s=self.attended_head_s)
 
     def nearest_dtype(self, dtype: str) -> str:
         """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or
@@ -152,6 +157,7 @@ class Machine:
             products={dtype: rate.scaled(factor) for dtype, rate in cpu.products.items()},
             attention_flops={d: rate * factor for d, rate in cpu.attention_flops.items()},
             attended_bytes_per_s=cpu.attended_bytes_per_s * factor,
+            attended_head_s=cpu.attended_head_s / factor,
         )
         links = {
             name: replace(
@@ -181,15 +187,24 @@ class Machine:
         """The same with a simulated device: the CPU once more, behind links of that rate."""
         cpu = self.units["cpu"]
         # Without a limit it copies as memory does: every byte is read and written.
-        link = Link(bytes_per_s=Curve.constant(bytes_per_s or cpu.memory_bytes_per_s / 2))
+        most = cpu.memory_bytes_per_s / 2
+        rate = min(bytes_per_s or most, most)
+        link = Link(bytes_per_s=Curve.constant(rate), latency_s=_SLEEP_S)
         device = replace(cpu, name="gpu", memory_bytes=memory_bytes, is_inline=True)
         half = Curve.constant(0.5)
-        shared = (("compute", "cpu attention"), ("cpu attention", "compute"))
+        # A copy takes one of the cores for as long as it would take without a limit.
+        left = Curve.constant(1.0 - 0.5 * rate / most)
+        shared = (
+            ("compute", "cpu attention", half),
+            ("cpu attention", "compute", half),
+            ("compute", "host to device", left),
+            ("compute", "device to host", left),
+        )
         return replace(
             self,
             beside=(
                 *self.beside,
-                *(Beside(part=part, other=other, share=half) for part, other in shared),
+                *(Beside(part=part, other=other, share=share) for part, other, share in shared),
             ),
             units={"cpu": cpu, "gpu": device},
             links={**self.links, "host to device": link, "device to host": link},

@@ -233,10 +233,13 @@ class Cost:
         spans = operation.batch.rows[-operation.num_delegated :]
         steps = [step for step in unit.steps if isinstance(step, Attend)]
         cpu = self.machine.units["cpu"]
-        return cpu.call_s + sum(
-            self._kv_bytes(step, _seen_keys(step, spans)) / cpu.attended_bytes_per_s
-            for step in steps
-        )
+        return cpu.call_s + sum(self._single_queries_s(step, spans, cpu) for step in steps)
+
+    def _single_queries_s(self, step: Attend, spans: Sequence[RowSpan], unit: ComputeUnit) -> float:
+        """Of rows with one query each, by the keys and values that they read."""
+        kv_bytes = self._kv_bytes(step, _seen_keys(step, spans))
+        heads = step.num_kv_heads * sum(span.num_new == 1 for span in spans)
+        return kv_bytes / unit.attended_bytes_per_s + heads * unit.attended_head_s
 
     def _kv_bytes(self, step: Attend, num_tokens: float) -> float:
         return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens
@@ -245,11 +248,8 @@ class Cost:
         """Prompts by arithmetic, single queries by the keys and values they read."""
         pairs = sum(_pairs(span, step.window) for span in spans if span.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
-        kv_bytes = self._kv_bytes(step, _seen_keys(step, spans))
-        return (
-            flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
-            + kv_bytes / self.unit.attended_bytes_per_s
-        )
+        prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
+        return prompts_s + self._single_queries_s(step, spans, self.unit)
 
     def _finish_s(self, batch: MicroBatch) -> float:
         """Tokens are chosen from the logits, in float32."""

@@ -21,11 +21,12 @@ from freight.quantities import GIB, KIB, MIB
 
 __all__ = ["DiskProbe"]
 
-_REQUESTS: Final = (16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
+_REQUESTS: Final = (4 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 _SCRATCH_BYTES: Final = 1 * GIB
 _RING_BYTES: Final = 128 * MIB
 _MOST_MOVED_BYTES: Final = 256 * MIB
-_MOST_REQUESTS: Final = 1500
+_MOST_REQUESTS: Final = 800
+_ROUNDS: Final = 3
 _STRIDE: Final = 97
 
 _Move = Callable[[int, memoryview], None]
@@ -56,21 +57,21 @@ class DiskProbe:
         return Link(bytes_per_s=self._rates(self._file.write))
 
     def _rates(self, move: _Move) -> Curve:
-        return Curve(points=tuple((float(size), self._rate(size, move)) for size in _REQUESTS))
+        """By request size, one after the other and again: a disk's rate changes by the second."""
+        rounds = [[self._rate(size, move, turn) for size in _REQUESTS] for turn in range(_ROUNDS)]
+        rates = [statistics.harmonic_mean(own) for own in zip(*rounds, strict=True)]
+        return Curve(points=tuple((float(n), r) for n, r in zip(_REQUESTS, rates, strict=True)))
 
-    def _rate(self, request: int, move: _Move) -> float:
+    def _rate(self, request: int, move: _Move, turn: int = 0) -> float:
         """Bytes per second; small requests far apart, large ones one after the other."""
         views = self._views(request)
         count = min(_MOST_MOVED_BYTES // request, _MOST_REQUESTS)
         stride = 1 if request >= MIB else _STRIDE
-        rates = []
-        for attempt in range(3):
-            started_s = time.perf_counter()
-            for i in range(count):
-                place = (attempt * count + i) * stride % (_SCRATCH_BYTES // request)
-                move(place * request, views[i % len(views)])
-            rates.append(count * request / (time.perf_counter() - started_s))
-        return statistics.median(rates)
+        started_s = time.perf_counter()
+        for i in range(count):
+            place = (turn * count + i) * stride % (_SCRATCH_BYTES // request)
+            move(place * request, views[i % len(views)])
+        return count * request / (time.perf_counter() - started_s)
 
     def _views(self, request: int) -> list[memoryview]:
         places = range(0, _RING_BYTES, request)

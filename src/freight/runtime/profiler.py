@@ -42,7 +42,8 @@ _MOST_SHARE: Final = 0.1
 _ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
-_LEAST_S: Final = 0.12
+_LEAST_S: Final = 0.06
+_ROUNDS: Final = 3
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Report = Callable[[str], None]
@@ -94,19 +95,29 @@ def _measure_unit(device: ComputeDevice, memory_bytes: int) -> ComputeUnit:
     where = device.torch_device
     fast = choose_dtype("auto", device)
     names = ["float32"] if fast == "float32" else ["bfloat16", "float32"]
-    products, attention = {}, {}
+    products, attention, passes = {}, {}, []
     for name in names:
         weights = _matrices(_DTYPES[name], where)
-        rates = [(float(n), _product_flops(weights, n, where)) for n in _ROWS]
-        products[name] = Curve(points=tuple(rates))
+        # Row by row and again: a shared machine is faster now and slower then.
+        rounds = []
+        for _ in range(_ROUNDS):
+            rounds.append([_product_s(weights, n, where) for n in _ROWS])
+            passes.append(_pass_bytes_per_s(_DTYPES[fast], where))
+        seconds = [statistics.median(own) for own in zip(*rounds, strict=True)]
+        flops = [2.0 * n * _WIDTH * _COLUMNS for n in _ROWS]
+        products[name] = Curve(
+            points=tuple((float(n), f / s) for n, f, s in zip(_ROWS, flops, seconds, strict=True))
+        )
         attention[name] = _prompt_attention_flops(_DTYPES[name], where)
+    attended, head_s = _attended(_DTYPES[fast], where)
     return ComputeUnit(
         name="cpu" if device.kind == "cpu" else "gpu",
         memory_bytes=memory_bytes,
-        memory_bytes_per_s=_pass_bytes_per_s(_DTYPES[fast], where),
+        memory_bytes_per_s=statistics.median(passes),
         products=products,
         attention_flops=attention,
-        attended_bytes_per_s=_attended_bytes_per_s(_DTYPES[fast], where),
+        attended_bytes_per_s=attended,
+        attended_head_s=head_s,
         call_s=_call_s(_DTYPES[fast], where),
         sweep_s=_sweep_s(where),
     )
@@ -122,11 +133,10 @@ def _cold_copies(num_bytes: int) -> int:
     return max(2, int(min(_COLD_BYTES, _MOST_SHARE * system_memory_bytes()) // num_bytes))
 
 
-def _product_flops(weights: Sequence[torch.Tensor], rows: int, where: torch.device) -> float:
+def _product_s(weights: Sequence[torch.Tensor], rows: int, where: torch.device) -> float:
     x = torch.rand(rows, _WIDTH, dtype=weights[0].dtype, device=where)
     out = torch.empty(rows, _COLUMNS, dtype=x.dtype, device=where)
-    seconds = _typical_s(lambda i: torch.mm(x, weights[i % len(weights)].t(), out=out), where)
-    return 2 * rows * _WIDTH * _COLUMNS / seconds
+    return _typical_s(lambda i: torch.mm(x, weights[i % len(weights)].t(), out=out), where)
 
 
 def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
@@ -159,11 +169,19 @@ def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
 
 
-def _attended_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
-    rows, tokens, heads, width = 64, 256, 32, 64
-    spans = [_span(i, 1, tokens - 1) for i in range(rows)]
-    seconds = _attend_s(spans, heads, heads // 4, width, dtype, where)
-    return 2 * rows * tokens * heads // 4 * width * dtype.itemsize / seconds
+def _attended(dtype: torch.dtype, where: torch.device) -> tuple[float, float]:
+    """Rows with one query: bytes of keys and values per second, and seconds for each row and
+    key/value head beside, from many keys and from few."""
+    rows, heads, width = 64, 32, 64
+    kv_heads = heads // 4
+    seconds = {}
+    for tokens in (16, 512):
+        spans = [_span(i, 1, tokens - 1) for i in range(rows)]
+        tries = [_attend_s(spans, heads, kv_heads, width, dtype, where) for _ in range(_ROUNDS)]
+        seconds[tokens] = statistics.median(tries)
+    token = 2 * rows * kv_heads * width * dtype.itemsize
+    rate = token * (512 - 16) / max(1e-9, seconds[512] - seconds[16])
+    return rate, max(0.0, seconds[16] - 16 * token / rate) / (rows * kv_heads)
 
 
 def _span(number: int, num_new: int, kv_len: int) -> RowSpan:
@@ -247,16 +265,16 @@ def _measure_beside(host: ComputeDevice, disk: DiskProbe) -> list[Beside]:
     weights = _matrices(dtype, host.torch_device)
     slowed, kept = [], []
     for rows in _BESIDE_ROWS:
-        alone = _product_flops(weights, rows, host.torch_device)
+        alone = _product_s(weights, rows, host.torch_device)
         alone_read = disk.read_rate()
         stop = Event()
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(disk.read_until, stop)
             beside = statistics.median(
-                _product_flops(weights, rows, host.torch_device) for _ in range(3)
+                _product_s(weights, rows, host.torch_device) for _ in range(_ROUNDS)
             )
             stop.set()
-        slowed.append((float(rows), min(1.0, beside / alone)))
+        slowed.append((float(rows), min(1.0, alone / beside)))
         kept.append(min(1.0, reading.result() / alone_read))
     share = Curve.constant(statistics.median(kept))
     return [
