@@ -181,7 +181,6 @@ def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
 
 
 def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
-    rows, prompt, new = case.rows, case.prompt, case.new
     return build_engine(
         model_dir,
         options=EngineOptions(
@@ -191,14 +190,19 @@ def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
             cpu_memory_bytes=8 * GIB + 512 * MIB,
             **case.options,
         ),
-        workload=Workload(
-            num_rows=rows,
-            max_prompt_tokens=prompt,
-            max_new_tokens=new,
-            max_total_tokens=prompt + new,
-            total_prompt_tokens=rows * prompt,
-            total_new_tokens=rows * new,
-        ),
+        workload=workload_of(case),
+    )
+
+
+def workload_of(case: Case) -> Workload:
+    rows, prompt, new = case.rows, case.prompt, case.new
+    return Workload(
+        num_rows=rows,
+        max_prompt_tokens=prompt,
+        max_new_tokens=new,
+        max_total_tokens=prompt + new,
+        total_prompt_tokens=rows * prompt,
+        total_new_tokens=rows * new,
     )
 
 

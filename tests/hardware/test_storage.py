@@ -27,7 +27,7 @@ UNITS = st.builds(
     memory_bytes_per_s=POSITIVE,
     products=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), CURVES),
     attention_flops=st.dictionaries(st.sampled_from(["bfloat16", "float32"]), POSITIVE),
-    attended_bytes_per_s=POSITIVE,
+    attended_bytes_per_s=CURVES,
     call_s=st.floats(0, 1),
     sweep_s=st.floats(0, 1),
 )

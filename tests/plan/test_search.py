@@ -119,7 +119,7 @@ def test_compute_that_waits_for_nothing_takes_its_products() -> None:
         machine.units["gpu"],
         memory_bytes_per_s=1e15,
         attention_flops={"float16": 1e18},
-        attended_bytes_per_s=1e15,
+        attended_bytes_per_s=Curve.constant(1e15),
         products={"float16": Curve.constant(1e13)},
         call_s=0.0,
         sweep_s=0.0,

@@ -28,7 +28,7 @@ MACHINE = Machine(
             memory_bytes_per_s=1e10,
             products={"float32": Curve.constant(1e11), "bfloat16": Curve.constant(1e12)},
             attention_flops={"float32": 1e11, "bfloat16": 1e11},
-            attended_bytes_per_s=5e9,
+            attended_bytes_per_s=Curve.constant(5e9),
         )
     },
     links={

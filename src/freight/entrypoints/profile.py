@@ -87,7 +87,8 @@ def describe_machine(machine: Machine) -> Iterator[str]:
             yield f"  {dtype} products: TFLOP/s {rows} rows"
             attention = unit.attention_flops[dtype] / 1e12
             yield f"  {dtype} attention of prompts: {attention:.3g} TFLOP/s"
-        yield f"  keys and values read by new tokens: {unit.attended_bytes_per_s / 1e9:.1f} GB/s"
+        attended = unit.attended_bytes_per_s.at(4) / 1e9
+        yield f"  keys and values read by new tokens: {attended:.1f} GB/s"
     for name, link in machine.links.items():
         rates_text = ", ".join(
             f"{rate / 1e9:.2f} at {format_bytes(size)}" for size, rate in link.bytes_per_s.points

@@ -31,8 +31,9 @@ class ComputeUnit:
 
     ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
     memory. ``attention_flops`` is what attention over prompts reaches, per dtype;
-    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each, to which
-    ``attended_head_s`` comes for each row and key/value head, however few its keys.
+    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each, by the
+    number of query heads that share a key head; ``attended_head_s`` comes to that for each row and
+    key head, however few its keys.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
     ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
     a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
@@ -44,7 +45,7 @@ class ComputeUnit:
     memory_bytes_per_s: float
     products: Mapping[str, Curve]
     attention_flops: Mapping[str, float]
-    attended_bytes_per_s: float
+    attended_bytes_per_s: Curve
     attended_head_s: float = 0.0
     call_s: float = 0.0
     sweep_s: float = 0.0
@@ -54,7 +55,6 @@ class ComputeUnit:
         what = f"The unit {self.name!r}"
         rates = {f"attention_flops.{dtype}": rate for dtype, rate in self.attention_flops.items()}
         rates["memory_bytes_per_s"] = self.memory_bytes_per_s
-        rates["attended_bytes_per_s"] = self.attended_bytes_per_s
         _require_above_0(what, rates)
         _require_from_0(what, memory_bytes=self.memory_bytes)
         _require_from_0(what, call_s=self.call_s, sweep_s=self.sweep_s)
@@ -156,7 +156,7 @@ class Machine:
             memory_bytes_per_s=cpu.memory_bytes_per_s * factor,
             products={dtype: rate.scaled(factor) for dtype, rate in cpu.products.items()},
             attention_flops={d: rate * factor for d, rate in cpu.attention_flops.items()},
-            attended_bytes_per_s=cpu.attended_bytes_per_s * factor,
+            attended_bytes_per_s=cpu.attended_bytes_per_s.scaled(factor),
             attended_head_s=cpu.attended_head_s / factor,
         )
         links = {

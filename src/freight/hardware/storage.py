@@ -99,8 +99,11 @@ def _machine(record: Mapping[str, Any]) -> Machine:
 
 
 def _unit(name: str, record: Mapping[str, Any]) -> ComputeUnit:
-    products = {dtype: as_curve(rate) for dtype, rate in record["products"].items()}
-    return _make(ComputeUnit, {"name": name, **record, "products": products})
+    rates = {
+        "products": {dtype: as_curve(rate) for dtype, rate in record["products"].items()},
+        "attended_bytes_per_s": as_curve(record["attended_bytes_per_s"]),
+    }
+    return _make(ComputeUnit, {"name": name, **record, **rates})
 
 
 def _link(record: Mapping[str, Any]) -> Link:

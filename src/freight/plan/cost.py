@@ -239,7 +239,8 @@ class Cost:
         """Of rows with one query each, by the keys and values that they read."""
         kv_bytes = self._kv_bytes(step, _seen_keys(step, spans))
         heads = step.num_kv_heads * sum(span.num_new == 1 for span in spans)
-        return kv_bytes / unit.attended_bytes_per_s + heads * unit.attended_head_s
+        rate = unit.attended_bytes_per_s.at(step.num_heads / step.num_kv_heads)
+        return kv_bytes / rate + heads * unit.attended_head_s
 
     def _kv_bytes(self, step: Attend, num_tokens: float) -> float:
         return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens

@@ -8,9 +8,8 @@ previous one are stored. Waits are between operations: each lists those of other
 What a router has chosen is asked for after its last computation has been taken; until then nothing
 of its experts is issued.
 
-Where the CPU attends some rows (``delegation``), an attention unit begins for all micro-batches
-before it is finished for any, and the unit after it follows micro-batch by micro-batch where the
-ring holds both: the CPU then has work for as long as there is any.
+In which order a sweep's computations come is said in ``steps``, what the CPU attends meanwhile in
+``delegation``.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from freight.plan.delegation import Delegation, attended_home
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import Scoreboard, read, write
+from freight.plan.steps import Step, steps_of
 from freight.plan.sweep import BatchWork, StreamModel, Sweep
 from freight.plan.weight_stream import WeightStream
 
@@ -58,29 +58,13 @@ def _nothing_chosen(k: int) -> Collection[int]:
     raise AssertionError("a model with experts needs to be asked what was chosen")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
-    """A computation of a unit for one micro-batch, the whole of it or a part.
-
-    ``num_turns`` are left, this one included, until loads can be issued that are not possible yet.
-    ``is_first`` is a unit's first; units before ``oldest`` are not needed again.
-    """
-
-    unit: int
-    work: BatchWork
-    num_turns: int
-    is_first: bool
-    oldest: int
-    part: Literal["whole", "begin", "finish"] = "whole"
-
-
 _KINDS: Final = {
     "whole": Kind.COMPUTE,
     "begin": Kind.BEGIN_ATTENTION,
     "finish": Kind.FINISH_ATTENTION,
 }
 
-_Run = Generator[Operation, None, _Step | None]
+_Run = Generator[Operation, None, Step | None]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +88,7 @@ class _Stream:
 
     def run(self, sweeps: Iterator[Sweep]) -> Iterator[Operation]:
         for sweep in sweeps:
-            steps = self.steps(sweep)
+            steps = steps_of(sweep, self.model, self.chosen, self.weights.choose)
             step = next(steps, None)
             yield from self.begin_delegation(sweep)
             if step is not None:
@@ -112,53 +96,6 @@ class _Stream:
                 yield from self.load_activations(sweep.index, step)
             while step is not None:
                 step = yield from self.run_step(sweep.index, step, steps)
-
-    def steps(self, sweep: Sweep) -> Iterator[_Step]:
-        """The computations of a sweep, asked for one by one: experts are chosen on the way."""
-        choices: dict[int, Collection[int]] = {}
-        is_done = False
-        for unit, own in enumerate(self.model.units):
-            works = sweep.works
-            if own.expert is not None:
-                works = tuple(w for w in works if own.expert in choices[w.batch.index])
-            if is_done:
-                is_done = False
-                continue
-            if own.kind == "attention" and any(work.delegated for work in works):
-                is_done = self.goes_together(unit)
-                yield from self.delegated_steps(unit, works, together=is_done)
-                continue
-            for turn, work in enumerate(works):
-                left = len(works) - turn
-                yield _Step(unit=unit, work=work, num_turns=left, is_first=turn == 0, oldest=unit)
-            if own.kind == "router":
-                assert own.layer is not None
-                choices = {w.batch.index: self.chosen(w.batch.index) for w in works}
-                together = {expert for few in choices.values() for expert in few}
-                self.weights.choose(sweep.index, own.layer, together)
-
-    def goes_together(self, unit: int) -> bool:
-        """Whether the unit after this one may follow micro-batch by micro-batch."""
-        units = self.model.units
-        return units[unit + 1].kind == "mlp" and self.model.fit_together(unit)
-
-    def delegated_steps(
-        self, unit: int, works: tuple[BatchWork, ...], *, together: bool
-    ) -> Iterator[_Step]:
-        """All micro-batches up to their queries; then each from what the CPU has attended."""
-        count = len(works)
-        step = partial(_Step, oldest=unit)
-        for turn, work in enumerate(works):
-            part: Literal["whole", "begin"] = "begin" if work.delegated else "whole"
-            left = 2 * count - turn
-            yield step(unit=unit, work=work, num_turns=left, is_first=turn == 0, part=part)
-        for turn, work in enumerate(works):
-            left = (1 + together) * (count - turn)
-            if work.delegated:
-                yield step(unit=unit, work=work, num_turns=left, is_first=False, part="finish")
-            if together:
-                left = max(1, left - 1)
-                yield step(unit=unit + 1, work=work, num_turns=left, is_first=turn == 0)
 
     def begin_delegation(self, sweep: Sweep) -> Iterator[Operation]:
         turns = [
@@ -170,7 +107,7 @@ class _Stream:
         ]
         yield from self.delegation.begin(sweep.index, turns)
 
-    def run_step(self, sweep: int, step: _Step, steps: Iterator[_Step]) -> _Run:
+    def run_step(self, sweep: int, step: Step, steps: Iterator[Step]) -> _Run:
         """Operations around one computation; returns the next step."""
         unit, work = step.unit, step.work
         if step.is_first:
@@ -200,7 +137,7 @@ class _Stream:
             yield from self.load_activations(sweep, following)
         return following
 
-    def go_on_delegating(self, step: _Step) -> Iterator[Operation]:
+    def go_on_delegating(self, step: Step) -> Iterator[Operation]:
         layer = self.model.units[step.unit].layer
         if step.part == "begin":
             assert layer is not None
@@ -210,7 +147,7 @@ class _Stream:
 
     # -- KV cache ----------------------------------------------------------------------------
 
-    def load_kv(self, sweep: int, step: _Step) -> Iterator[Operation]:
+    def load_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Fetch what the offloaded rows' keys and values are so far into a slot."""
         unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
@@ -250,11 +187,11 @@ class _Stream:
             num_bytes=moved,
         )
 
-    def passes_kv(self, step: _Step) -> bool:
+    def passes_kv(self, step: Step) -> bool:
         is_attention = self.model.units[step.unit].kind == "attention"
         return is_attention and step.part != "finish" and step.work.kv_slot_bytes > 0
 
-    def store_kv(self, sweep: int, step: _Step) -> Iterator[Operation]:
+    def store_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
         unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
@@ -298,7 +235,7 @@ class _Stream:
 
     # -- activations -------------------------------------------------------------------------
 
-    def load_activations(self, sweep: int, step: _Step) -> Iterator[Operation]:
+    def load_activations(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Fetch the offloaded rows of the residual stream; for the embedding, of the table."""
         unit, work = step.unit, step.work
         kind = self.model.units[unit].kind
@@ -361,7 +298,7 @@ class _Stream:
             yield make(kind, lane, accesses, slot=slot, source_slot=source)
             self.embedding_slots[k] = slot
 
-    def store_activations(self, sweep: int, step: _Step) -> Iterator[Operation]:
+    def store_activations(self, sweep: int, step: Step) -> Iterator[Operation]:
         unit, work = step.unit, step.work
         if self.model.units[unit].kind == "head" or not work.activation_slot_bytes:
             return
@@ -398,7 +335,7 @@ class _Stream:
 
     # -- computation -------------------------------------------------------------------------
 
-    def compute(self, sweep: int, step: _Step) -> Operation:
+    def compute(self, sweep: int, step: Step) -> Operation:
         unit, work = step.unit, step.work
         model_unit, k = self.model.units[unit], work.batch.index
         accesses: list[Access] = []
@@ -436,7 +373,7 @@ class _Stream:
             num_delegated=0 if work.delegated is None else work.delegated.num_rows,
         )
 
-    def delegated_accesses(self, sweep: int, step: _Step) -> list[Access]:
+    def delegated_accesses(self, sweep: int, step: Step) -> list[Access]:
         k = step.work.batch.index
         if step.part == "begin":
             return [
@@ -454,7 +391,7 @@ class _Stream:
             return self.embedding_slots.pop(k, -1)
         return self.kv_slots.get(k, -1) if kind == "attention" else -1
 
-    def activation_accesses(self, sweep: int, step: _Step) -> list[Access]:
+    def activation_accesses(self, sweep: int, step: Step) -> list[Access]:
         unit, work = step.unit, step.work
         k = work.batch.index
         if self.is_late_head(unit):

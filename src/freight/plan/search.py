@@ -360,7 +360,8 @@ class _Terms:
         seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
         if self.near == "gpu":
-            attended_s = kv_in / self.machine.units["cpu"].attended_bytes_per_s
+            rate = self.machine.units["cpu"].attended_bytes_per_s
+            attended_s = kv_in / rate.at(config.num_heads / config.num_kv_heads)
             answers = self.rows * config.num_layers * config.attended_bytes_per_token(size)
             of_rows = {
                 "cpu attention": attended_s,

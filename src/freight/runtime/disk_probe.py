@@ -5,7 +5,6 @@ Knows no units and no links; what it finds are two links of a machine.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ _SCRATCH_BYTES: Final = 1 * GIB
 _RING_BYTES: Final = 128 * MIB
 _MOST_MOVED_BYTES: Final = 256 * MIB
 _MOST_REQUESTS: Final = 800
-_ROUNDS: Final = 3
 _STRIDE: Final = 97
 
 _Move = Callable[[int, memoryview], None]
@@ -39,6 +37,7 @@ class DiskProbe:
         self._file: DirectFile = create_scratch(directory, _SCRATCH_BYTES, Traffic())
         self._memory = host_arena(_RING_BYTES).take(_RING_BYTES, "profile")
         self._memory.random_(0, 256)
+        self._turn = 0
 
     def __enter__(self) -> DiskProbe:
         for place in range(0, _SCRATCH_BYTES, _RING_BYTES):
@@ -57,19 +56,18 @@ class DiskProbe:
         return Link(bytes_per_s=self._rates(self._file.write))
 
     def _rates(self, move: _Move) -> Curve:
-        """By request size, one after the other and again: a disk's rate changes by the second."""
-        rounds = [[self._rate(size, move, turn) for size in _REQUESTS] for turn in range(_ROUNDS)]
-        rates = [statistics.harmonic_mean(own) for own in zip(*rounds, strict=True)]
-        return Curve(points=tuple((float(n), r) for n, r in zip(_REQUESTS, rates, strict=True)))
+        """By request size; other places in the file every time."""
+        self._turn += 1
+        return Curve(points=tuple((float(size), self._rate(size, move)) for size in _REQUESTS))
 
-    def _rate(self, request: int, move: _Move, turn: int = 0) -> float:
+    def _rate(self, request: int, move: _Move) -> float:
         """Bytes per second; small requests far apart, large ones one after the other."""
         views = self._views(request)
         count = min(_MOST_MOVED_BYTES // request, _MOST_REQUESTS)
         stride = 1 if request >= MIB else _STRIDE
         started_s = time.perf_counter()
         for i in range(count):
-            place = (turn * count + i) * stride % (_SCRATCH_BYTES // request)
+            place = (self._turn * count + i) * stride % (_SCRATCH_BYTES // request)
             move(place * request, views[i % len(views)])
         return count * request / (time.perf_counter() - started_s)
 

@@ -12,18 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.memory.activations import gather, scatter
+from freight.memory.activations import scatter
 from freight.memory.kv_cache import staged_pairs
-from freight.memory.transfer import Link
-from freight.model.attention import KVView, append, attend
+from freight.memory.transfer import Link, host_view
+from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
 from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit
-from freight.model.programme import Attend, Embed, Programme, Unit
-from freight.model.workspace import Workspace
+from freight.model.programme import Embed, Programme, Unit
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
+from freight.runtime.borrowed_rows import BorrowedRows
+from freight.runtime.cpu_attention import CPUAttention, attend_step
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
 from freight.runtime.scores import Scores
@@ -57,13 +58,23 @@ class Performer:
         self._activations = placement.activations
         self._buffers = placement.buffers
         self._workspace = placement.workspace
-        self._host_workspace = placement.host_workspace
         self._head = Head(self._policy, buffers=self._buffers, workspace=self._workspace)
         self._batches = batches
         self._to_device = to_device
         self._from_device = from_device
         self._finish = finish
+        self._cpu_attention = CPUAttention(
+            config,
+            dtype=self._activations.dtype,
+            page_tokens=self._policy.page_tokens,
+            kv_cache=self._kv,
+            buffers=self._buffers,
+            workspace=placement.host_workspace,
+            to_device=to_device,
+            from_device=from_device,
+        )
         self._on_device = self._policy.compute_tier == "gpu"
+        self._staging = [host_view(slot) for slot in self._buffers.weight_staging]
         self._routes: dict[int, Routes] = {}
         self._work: Final[Mapping[Kind, Callable[[Operation], NewTokens | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
@@ -81,16 +92,19 @@ class Performer:
             Kind.WRITE_HIDDEN: self._write_activations,
             Kind.COMPUTE: self._compute,
             Kind.BEGIN_ATTENTION: self._begin_attention,
-            Kind.COPY_QUERIES: self._copy_queries,
-            Kind.READ_DELEGATED: self._read_delegated,
-            Kind.ATTEND: self._attend_on_cpu,
-            Kind.WRITE_DELEGATED: self._write_delegated,
-            Kind.COPY_ATTENDED: self._copy_attended,
+            Kind.COPY_QUERIES: self._delegate,
+            Kind.READ_DELEGATED: self._delegate,
+            Kind.ATTEND: self._delegate,
+            Kind.WRITE_DELEGATED: self._delegate,
+            Kind.COPY_ATTENDED: self._delegate,
             Kind.FINISH_ATTENTION: self._finish_attention,
         }
 
     def perform(self, operation: Operation) -> NewTokens | None:
         """The operation's work; new tokens after the last computation of a micro-batch."""
+        if operation.kind is Kind.READ_WEIGHTS:
+            self._read_weights(operation)
+            return None
         with torch.inference_mode():
             return self._work[operation.kind](operation)
 
@@ -108,11 +122,9 @@ class Performer:
     def _read_weights(self, operation: Operation) -> None:
         piece = self._weights.piece(operation.unit, operation.piece)
         if self._on_device:
-            into = self._buffers.weight_staging[operation.slot, : piece.num_bytes]
+            self._weights.read(piece, self._staging[operation.slot][: piece.num_bytes])
         else:
-            slot = self._weights.slot(operation.slot)
-            into = slot[piece.slot_offset : piece.slot_offset + piece.num_bytes]
-        self._weights.read(piece, into)
+            self._weights.read_into_slot(piece, operation.slot)
 
     def _copy_weights(self, operation: Operation) -> None:
         piece = self._weights.piece(operation.unit, operation.piece)
@@ -294,6 +306,14 @@ class Performer:
                 )
                 run_unit(unit, frame)
 
+    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[torch.Tensor, KVView]]:
+        kv = []
+        if chunk.near is not None:
+            kv.append((self._cpu_attention.pages(self._kv.pools["compute"][layer]), chunk.near))
+        if chunk.slot is not None:
+            kv.append((self._cpu_attention.pages(self._buffers.kv_slot[slot]), chunk.slot))
+        return kv
+
     # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
 
     def _begin_attention(self, operation: Operation) -> None:
@@ -301,20 +321,18 @@ class Performer:
         unit, _ = self._programme.units[operation.unit].halves()
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._activation_parts(operation, prepared)
-        attended = self._attended(prepared)
-        targets = self._delegated(self._buffers.delegated, prepared)
+        attended = self._cpu_attention.attended(prepared)
+        targets = self._cpu_attention.queries(prepared)
         for chunk in prepared.chunks:
             with self._rows_of(parts, chunk.start, chunk.end) as x:
                 first, place = chunk.first_delegated, chunk.delegated_place
                 count = chunk.end - chunk.start - first
                 q, k, v = (target[place : place + count] for target in targets)
+                out = attend_step(unit).out
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={
-                        **self._carried(x),
-                        _step_of(unit).out: attended[chunk.start : chunk.end],
-                    },
+                    values={**self._carried(x), out: attended[chunk.start : chunk.end]},
                     cos=prepared.cos[chunk.start : chunk.end],
                     sin=prepared.sin[chunk.start : chunk.end],
                     kv=self._pools(self._layer(operation), chunk, operation.source_slot),
@@ -322,98 +340,38 @@ class Performer:
                 )
                 run_unit(unit, frame)
 
-    def _copy_queries(self, operation: Operation) -> None:
-        k, num_bytes = self._prepared(operation).batch.index, operation.num_bytes
-        source = self._buffers.delegated[k, :num_bytes]
-        self._from_device.move([(source, self._buffers.delegated_on_cpu[k, :num_bytes])])
-
-    def _read_delegated(self, operation: Operation) -> None:
-        rows = self._prepared(operation).delegated
-        assert rows is not None
-        slot = self._buffers.delegated_kv[operation.slot]
-        self._kv.read_disk(self._layer(operation), rows.passage, slot)
-
-    def _attend_on_cpu(self, operation: Operation) -> None:
-        """Single queries over keys where they are; the answers take the queries' place."""
-        prepared = self._prepared(operation)
-        rows = prepared.delegated
-        assert rows is not None
-        step = _step_of(self._programme.units[operation.unit])
-        q, k, v = self._delegated(self._buffers.delegated_on_cpu, prepared)
-        pools = []
-        if rows.on_cpu is not None:
-            pools.append((self._kv.pools["cpu"][self._layer(operation)], rows.on_cpu))
-        if rows.on_disk is not None:
-            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk))
-        for pool, view in pools:
-            pages = self._pages(pool)
-            append(pages, view, k, v)
-            attend(step, q, pages, view, q, self._host_workspace)
-
-    def _write_delegated(self, operation: Operation) -> None:
-        rows = self._prepared(operation).delegated
-        assert rows is not None
-        slot = self._buffers.delegated_kv[operation.source_slot]
-        self._kv.write_disk(self._layer(operation), rows.passage, slot)
-
-    def _copy_attended(self, operation: Operation) -> None:
-        k, num_bytes = self._prepared(operation).batch.index, operation.num_bytes
-        source = self._buffers.delegated_on_cpu[k, :num_bytes]
-        self._to_device.move([(source, self._buffers.delegated[k, :num_bytes])])
+    def _delegate(self, operation: Operation) -> None:
+        own, prepared = self._cpu_attention, self._prepared(operation)
+        layer = self._layer(operation)
+        match operation.kind:
+            case Kind.COPY_QUERIES:
+                own.copy_queries(operation, prepared)
+            case Kind.READ_DELEGATED:
+                own.read(operation, layer, prepared)
+            case Kind.ATTEND:
+                step = attend_step(self._programme.units[operation.unit])
+                own.attend(operation, layer, prepared, step)
+            case Kind.WRITE_DELEGATED:
+                own.write(operation, layer, prepared)
+            case _:
+                own.copy_attended(operation, prepared)
 
     def _finish_attention(self, operation: Operation) -> None:
         prepared = self._prepared(operation)
         unit = self._programme.units[operation.unit]
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._activation_parts(operation, prepared)
-        attended = self._attended(prepared)
-        q, _, _ = self._delegated(self._buffers.delegated, prepared)
-        attended[len(attended) - len(q) :].copy_(q.view(len(q), -1))
+        attended = self._cpu_attention.attended(prepared)
+        found, _, _ = self._cpu_attention.queries(prepared)
+        attended[len(attended) - len(found) :].copy_(found.view(len(found), -1))
         for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
             with self._rows_of(parts, start, end) as x:
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={**self._carried(x), _step_of(unit).out: attended[start:end]},
+                    values={**self._carried(x), attend_step(unit).out: attended[start:end]},
                 )
                 run_unit(unit.halves()[1], frame)
-
-    def _attended(self, prepared: PreparedBatch) -> torch.Tensor:
-        """What all tokens of a micro-batch have attended, [T, N·H]."""
-        count, width = prepared.batch.num_tokens, self._config.num_heads * self._config.head_dim
-        dtype = self._activations.dtype
-        used = self._buffers.attended[prepared.batch.index, : count * width * dtype.itemsize]
-        return used.view(dtype).view(count, width)
-
-    def _delegated(
-        self, buffer: torch.Tensor, prepared: PreparedBatch
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [n, N, H], keys and values [n, K, H] of the rows that the CPU attends."""
-        assert prepared.delegated is not None
-        count, dtype = prepared.delegated.num_rows, self._activations.dtype
-        config = self._config
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        own = buffer[prepared.batch.index].view(dtype)
-        ends = [count * config.head_dim * sum(heads[: place + 1]) for place in range(3)]
-        q, k, v = (
-            own[end - count * num * config.head_dim : end].view(count, num, config.head_dim)
-            for end, num in zip(ends, heads, strict=True)
-        )
-        return q, k, v
-
-    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[torch.Tensor, KVView]]:
-        kv = []
-        if chunk.near is not None:
-            kv.append((self._pages(self._kv.pools["compute"][layer]), chunk.near))
-        if chunk.slot is not None:
-            kv.append((self._pages(self._buffers.kv_slot[slot]), chunk.slot))
-        return kv
-
-    def _pages(self, pool: torch.Tensor) -> torch.Tensor:
-        """uint8 [P, page bytes] as [P, 2, K, page, H]."""
-        config = self._config
-        shape = (-1, 2, config.num_kv_heads, self._policy.page_tokens, config.head_dim)
-        return pool.view(self._activations.dtype).view(shape)
 
     def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         """An MLP, or a router, which leaves what it chose in the batch's routes."""
@@ -479,45 +437,8 @@ class Performer:
 
     def _rows_of(
         self, parts: Sequence[tuple[int, torch.Tensor]], start: int, end: int
-    ) -> _BorrowedRows:
-        return _BorrowedRows(parts, start, end, self._workspace)
-
-
-class _BorrowedRows:
-    """Tokens ``start`` to ``end`` as one tensor: in place where they lie together, else a copy
-    that is written back."""
-
-    def __init__(
-        self,
-        parts: Sequence[tuple[int, torch.Tensor]],
-        start: int,
-        end: int,
-        workspace: Workspace,
-    ) -> None:
-        self._parts = list(parts)
-        self._start, self._end = start, end
-        self._frame = workspace.frame()
-        self._workspace = workspace
-        self._copy: torch.Tensor | None = None
-
-    def __enter__(self) -> torch.Tensor:
-        self._frame.__enter__()
-        for first, rows in self._parts:
-            if first <= self._start and self._end <= first + rows.shape[0]:
-                return rows[self._start - first : self._end - first]
-        columns, dtype = self._parts[0][1].shape[1], self._parts[0][1].dtype
-        self._copy = self._workspace.take(self._end - self._start, columns, dtype=dtype)
-        gather(self._parts, self._start, self._copy)
-        return self._copy
-
-    def __exit__(self, *exception: object) -> None:
-        if self._copy is not None and exception[0] is None:
-            scatter(self._parts, self._start, self._copy)
-        self._frame.__exit__(None, None, None)
-
-
-def _step_of(unit: Unit) -> Attend:
-    return next(step for step in unit.steps if isinstance(step, Attend))
+    ) -> BorrowedRows:
+        return BorrowedRows(parts, start, end, self._workspace)
 
 
 def _ranges(total: int, step: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -44,6 +44,7 @@ _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _LEAST_S: Final = 0.06
 _ROUNDS: Final = 3
+_SHARING: Final = (1, 4, 8)
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Report = Callable[[str], None]
@@ -52,31 +53,54 @@ _Report = Callable[[str], None]
 def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     """Measure the machine; the disk is the one that ``directory`` is on. Takes under a minute.
 
-    ``report`` is told in a few words what is being measured. BudgetError where the disk has no room
-    for a scratch file of 1 GiB.
+    All is measured in turn, three times, and the medians count: a shared machine is faster now and
+    slower a few seconds later. ``report`` is told in a few words what is being measured.
+    BudgetError where the disk has no room for a scratch file of 1 GiB.
     """
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
-    report("disk")
+    reads, writes, beside, units, links = [], [], [], [], []
+    report("a scratch file")
     with DiskProbe(directory) as disk:
-        links = {"disk read": disk.measure_reads(), "disk write": disk.measure_writes()}
-        report("products and attention on the CPU")
-        units = {"cpu": _measure_unit(host, system_memory_bytes())}
-        report("products beside the disk")
-        beside = _measure_beside(host, disk)
-    if device.kind == "cuda":
-        report("products and attention on the GPU")
-        units["gpu"] = _measure_unit(device, device.room_bytes(None))
-        report("links to the GPU")
-        links |= _measure_links(device)
+        cpu = _UnitProbe(host)
+        gpu = _UnitProbe(device) if device.kind == "cuda" else None
+        for turn in range(1, _ROUNDS + 1):
+            report(f"disk, products and attention, {turn} of {_ROUNDS}")
+            reads.append(disk.measure_reads())
+            writes.append(disk.measure_writes())
+            units.append(cpu.measure())
+            beside.append(_measure_beside(cpu, disk))
+            if gpu is not None:
+                report(f"the GPU and its links, {turn} of {_ROUNDS}")
+                links.append((gpu.measure(), _measure_links(device)))
+    found = {"disk read": _median_link(reads), "disk write": _median_link(writes)}
+    computing = {"cpu": cpu.unit(units, system_memory_bytes())}
+    if gpu is not None:
+        computing["gpu"] = gpu.unit([own for own, _ in links], device.room_bytes(None))
+        found |= {
+            name: _median_link([own[name] for _, own in links])
+            for name in ("host to device", "device to host")
+        }
     stat = os.statvfs(directory)
     return Machine(
         name=platform.node() or "this machine",
         description=f"measured on {time.strftime('%Y-%m-%d')}",
-        units=units,
-        links=links,
-        beside=tuple(beside),
+        units=computing,
+        links=found,
+        beside=tuple(_median_beside(beside)),
         disk_bytes=stat.f_bavail * stat.f_frsize,
         host=identify_host(device),
+    )
+
+
+def _median_link(rounds: Sequence[Link]) -> Link:
+    """Of links that were measured at the same sizes."""
+    return Link(bytes_per_s=_median_curve([own.bytes_per_s for own in rounds]))
+
+
+def _median_curve(rounds: Sequence[Curve]) -> Curve:
+    sizes = [size for size, _ in rounds[0].points]
+    return Curve(
+        points=tuple((size, statistics.median(own.at(size) for own in rounds)) for size in sizes)
     )
 
 
@@ -91,36 +115,55 @@ def identify_host(device: ComputeDevice) -> dict[str, str]:
 # -- compute units -----------------------------------------------------------------------------
 
 
-def _measure_unit(device: ComputeDevice, memory_bytes: int) -> ComputeUnit:
-    where = device.torch_device
-    fast = choose_dtype("auto", device)
-    names = ["float32"] if fast == "float32" else ["bfloat16", "float32"]
-    products, attention, passes = {}, {}, []
-    for name in names:
-        weights = _matrices(_DTYPES[name], where)
-        # Row by row and again: a shared machine is faster now and slower then.
-        rounds = []
-        for _ in range(_ROUNDS):
-            rounds.append([_product_s(weights, n, where) for n in _ROWS])
-            passes.append(_pass_bytes_per_s(_DTYPES[fast], where))
-        seconds = [statistics.median(own) for own in zip(*rounds, strict=True)]
-        flops = [2.0 * n * _WIDTH * _COLUMNS for n in _ROWS]
-        products[name] = Curve(
-            points=tuple((float(n), f / s) for n, f, s in zip(_ROWS, flops, seconds, strict=True))
+class _UnitProbe:
+    """A processor and what is run on it. Of a round's measurements each has a name."""
+
+    def __init__(self, device: ComputeDevice) -> None:
+        self.where = device.torch_device
+        self.fast = choose_dtype("auto", device)
+        self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
+        self.weights = {name: _matrices(_DTYPES[name], self.where) for name in self.names}
+        self._name = "cpu" if device.kind == "cpu" else "gpu"
+
+    def measure(self) -> dict[str, float]:
+        where, fast = self.where, _DTYPES[self.fast]
+        found = {
+            f"{name} {rows}": 2.0 * rows * _WIDTH * _COLUMNS / self.product_s(name, rows)
+            for name in self.names
+            for rows in _ROWS
+        }
+        found |= {
+            f"{name} attention": _prompt_attention_flops(_DTYPES[name], where)
+            for name in self.names
+        }
+        found["pass"] = _pass_bytes_per_s(fast, where)
+        for sharing in _SHARING:
+            found[f"attended {sharing}"], head_s = _attended(sharing, fast, where)
+            found["head"] = min(head_s, found.get("head", head_s))
+        found["call"], found["sweep"] = _call_s(fast, where), _sweep_s(where)
+        return found
+
+    def product_s(self, name: str, rows: int) -> float:
+        return _product_s(self.weights[name], rows, self.where)
+
+    def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
+        found = {name: statistics.median(own[name] for own in rounds) for name in rounds[0]}
+        return ComputeUnit(
+            name=self._name,
+            memory_bytes=memory_bytes,
+            memory_bytes_per_s=found["pass"],
+            products={
+                name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in _ROWS))
+                for name in self.names
+            },
+            attention_flops={name: found[f"{name} attention"] for name in self.names},
+            attended_bytes_per_s=Curve(
+                points=tuple((float(n), found[f"attended {n}"]) for n in _SHARING)
+            ),
+            attended_head_s=found["head"],
+            call_s=found["call"],
+            sweep_s=found["sweep"],
         )
-        attention[name] = _prompt_attention_flops(_DTYPES[name], where)
-    attended, head_s = _attended(_DTYPES[fast], where)
-    return ComputeUnit(
-        name="cpu" if device.kind == "cpu" else "gpu",
-        memory_bytes=memory_bytes,
-        memory_bytes_per_s=statistics.median(passes),
-        products=products,
-        attention_flops=attention,
-        attended_bytes_per_s=attended,
-        attended_head_s=head_s,
-        call_s=_call_s(_DTYPES[fast], where),
-        sweep_s=_sweep_s(where),
-    )
 
 
 def _matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
@@ -169,18 +212,17 @@ def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
 
 
-def _attended(dtype: torch.dtype, where: torch.device) -> tuple[float, float]:
+def _attended(sharing: int, dtype: torch.dtype, where: torch.device) -> tuple[float, float]:
     """Rows with one query: bytes of keys and values per second, and seconds for each row and
-    key/value head beside, from many keys and from few."""
-    rows, heads, width = 64, 32, 64
-    kv_heads = heads // 4
+    key/value head beside, from many keys and from few; ``sharing`` queries have one key head."""
+    rows, heads, width = 8 * sharing, 32, 64
+    kv_heads = heads // sharing
     seconds = {}
-    for tokens in (16, 512):
+    for tokens in (16, 256):
         spans = [_span(i, 1, tokens - 1) for i in range(rows)]
-        tries = [_attend_s(spans, heads, kv_heads, width, dtype, where) for _ in range(_ROUNDS)]
-        seconds[tokens] = statistics.median(tries)
+        seconds[tokens] = _attend_s(spans, heads, kv_heads, width, dtype, where)
     token = 2 * rows * kv_heads * width * dtype.itemsize
-    rate = token * (512 - 16) / max(1e-9, seconds[512] - seconds[16])
+    rate = token * (256 - 16) / max(1e-9, seconds[256] - seconds[16])
     return rate, max(0.0, seconds[16] - 16 * token / rate) / (rows * kv_heads)
 
 
@@ -259,28 +301,29 @@ def _synchronize(where: torch.device) -> None:
 # -- parts beside each other -------------------------------------------------------------------
 
 
-def _measure_beside(host: ComputeDevice, disk: DiskProbe) -> list[Beside]:
-    """Products while the disk reads, and the disk while products run, by rows."""
-    dtype = _DTYPES[choose_dtype("auto", host)]
-    weights = _matrices(dtype, host.torch_device)
+def _measure_beside(cpu: _UnitProbe, disk: DiskProbe) -> tuple[list[float], float]:
+    """The share of their speed that products keep while the disk reads, by rows, and that the disk
+    keeps while products run."""
     slowed, kept = [], []
     for rows in _BESIDE_ROWS:
-        alone = _product_s(weights, rows, host.torch_device)
+        alone = cpu.product_s(cpu.fast, rows)
         alone_read = disk.read_rate()
         stop = Event()
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(disk.read_until, stop)
-            beside = statistics.median(
-                _product_s(weights, rows, host.torch_device) for _ in range(_ROUNDS)
-            )
+            beside = statistics.median(cpu.product_s(cpu.fast, rows) for _ in range(2))
             stop.set()
-        slowed.append((float(rows), min(1.0, alone / beside)))
+        slowed.append(min(1.0, alone / beside))
         kept.append(min(1.0, reading.result() / alone_read))
-    share = Curve.constant(statistics.median(kept))
-    return [
-        Beside(part="compute", other="disk read", share=Curve(points=tuple(slowed))),
-        Beside(part="disk read", other="compute", share=share),
-    ]
+    return slowed, statistics.median(kept)
+
+
+def _median_beside(rounds: Sequence[tuple[Sequence[float], float]]) -> Iterator[Beside]:
+    slowed = zip(*(own for own, _ in rounds), strict=True)
+    points = zip(map(float, _BESIDE_ROWS), map(statistics.median, slowed), strict=True)
+    kept = statistics.median(own for _, own in rounds)
+    yield Beside(part="compute", other="disk read", share=Curve(points=tuple(points)))
+    yield Beside(part="disk read", other="compute", share=Curve.constant(kept))
 
 
 # -- links to a CUDA device --------------------------------------------------------------------

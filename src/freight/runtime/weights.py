@@ -56,6 +56,8 @@ class WeightStore:
         self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
         self._ring = near.take(num_blocks * block_bytes, "weight slots")
+        self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
+        self._pieces = [unit.pieces for unit in layout.all_units]
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
 
     @property
@@ -68,13 +70,19 @@ class WeightStore:
 
     def piece(self, unit: int, number: int) -> Piece:
         """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
-        return self._layout.all_units[unit].pieces[number]
+        return self._pieces[unit][number]
 
-    def read(self, piece: Piece, into: torch.Tensor) -> None:
-        """Read a piece from disk into a uint8 tensor of its size."""
+    def read_into_slot(self, piece: Piece, slot: int) -> None:
+        """Read a piece from disk to its place in the ring, the unit beginning at block ``slot``."""
+        assert self._ring_bytes is not None
+        begin = slot * self._block_bytes + piece.slot_offset
+        self.read(piece, self._ring_bytes[begin : begin + piece.num_bytes])
+
+    def read(self, piece: Piece, into: memoryview) -> None:
+        """Read a piece from disk into so many bytes. No tensor is touched: who calls one hands over
+        the interpreter, and between two reads the disk would wait to get it back."""
         assert self._files is not None and piece.path is not None
-        file = self._files.file(piece.path)
-        file.read(piece.offset, host_view(into), piece.logical_bytes)
+        self._files.file(piece.path).read(piece.offset, into, piece.logical_bytes)
 
     def host_stretch(self, unit: int, piece: Piece) -> torch.Tensor:
         """The bytes of a piece that lies on the cpu tier."""

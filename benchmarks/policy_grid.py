@@ -1,0 +1,128 @@
+"""The policy that the search picks against a grid of others, all run for real in one memory budget.
+
+The machine is profiled first. What the search picked and what is chosen from nominal rates run
+again and again between the policies of the grid, as the speed of a shared machine changes. The last
+line is JSON.
+
+    python benchmarks/policy_grid.py --cpu-memory 1100MiB
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import predictions
+from predictions import SHAPES, Case
+
+from freight.errors import FreightError
+from freight.hardware.machine import Machine
+from freight.quantities import parse_bytes
+from freight.runtime.device import find_device
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.profiler import profile
+
+EVERY = 5
+
+
+def policies(rows: int) -> Iterator[dict[str, Any]]:
+    """Block shapes, KV in RAM and on disk; as much of the weights in RAM as fits."""
+    shapes = [
+        (size, count)
+        for size, count in product((8, 16, 32, 64), (1, 2, 4, 8))
+        if size * count <= rows
+    ]
+    kvs = [(0.0, 100.0, 0.0), (0.0, 50.0, 50.0), (0.0, 0.0, 100.0)]
+    for kv, (size, count) in product(kvs, shapes):
+        yield {
+            "micro_batch_size": size,
+            "num_micro_batches": count,
+            "kv_percent": kv,
+            "activations_percent": (0.0, 100.0, 0.0),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="llama")
+    parser.add_argument("--workload", default="128:16:64", help="prompt:new:rows")
+    parser.add_argument("--cpu-memory", default="1100MiB")
+    parser.add_argument("--most", type=int, default=30, help="policies of the grid")
+    parser.add_argument("--directory", default=None, help="on the disk to use")
+    arguments = parser.parse_args()
+    prompt, new, rows = map(int, arguments.workload.split(":"))
+    budget = parse_bytes(arguments.cpu_memory)
+    with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
+        directory = Path(name)
+        model_dir = directory / arguments.shape
+        model_dir.mkdir()
+        (model_dir / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
+        case = Case(name="", shape=arguments.shape, prompt=prompt, new=new, rows=rows)
+        machine = profile(find_device("cpu"), directory, lambda _: None)
+        searched: list[float] = []
+        nominal: list[float] = []
+        grid: list[dict[str, Any]] = []
+        for place, options in enumerate(policies(rows)):
+            if len(grid) % EVERY == 0 and (len(grid) or not place):
+                searched.append(seconds(case, directory, model_dir, budget, machine, {}))
+                nominal.append(seconds(case, directory, model_dir, budget, None, {}))
+            try:
+                own_s = seconds(case, directory, model_dir, budget, None, options)
+            except FreightError as error:
+                print(f"{options}: does not fit: {str(error).splitlines()[0][:80]}")
+                continue
+            grid.append({"policy": options, "seconds": own_s})
+            print(f"{own_s:6.2f} s  {options}", flush=True)
+            if len(grid) == arguments.most:
+                break
+    best = min(grid, key=lambda own: own["seconds"])
+    found, plain = statistics.median(searched), statistics.median(nominal)
+    print(f"searched {found:.2f} s (median of {len(searched)}), from nominal rates {plain:.2f} s")
+    print(f"best of {len(grid)} policies {best['seconds']:.2f} s: {best['policy']}")
+    print(f"the search reaches {best['seconds'] / found:.0%} of the best")
+    print(
+        json.dumps(
+            {"benchmark": "policy grid", "searched": searched, "nominal": nominal, "grid": grid}
+        )
+    )
+
+
+def seconds(
+    case: Case,
+    directory: Path,
+    model_dir: Path,
+    budget: int,
+    machine: Machine | None,
+    options: dict[str, Any],
+) -> float:
+    """Of one run, from its first operation to its last token."""
+    engine = build_engine(
+        model_dir,
+        options=EngineOptions(
+            device="cpu",
+            dtype="bfloat16",
+            dummy_seed=0,
+            machine=machine,
+            cpu_memory_bytes=budget,
+            disk_dir=directory,
+            **options,
+        ),
+        workload=predictions.workload_of(case),
+    )
+    with closing(engine):
+        predictions.run(engine, case)
+        if machine is not None:
+            print(f"{engine.meter.seconds:6.2f} s  as searched: {engine.summary().splitlines()[0]}")
+        return engine.meter.seconds
+
+
+if __name__ == "__main__":
+    main()

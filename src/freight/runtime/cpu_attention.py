@@ -1,0 +1,122 @@
+"""Attention on the CPU for rows whose keys and values are near it, between two halves of a unit.
+
+Their queries, new keys and new values come from the device in one stretch; what was attended goes
+back in the queries' place. Knows pages and buffers, no weights and no order of operations.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from freight.memory.kv_cache import KVCache
+from freight.memory.transfer import Link
+from freight.model.attention import append, attend
+from freight.model.config import ModelConfig
+from freight.model.programme import Attend, Unit
+from freight.model.workspace import Workspace
+from freight.plan.operation import Operation
+from freight.runtime.batches import DelegatedRows, PreparedBatch
+from freight.runtime.buffers import Buffers
+
+__all__ = ["CPUAttention", "attend_step"]
+
+
+def attend_step(unit: Unit) -> Attend:
+    """The step of a unit, or of half of one, that attends."""
+    return next(step for step in unit.steps if isinstance(step, Attend))
+
+
+class CPUAttention:
+    """Does what the operations between the halves say; ``queries`` and ``attended`` are what the
+    halves themselves need of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        page_tokens: int,
+        kv_cache: KVCache,
+        buffers: Buffers,
+        workspace: Workspace,
+        to_device: Link,
+        from_device: Link,
+    ) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._page_tokens = page_tokens
+        self._kv = kv_cache
+        self._buffers = buffers
+        self._workspace = workspace
+        self._to_device = to_device
+        self._from_device = from_device
+
+    def copy_queries(self, operation: Operation, prepared: PreparedBatch) -> None:
+        k, num_bytes = prepared.batch.index, operation.num_bytes
+        source = self._buffers.delegated[k, :num_bytes]
+        self._from_device.move([(source, self._buffers.delegated_on_cpu[k, :num_bytes])])
+
+    def read(self, operation: Operation, layer: int, prepared: PreparedBatch) -> None:
+        slot = self._buffers.delegated_kv[operation.slot]
+        self._kv.read_disk(layer, _rows(prepared).passage, slot)
+
+    def attend(
+        self, operation: Operation, layer: int, prepared: PreparedBatch, step: Attend
+    ) -> None:
+        """Single queries over keys where they are; the answers take the queries' place."""
+        rows = _rows(prepared)
+        q, k, v = self._of(self._buffers.delegated_on_cpu, prepared)
+        pools = []
+        if rows.on_cpu is not None:
+            pools.append((self._kv.pools["cpu"][layer], rows.on_cpu))
+        if rows.on_disk is not None:
+            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk))
+        for pool, view in pools:
+            pages = self.pages(pool)
+            append(pages, view, k, v)
+            attend(step, q, pages, view, q, self._workspace)
+
+    def write(self, operation: Operation, layer: int, prepared: PreparedBatch) -> None:
+        slot = self._buffers.delegated_kv[operation.source_slot]
+        self._kv.write_disk(layer, _rows(prepared).passage, slot)
+
+    def copy_attended(self, operation: Operation, prepared: PreparedBatch) -> None:
+        k, num_bytes = prepared.batch.index, operation.num_bytes
+        source = self._buffers.delegated_on_cpu[k, :num_bytes]
+        self._to_device.move([(source, self._buffers.delegated[k, :num_bytes])])
+
+    def queries(self, prepared: PreparedBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """On the device: queries [n, N, H], keys and values [n, K, H] of the rows attended here;
+        after ``copy_attended`` the first are what was attended."""
+        return self._of(self._buffers.delegated, prepared)
+
+    def attended(self, prepared: PreparedBatch) -> torch.Tensor:
+        """On the device: what all tokens of a micro-batch have attended, [T, N·H]."""
+        count, width = prepared.batch.num_tokens, self._config.num_heads * self._config.head_dim
+        size = count * width * self._dtype.itemsize
+        used = self._buffers.attended[prepared.batch.index, :size]
+        return used.view(self._dtype).view(count, width)
+
+    def pages(self, pool: torch.Tensor) -> torch.Tensor:
+        """uint8 [P, page bytes] as [P, 2, K, page, H]."""
+        config = self._config
+        shape = (-1, 2, config.num_kv_heads, self._page_tokens, config.head_dim)
+        return pool.view(self._dtype).view(shape)
+
+    def _of(
+        self, buffer: torch.Tensor, prepared: PreparedBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        count, config = _rows(prepared).num_rows, self._config
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        own = buffer[prepared.batch.index].view(self._dtype)
+        ends = [count * config.head_dim * sum(heads[: place + 1]) for place in range(3)]
+        q, k, v = (
+            own[end - count * num * config.head_dim : end].view(count, num, config.head_dim)
+            for end, num in zip(ends, heads, strict=True)
+        )
+        return q, k, v
+
+
+def _rows(prepared: PreparedBatch) -> DelegatedRows:
+    assert prepared.delegated is not None
+    return prepared.delegated
