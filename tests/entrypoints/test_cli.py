@@ -56,7 +56,7 @@ class Desk:
         self.options: list[EngineOptions] = []
         self.failure: BaseException | None = None
 
-    def build_engine(self, model_dir: Path, *, options: Any, workload: Any) -> FakeEngine:
+    def build_engine(self, model_dir: Path, *, options: Any, workload: Any, say: Any) -> FakeEngine:
         assert model_dir == self.model
         self.options.append(options)
         return FakeEngine(
@@ -312,7 +312,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from fakes import FakeEngine
 engine = types.ModuleType("freight.runtime.engine")
-engine.build_engine = lambda *a, options, workload: FakeEngine(workload, delay_s=0.02)
+engine.build_engine = lambda *a, options, workload, say: FakeEngine(workload, delay_s=0.02)
 sys.modules["freight.runtime.engine"] = engine
 from freight.entrypoints.cli import main
 sys.exit(main(sys.argv[1:]))

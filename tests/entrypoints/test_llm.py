@@ -43,7 +43,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     built: list[Any] = []
 
-    def build(model_dir: Path, *, options: Any, workload: Any) -> FakeEngine:
+    def build(model_dir: Path, *, options: Any, workload: Any, say: Any) -> FakeEngine:
         built.append(FakeEngine(workload))
         return built[-1]
 

@@ -128,6 +128,11 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_job(run)
     _add_machine(run)
     _add_policy(run)
+    _add_compression(run).add_argument(
+        "--compressed-dir",
+        metavar="DIR",
+        help="where compressed weights are kept (default: the user's cache)",
+    )
     _add_plan(commands)
     _add_profile(commands)
     _add_bench(commands)
@@ -197,6 +202,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
     _add_placement(parser)
+    _add_compression(parser)
 
 
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -228,6 +234,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_bench_flags(offload)
     _add_machine(offload)
     _add_policy(offload)
+    _add_compression(offload)
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -365,6 +372,23 @@ def _add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--num-micro-batches", type=int, metavar="N", help="micro-batches a block")
     group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
+    )
+    return group
+
+
+def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group(
+        "approximations", "what changes the answers a little, and is done only when asked for"
+    )
+    group.add_argument(
+        "--weight-bits", type=int, metavar="N", help="compress the matrices to 4 or 8 bits"
+    )
+    group.add_argument(
+        "--group-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="weights that share a scale: 32, 64 (default) or 128",
     )
     return group
 

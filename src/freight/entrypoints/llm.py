@@ -58,8 +58,9 @@ class LLM:
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
-    that the CPU attends. ``device`` "sim" is a simulated GPU whose link carries
-    ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
+    that the CPU attends. ``weight_bits`` 4 or 8 compresses the matrices, which does change the
+    answers a little. ``device`` "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per
+    second. ``dummy_weights`` asks for random weights from config.json alone.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class LLM:
         micro_batch_size: int | None = None,
         num_micro_batches: int | None = None,
         cpu_attention: float | None = None,
+        weight_bits: int | None = None,
+        group_size: int = 64,
         overlap: bool = True,
         sim_bandwidth: str | int | None = None,
         dummy_weights: bool = False,
@@ -93,6 +96,8 @@ class LLM:
             micro_batch_size=micro_batch_size,
             num_micro_batches=num_micro_batches,
             cpu_attention_percent=cpu_attention,
+            weight_bits=weight_bits,
+            group_size=group_size,
             overlap=overlap,
             sim_bytes_per_s=_read_size(sim_bandwidth),
             dummy_seed=0 if dummy_weights else None,
@@ -204,7 +209,7 @@ class LLM:
         work_s = nominal_s(self._config, workload)
         machine = own_machine(self._options, self._model_dir, work_s, _LOG.info)
         options = replace(self._options, machine=machine)
-        engine = build_engine(self._model_dir, options=options, workload=workload)
+        engine = build_engine(self._model_dir, options=options, workload=workload, say=_LOG.info)
         with closing(engine):
             for completion in engine.run(spool.request(int(index)) for index in order):
                 waiting[completion.index] = completion

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,8 @@ from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine, read_machine
-from freight.model.checkpoint import imagined_sources
+from freight.model.checkpoint import TensorSource, imagined_sources
+from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.plan.default import Planner, Wishes
@@ -64,6 +65,8 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             budgets=dict(_budgets(machine, arguments)),
             wishes=wishes,
             dollars_per_kwh=arguments.electricity,
+            weight_bits=arguments.weight_bits,
+            group_size=arguments.group_size,
         )
         for machine in _find_machines([*arguments.machine, *arguments.compare])
     ]
@@ -132,7 +135,7 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
     planner = Planner(
         config=config,
         programme=build_programme(config),
-        sources=imagined_sources(config, question.dtype),
+        sources=_sources(question),
         dtype=question.dtype,
         workload=question.workload,
         compute_tier="gpu" if "gpu" in machine.units else "cpu",
@@ -142,6 +145,16 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
         wishes=question.wishes,
     )
     return Search(planner=planner, machine=machine, max_block_s=max_block_s)
+
+
+def _sources(question: Question) -> Mapping[str, TensorSource]:
+    sources = imagined_sources(question.config, question.dtype)
+    if question.weight_bits is None:
+        return sources
+    formats = choose_formats(
+        question.config, sources, bits=question.weight_bits, group_size=question.group_size
+    )
+    return compressed_places(sources, formats, Path("compressed"))
 
 
 def bundled_configs() -> list[str]:

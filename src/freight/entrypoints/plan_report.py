@@ -46,6 +46,8 @@ class Question:
     budgets: dict[Tier, int]
     wishes: Wishes
     dollars_per_kwh: float
+    weight_bits: int | None
+    group_size: int
 
     @property
     def model_bytes(self) -> int:
@@ -57,7 +59,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     work, told = question.workload, choice.forecast
     yield (
         f"model    {question.model}: {question.config.num_layers} layers, "
-        f"{format_bytes(question.model_bytes)} in {question.dtype}"
+        f"{format_bytes(question.model_bytes)} in {question.dtype}{_compression(question)}"
     )
     yield f"machine  {question.machine.name}: {question.machine.description}"
     yield (
@@ -162,6 +164,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "chunk_tokens": policy.chunk_tokens,
             "overlap": policy.overlap,
             "cpu_attention": policy.cpu_attention,
+            "weight_bits": question.weight_bits,
             "weights": _shares(policy.weights),
             "kv": _shares(policy.kv),
             "activations": _shares(policy.activations),
@@ -194,6 +197,12 @@ def _flags(policy: Policy) -> str:
         f"--num-micro-batches {policy.num_micro_batches}"
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
     )
+
+
+def _compression(question: Question) -> str:
+    if question.weight_bits is None:
+        return ""
+    return f", matrices in {question.weight_bits} bits, groups of {question.group_size}"
 
 
 def _shares(split: Split) -> dict[str, float]:

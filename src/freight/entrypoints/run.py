@@ -115,6 +115,9 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=arguments.num_micro_batches,
         cpu_attention_percent=arguments.cpu_attention,
+        weight_bits=arguments.weight_bits,
+        group_size=arguments.group_size,
+        compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
         trace_path=None if arguments.trace is None else Path(arguments.trace),
@@ -135,6 +138,10 @@ def _parse_biases(text: str | None) -> Mapping[int, float]:
         ) from error
 
 
+def _parse_path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
 def _parse_size(text: str | None) -> int | None:
     return None if text is None else parse_bytes(text)
 
@@ -153,6 +160,8 @@ def _run_job(
         "dtype": options.dtype,
         "Freight's version": freight_version(),
     }
+    if options.weight_bits is not None:
+        identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
 
     built: list[tuple[Engine, Machine | None]] = []
 
@@ -162,7 +171,7 @@ def _run_job(
 
         machine = own_machine(options, model_dir, nominal_s(config, workload), progress.say)
         planned = replace(options, machine=machine)
-        engine = build_engine(model_dir, options=planned, workload=workload)
+        engine = build_engine(model_dir, options=planned, workload=workload, say=progress.say)
         built.append((engine, machine))
         return engine
 

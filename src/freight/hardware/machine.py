@@ -35,9 +35,10 @@ class ComputeUnit:
     number of query heads that share a key head; ``attended_head_s`` comes to that for each row and
     key head, however few its keys.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
-    ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
-    a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
-    simulated computes in the thread that asks it to.
+    ``dequantised_per_s`` is how many compressed weights become plain in a second; 0 where that is
+    not known. ``call_s`` is the fixed time of one unit of the model for one chunk of rows,
+    ``sweep_s`` that of a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a
+    device that is only simulated computes in the thread that asks it to.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ComputeUnit:
     attention_flops: Mapping[str, float]
     attended_bytes_per_s: Curve
     attended_head_s: float = 0.0
+    dequantised_per_s: float = 0.0
     call_s: float = 0.0
     sweep_s: float = 0.0
     is_inline: bool = False
@@ -59,6 +61,13 @@ class ComputeUnit:
         _require_from_0(what, memory_bytes=self.memory_bytes)
         _require_from_0(what, call_s=self.call_s, sweep_s=self.sweep_s)
         _require_from_0(what, attended_head_s=self.attended_head_s)
+        _require_from_0(what, dequantised_per_s=self.dequantised_per_s)
+
+    @property
+    def plain_per_s(self) -> float:
+        """Compressed weights that are made plain in a second; where it is not known, by the bytes
+        that are read and written for each."""
+        return self.dequantised_per_s or self.memory_bytes_per_s / 3.0
 
     def nearest_dtype(self, dtype: str) -> str:
         """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or

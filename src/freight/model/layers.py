@@ -6,14 +6,16 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
+from freight.kernels.grouped import GroupedRows, dequantise
 from freight.model.attention import KVView, append, attend
+from freight.model.number_format import TILE_ROWS
 from freight.model.programme import (
     Activate,
     Add,
@@ -37,8 +39,9 @@ from freight.model.workspace import Workspace
 
 __all__ = ["DelegatedTokens", "Frame", "Routes", "WeightParts", "run_unit"]
 
-WeightParts = Sequence[tuple[int, torch.Tensor]]
-"""A weight on the compute device: (first row, rows [n, columns]), in order, without gaps."""
+WeightParts = Sequence[tuple[int, torch.Tensor | GroupedRows]]
+"""A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
+compressed is made plain in tiles, each of which is used before the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,22 @@ class Frame:
         return self.values[name]
 
     def vector(self, weight: Weight) -> torch.Tensor:
-        return self.weights[weight.name][0][1].view(-1)
+        rows = self.weights[weight.name][0][1]
+        assert isinstance(rows, torch.Tensor)
+        return rows.view(-1)
+
+    def tiles(self, weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, rows) of a matrix, plain; one is valid until the next is asked for."""
+        for first, rows in self.weights[weight.name]:
+            if isinstance(rows, torch.Tensor):
+                yield first, rows
+                continue
+            for begin in range(0, rows.shape[0], TILE_ROWS):
+                some = rows.rows(begin, min(begin + TILE_ROWS, rows.shape[0]))
+                with self.workspace.frame():
+                    tile = self.workspace.take(*some.shape, dtype=dtype)
+                    dequantise(some, tile)
+                    yield first + begin, tile
 
 
 def run_unit(unit: Unit, frame: Frame) -> None:
@@ -123,7 +141,7 @@ def _project(step: Project, frame: Frame) -> None:
     assert not step.adds or step.out in frame.values
     out = frame.new(step.out, x, step.weight.num_rows)
     bias = None if step.bias is None else frame.vector(step.bias)
-    for first, rows in frame.weights[step.weight.name]:
+    for first, rows in frame.tiles(step.weight, x.dtype):
         part = out[:, first : first + rows.shape[0]]
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
         if step.adds:
@@ -225,6 +243,7 @@ def _add_positions(step: AddPositions, frame: Frame) -> None:
     x = frame.values[step.x]
     assert frame.positions is not None
     table = frame.weights[step.weight.name][0][1]
+    assert isinstance(table, torch.Tensor)
     with frame.workspace.frame():
         rows = frame.workspace.take(*x.shape, dtype=x.dtype)
         torch.index_select(table, 0, frame.positions + step.offset, out=rows)

@@ -104,6 +104,11 @@ class Cost:
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
+    grouped: frozenset[str] = field(init=False)
+    """Weights that are compressed, by their names in one unit of each form."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grouped", self.layout.grouped_names)
 
     @property
     def forms(self) -> tuple[int, ...]:
@@ -139,7 +144,7 @@ class Cost:
     def sweep_s(self, sweep: Sweep) -> float:
         """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
         kinds = Counter(self.forms)
-        units = dict(zip(self.forms, self.programme.units, strict=True))
+        units = self._first_units()
         seconds = sum(self._finish_s(work.batch) for work in sweep.works)
         for form, count in kinds.items():
             unit = units[form]
@@ -151,7 +156,7 @@ class Cost:
     def attention_s(self, sweep: Sweep) -> float:
         """The part of ``sweep_s`` that goes by the number of keys."""
         kinds = Counter(self.forms)
-        units = dict(zip(self.forms, self.programme.units, strict=True))
+        units = self._first_units()
         return sum(
             count * self._keys_s(step, work.batch.rows)
             for form, count in kinds.items()
@@ -159,6 +164,13 @@ class Cost:
             if isinstance(step, Attend)
             for work in sweep.works
         )
+
+    def _first_units(self) -> dict[int, Unit]:
+        """One unit of each form, by its number."""
+        units: dict[int, Unit] = {}
+        for form, unit in zip(self.forms, self.programme.units, strict=True):
+            units.setdefault(form, unit)
+        return units
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -169,16 +181,15 @@ class Cost:
     def _computation(self, operation: Operation) -> Demand:
         assert operation.batch is not None
         number = self.units[operation.unit]
-        unit = self.programme.units[number]
+        # Units of one form take equally long: the first stands for all.
+        unit = self.programme.units[self.forms.index(self.forms[number])]
         kind, batch = operation.kind, operation.batch
         key = (kind, self.forms[number], operation.sweep, batch.index, operation.is_last)
         if key not in self.kept:
             rows = self._rows_of(unit, batch)
             spans = batch.rows
             if kind is not Kind.COMPUTE:
-                # Units of one form take equally long: the halves of one stand for all.
-                like = self.programme.units[self.forms.index(self.forms[number])]
-                unit = like.halves()[kind is Kind.FINISH_ATTENTION]
+                unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
             seconds = self._unit_s(unit, batch, spans)
             if operation.is_last:
@@ -221,7 +232,9 @@ class Cost:
         flops = unit.matmul_flops(num_tokens)
         rate = self.unit.products[self.unit.nearest_dtype(self.dtype)].at(num_tokens)
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
-        return flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
+        plain_s = flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
+        made_plain = sum(w.num_elements for w in unit.weights if w.name in self.grouped)
+        return plain_s + made_plain / self.unit.plain_per_s
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
         new = self._kv_bytes(step, batch.num_tokens)

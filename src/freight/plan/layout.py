@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.model.checkpoint import TensorSource
+from freight.model.number_format import find_grouped, row_bytes
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
@@ -28,16 +29,26 @@ _GRANULE_ROWS: Final = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Rows of a weight on one tier; ``first_row`` counts within the unit's weight."""
+    """Rows of a weight on one tier; ``first_row`` counts within the unit's weight. In memory they
+    are of ``dtype``: that of the computation, but what is compressed stays so."""
 
     weight: Weight
     first_row: int
     num_rows: int
     tier: Tier
+    dtype: str
 
     @property
     def num_elements(self) -> int:
         return self.num_rows * self.weight.num_columns
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * row_bytes(self.dtype, self.weight.num_columns)
+
+    @property
+    def is_grouped(self) -> bool:
+        return find_grouped(self.dtype) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,14 +160,14 @@ class WeightLayout:
             yield form, counts[number]
 
     def tier_bytes(self) -> dict[Tier, int]:
-        """Bytes of weights on each tier (disk: as in the checkpoint's dtype is not counted here;
-        all in the compute dtype, so that shares compare)."""
+        """Bytes of weights on each tier, as they are in memory there, so that shares compare: on
+        disk they may be of another type."""
         totals: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
         for part in () if self.tied_embeddings else self.embedding:
-            totals[part.tier] += part.num_elements * self.element_bytes
+            totals[part.tier] += part.num_bytes
         for form, count in self.counted():
             for part in form.parts:
-                totals[part.tier] += count * part.num_elements * self.element_bytes
+                totals[part.tier] += count * part.num_bytes
         return totals
 
     def _held_bytes(self) -> dict[Tier, int]:
@@ -165,15 +176,19 @@ class WeightLayout:
         near = [part for part in own if part.tier == self.compute_tier]
         stretches = [(near, 1), *((form.resident, count) for form, count in self.counted())]
         for parts, count in stretches:
-            size = sum(align_up(p.num_elements * self.element_bytes, 64) for p in parts)
+            size = sum(align_up(p.num_bytes, 64) for p in parts)
             held[self.compute_tier] += count * align_up(size, BLOCK)
         if self.compute_tier == "gpu":
-            size = sum(
-                align_up(p.num_elements * self.element_bytes, 64) for p in own if p.tier == "cpu"
-            )
+            size = sum(align_up(p.num_bytes, 64) for p in own if p.tier == "cpu")
             held["cpu"] = align_up(size, BLOCK)
             held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
+
+    @property
+    def grouped_names(self) -> frozenset[str]:
+        """Weights of the forms, by name, that are compressed."""
+        parts = (part for form in self.forms for part in form.parts)
+        return frozenset(part.weight.name for part in parts if part.is_grouped)
 
     @property
     def decoded_bytes(self) -> int:
@@ -212,10 +227,10 @@ def lay_out(
         parts = (part for unit in heads for part in lay_out_unit(unit).parts)
         embedding = tuple(part for part in parts if part.weight.name == "head.weight")
     else:
-        embedding = tuple(_split([table], policy.embedding or policy.weights))
+        embedding = tuple(_split([table], policy.embedding or policy.weights, {}, dtype))
     return WeightLayout(
         programme=programme,
-        entrance=_stay(programme.embedding, beside, policy.compute_tier),
+        entrance=_stay(programme.embedding, beside, policy.compute_tier, dtype),
         forms=tuple(map(lay_out_unit, forms)),
         form_of=form_of,
         embedding=embedding,
@@ -226,9 +241,11 @@ def lay_out(
     )
 
 
-def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier) -> UnitLayout:
+def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier, dtype: str) -> UnitLayout:
     """The layout of weights that all stay on the compute tier."""
-    parts = [Part(weight=w, first_row=0, num_rows=w.num_rows, tier=tier) for w in weights]
+    parts = [
+        Part(weight=w, first_row=0, num_rows=w.num_rows, tier=tier, dtype=dtype) for w in weights
+    ]
     return UnitLayout(
         unit=unit,
         resident=tuple(parts),
@@ -240,7 +257,9 @@ def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier) -> UnitLayout:
     )
 
 
-def _split(weights: Sequence[Weight], split: Split) -> list[Part]:
+def _split(
+    weights: Sequence[Weight], split: Split, sources: Mapping[str, TensorSource], dtype: str
+) -> list[Part]:
     """Cut the weights, one after the other, at the split's borders; borders fall between rows, of
     large matrices between as many as a product's tiles are high."""
     total = sum(weight.num_elements for weight in weights)
@@ -249,13 +268,16 @@ def _split(weights: Sequence[Weight], split: Split) -> list[Part]:
     before = 0
     for weight in weights:
         first = 0
+        own = sources[weight.name].dtype if weight.name in sources else dtype
+        held = dtype if find_grouped(own) is None else own
         granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
         for tier, border in (*borders, ("disk", float(total))):
             last = granule * round((border - before) / (weight.num_columns * granule))
             last = weight.num_rows if tier == "disk" else min(max(last, first), weight.num_rows)
             if last > first:
+                count = last - first
                 parts.append(
-                    Part(weight=weight, first_row=first, num_rows=last - first, tier=tier)  # type: ignore[arg-type]
+                    Part(weight=weight, first_row=first, num_rows=count, tier=tier, dtype=held)  # type: ignore[arg-type]
                 )
             first = last
         before += weight.num_elements
@@ -269,17 +291,18 @@ def _lay_out_unit(
     vectors = [weight for weight in unit.weights if not weight.is_matrix]
     matrices = in_file_order(unit, sources)
     tier = policy.compute_tier
-    parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier) for v in vectors]
-    parts += _split(matrices, policy.weights)
+    parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier, dtype=dtype) for v in vectors]
+    parts += _split(matrices, policy.weights, sources, dtype)
     slot = _SlotBuilder(offset=0, streamed=[], pieces=[])
     slot.add_disk([p for p in parts if p.tier == "disk"], sources, policy.piece_bytes)
     host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
-    host_bytes = slot.add_host(host, dtype, policy.piece_bytes)
+    host_bytes = slot.add_host(host, policy.piece_bytes)
     size = DTYPE_BYTES[dtype]
     foreign = [
         s.part
         for s in slot.streamed
-        if s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype]  # cast, or not aligned
+        # To be cast, or not aligned; what is compressed is made plain where it is used.
+        if not s.part.is_grouped and (s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype])
     ]
     return UnitLayout(
         unit=unit,
@@ -300,13 +323,14 @@ class _SlotBuilder:
     streamed: list[SlotPart]
     pieces: list[Piece]
 
-    def add_host(self, parts: Sequence[Part], dtype: str, piece_bytes: int) -> int:
+    def add_host(self, parts: Sequence[Part], piece_bytes: int) -> int:
         """Append the cpu tier's parts, one stretch; returns its length."""
         base = align_up(self.offset, BLOCK)
         length = 0
         for part in parts:
-            self.streamed.append(SlotPart(part=part, slot_offset=base + length, dtype=dtype))
-            length += align_up(part.num_elements * DTYPE_BYTES[dtype], 64)
+            place = base + length
+            self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=part.dtype))
+            length += align_up(part.num_bytes, 64)
         for start in range(0, length, piece_bytes):
             size = min(piece_bytes, length - start)
             self.pieces.append(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
+from freight.model.number_format import TILE_ROWS
 from freight.model.programme import (
     AddPositions,
     Attend,
@@ -55,7 +56,14 @@ def workspace_bytes(
         widened = 4 * columns if size < 4 else 0
         return max(sampled, _unit_bytes(unit, count, config, size, attended) + count * widened)
 
-    return max(peak(unit) for unit in layout.kinds) + _SLACK
+    return max(peak(unit) for unit in layout.kinds) + _tile_bytes(layout) + _SLACK
+
+
+def _tile_bytes(layout: WeightLayout) -> int:
+    """Compressed rows that are plain at once."""
+    names = layout.grouped_names
+    columns = (w.num_columns for unit in layout.kinds for w in unit.weights if w.is_matrix)
+    return TILE_ROWS * max(columns) * layout.element_bytes if names else 0
 
 
 def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:

@@ -219,9 +219,9 @@ class _Terms:
     def of(cls, planner: Planner, machine: Machine, policy: Policy, *, uses_disk: bool) -> _Terms:
         workload = planner.workload
         base = planner.derive(policy)
-        size = base.layout.element_bytes
         config = planner.config
-        units = [size * unit.num_elements for unit in planner.programme.units[1:]]
+        sizes = [sum(part.num_bytes for part in form.parts) for form in base.layout.forms]
+        units = [sizes[form] for form in base.layout.form_of]
         threes = [sum(three) for three in zip(units, units[1:], units[2:], strict=False)]
         row_pages = -(-workload.max_total_tokens // policy.page_tokens)
         layer_pages = row_pages * base.geometry.page_bytes

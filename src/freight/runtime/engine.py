@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 
 from freight.errors import BudgetError, InputError
+from freight.kernels.threads import warm_up
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import TensorSource, imagined_sources, resolve
+from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
@@ -32,6 +34,7 @@ from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
+from freight.runtime.compressed_files import compressed_sources, default_directory
 from freight.runtime.device import (
     ComputeDevice,
     choose_dtype,
@@ -61,9 +64,15 @@ __all__ = ["Engine", "build_engine"]
 _BLOCK = 4096
 
 
-def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload) -> Engine:
+def build_engine(
+    model_dir: Path,
+    *,
+    options: EngineOptions,
+    workload: Workload,
+    say: Callable[[str], None] = lambda _: None,
+) -> Engine:
     """Plan, take the memory, and place the weights. Everything that can be refused is refused
-    before anything is loaded."""
+    before anything is loaded; ``say`` is told of what takes long before."""
     quiet_allocator()
     config = read_config(model_dir)
     device = find_device(options.device)
@@ -78,6 +87,8 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
+    if options.weight_bits is not None:
+        sources = _compressed(config, sources, options, say)
     # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan, told = plan_run(config, sources, dtype, device, options, workload)
@@ -90,6 +101,30 @@ def build_engine(model_dir: Path, *, options: EngineOptions, workload: Workload)
         told=told,
         options=options,
         tokenizer=tokenizer,
+    )
+
+
+def _compressed(
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    options: EngineOptions,
+    say: Callable[[str], None],
+) -> Mapping[str, TensorSource]:
+    """The weights compressed; random ones are written and compressed when the plan is known."""
+    assert options.weight_bits is not None
+    # Before the plan, which measures what the process has taken: the compiler takes 130 MiB.
+    warm_up()
+    bits, group_size = options.weight_bits, options.group_size
+    if options.dummy_seed is not None:
+        formats = choose_formats(config, sources, bits=bits, group_size=group_size)
+        return compressed_places(sources, formats, Path("compressed"))
+    return compressed_sources(
+        config,
+        sources,
+        bits=bits,
+        group_size=group_size,
+        directory=options.compressed_dir or default_directory(),
+        say=say,
     )
 
 
@@ -131,7 +166,7 @@ class Engine:
             device=device,
             plan=self.plan,
             disk_dir=options.disk_dir,
-            dummy_seed=options.dummy_seed,
+            dummy_seed=None if options.weight_bits else options.dummy_seed,
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
@@ -143,7 +178,8 @@ class Engine:
     ) -> Mapping[str, TensorSource]:
         """Dummy weights of which some are on disk are written there first."""
         disk_bytes = self.plan.layout.tier_bytes()["disk"]
-        if self._options.dummy_seed is None or not disk_bytes:
+        bits = self._options.weight_bits
+        if self._options.dummy_seed is None or not (disk_bytes or bits):
             return sources
         parent = self._options.disk_dir
         try:
@@ -157,6 +193,15 @@ class Engine:
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
         sources = resolve(self.config, directory)
+        if bits is not None:
+            sources = compressed_sources(
+                self.config,
+                sources,
+                bits=bits,
+                group_size=self._options.group_size,
+                directory=directory / "compressed",
+                say=lambda _: None,
+            )
         self.plan = self.plan.with_sources(self.config, sources, dtype)
         return sources
 

@@ -15,6 +15,7 @@ from freight.memory.disk import BLOCK, DirectFile, Traffic
 from freight.memory.transfer import host_view
 from freight.model.checkpoint import TensorSource
 from freight.model.dummy import dummy_rows
+from freight.model.number_format import find_grouped
 from freight.quantities import MIB, align_down, align_up
 
 __all__ = [
@@ -36,7 +37,8 @@ _DTYPES: Final = {
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    return _DTYPES[name]
+    """The type of a tensor's elements; compressed rows are bytes."""
+    return torch.uint8 if find_grouped(name) else _DTYPES[name]
 
 
 class RowLoader(Protocol):

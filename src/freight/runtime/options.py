@@ -13,6 +13,7 @@ from typing import Final
 
 from freight.errors import InputError
 from freight.hardware.machine import Machine
+from freight.model.number_format import fit_group
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 
@@ -28,12 +29,13 @@ class EngineOptions:
     """How the engine is to run; ``None`` leaves the choice to the engine.
 
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
-    device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is
-    of the rows off the device, and the CPU attends them. ``disk_dir`` holds offloaded KV cache and
-    activations. ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks
-    for random weights, made from config.json alone with this seed. ``verify`` proves every
-    operation legal before it runs. ``trace_path`` is where the times of all operations are written.
-    ``machine`` has this machine's rates: with them a run is predicted.
+    device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
+    device, and the CPU attends them. ``weight_bits`` compresses the matrices to integers in groups
+    of ``group_size``, kept in ``compressed_dir`` for later runs. ``disk_dir`` holds offloaded KV
+    cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
+    ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
+    proves every operation legal before it runs. ``trace_path`` is where the times of all operations
+    are written. ``machine`` has this machine's rates: with them a run is predicted.
     """
 
     device: str = "auto"
@@ -47,6 +49,9 @@ class EngineOptions:
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
     cpu_attention_percent: float | None = None
+    weight_bits: int | None = None
+    group_size: int = 64
+    compressed_dir: Path | None = None
     overlap: bool = True
     sim_bytes_per_s: int | None = None
     dummy_seed: int | None = None
@@ -97,6 +102,8 @@ class EngineOptions:
                     "It must be more than zero.",
                     "Raise it, or leave it out and Freight chooses.",
                 )
+        if self.weight_bits is not None:
+            fit_group(self.weight_bits, self.group_size, self.group_size)
         share = self.cpu_attention_percent
         if share is not None and not 0 <= share <= 100:
             raise InputError(

@@ -22,10 +22,12 @@ import torch
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
+from freight.kernels.grouped import GroupedRows, dequantise
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
+from freight.model.number_format import TILE_ROWS, Grouped
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import GIB, KIB, MIB
@@ -140,6 +142,7 @@ class _UnitProbe:
         for sharing in _SHARING:
             found[f"attended {sharing}"], head_s = _attended(sharing, fast, where)
             found["head"] = min(head_s, found.get("head", head_s))
+        found["plain"] = _plain_per_s(fast, where)
         found["call"], found["sweep"] = _call_s(fast, where), _sweep_s(where)
         return found
 
@@ -161,6 +164,7 @@ class _UnitProbe:
                 points=tuple((float(n), found[f"attended {n}"]) for n in _SHARING)
             ),
             attended_head_s=found["head"],
+            dequantised_per_s=found["plain"],
             call_s=found["call"],
             sweep_s=found["sweep"],
         )
@@ -186,6 +190,21 @@ def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
     """A product of two values of a chunk in the MLP: two are read, one is written."""
     x, y = (torch.rand(_ROWS[-1], _COLUMNS, dtype=dtype, device=where) for _ in range(2))
     return 3 * x.numel() * x.element_size() / _typical_s(lambda _: x.mul_(y), where)
+
+
+def _plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
+    """Compressed weights made plain, a tile at a time as products use them."""
+    number_format = Grouped(bits=4, group_size=64)
+    size = number_format.row_bytes(_WIDTH)
+    raw = torch.zeros(64 * TILE_ROWS, size, dtype=torch.uint8, device=where)
+    rows = GroupedRows(raw=raw, columns=_WIDTH, number_format=number_format)
+    tile = torch.empty(TILE_ROWS, _WIDTH, dtype=dtype, device=where)
+
+    def make_plain(turn: int) -> None:
+        begin = turn % 64 * TILE_ROWS
+        dequantise(rows.rows(begin, begin + TILE_ROWS), tile)
+
+    return tile.numel() / _typical_s(make_plain, where)
 
 
 def _call_s(dtype: torch.dtype, where: torch.device) -> float:

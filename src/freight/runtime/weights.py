@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from freight.kernels.grouped import GroupedRows
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import WeightParts
+from freight.model.number_format import find_grouped
 from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
@@ -53,7 +55,7 @@ class WeightStore:
         self._layout = layout
         self._dtype = dtype
         self._files = files
-        self._units = [_place_unit(unit, near, host, dtype, loader) for unit in layout.all_units]
+        self._units = [_place_unit(unit, near, host, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
         self._ring = near.take(num_blocks * block_bytes, "weight slots")
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
@@ -94,24 +96,26 @@ class WeightStore:
         offset = 0
         for streamed in self._layout.all_units[unit].streamed:
             if _is_foreign(streamed, self._dtype):
-                target = _view(self._decoded, offset, streamed.part, self._dtype)
+                target = _view(self._decoded, offset, streamed.part)
                 target.copy_(_raw_view(self.slot(slot), streamed))
-                offset = _after(offset, streamed.part, self._dtype)
+                offset = _after(offset, streamed.part)
 
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
         """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
-        found: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        found: dict[str, list[tuple[int, torch.Tensor | GroupedRows]]] = {}
         for part, tensor in self._units[unit].resident:
-            found.setdefault(part.weight.name, []).append((part.first_row, tensor))
+            own = _as_rows(part, tensor)
+            found.setdefault(part.weight.name, []).append((part.first_row, own))
         offset = 0
         for streamed in self._layout.all_units[unit].streamed:
             part = streamed.part
             if _is_foreign(streamed, self._dtype):
-                tensor = _view(self._decoded, offset, part, self._dtype)
-                offset = _after(offset, part, self._dtype)
+                tensor = _view(self._decoded, offset, part)
+                offset = _after(offset, part)
             else:
-                tensor = _view(self.slot(slot), streamed.slot_offset, part, self._dtype)
-            found.setdefault(part.weight.name, []).append((part.first_row, tensor))
+                tensor = _view(self.slot(slot), streamed.slot_offset, part)
+            own = _as_rows(part, tensor)
+            found.setdefault(part.weight.name, []).append((part.first_row, own))
         return found
 
     def resident_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
@@ -132,24 +136,35 @@ class WeightStore:
                 part = streamed.part
                 if part.tier == "cpu":
                     if part.weight.name == name:
-                        tensor = _view(own.host, offset, part, self._dtype)
+                        tensor = _view(own.host, offset, part)
                         rows.append((part.weight.first_row + part.first_row, tensor))
-                    offset = _after(offset, part, self._dtype)
+                    offset = _after(offset, part)
         return rows
 
 
 def _is_foreign(streamed: SlotPart, dtype: torch.dtype) -> bool:
+    if streamed.part.is_grouped:
+        return False
     own = torch_dtype(streamed.dtype)
     return own != dtype or bool(streamed.slot_offset % own.itemsize)
 
 
-def _after(offset: int, part: Part, dtype: torch.dtype) -> int:
-    return offset + align_up(part.num_elements * dtype.itemsize, _ALIGNMENT)
+def _as_rows(part: Part, tensor: torch.Tensor) -> torch.Tensor | GroupedRows:
+    """What a product takes: the rows, or the compressed rows with what they mean."""
+    number_format = find_grouped(part.dtype)
+    if number_format is None:
+        return tensor
+    return GroupedRows(raw=tensor, columns=part.weight.num_columns, number_format=number_format)
 
 
-def _view(buffer: torch.Tensor, offset: int, part: Part, dtype: torch.dtype) -> torch.Tensor:
-    end = offset + part.num_elements * dtype.itemsize
-    return buffer[offset:end].view(dtype).view(part.num_rows, -1)
+def _after(offset: int, part: Part) -> int:
+    return offset + align_up(part.num_bytes, _ALIGNMENT)
+
+
+def _view(buffer: torch.Tensor, offset: int, part: Part) -> torch.Tensor:
+    """A part in a buffer [rows, columns]; compressed, uint8 [rows, row bytes]."""
+    end = offset + part.num_bytes
+    return buffer[offset:end].view(torch_dtype(part.dtype)).view(part.num_rows, -1)
 
 
 def _raw_view(slot: torch.Tensor, streamed: SlotPart) -> torch.Tensor:
@@ -162,31 +177,25 @@ def _raw_view(slot: torch.Tensor, streamed: SlotPart) -> torch.Tensor:
     return raw.view(own).view(streamed.part.num_rows, -1)
 
 
-def _stretch_bytes(parts: Sequence[Part], dtype: torch.dtype) -> int:
-    return sum(align_up(part.num_elements * dtype.itemsize, _ALIGNMENT) for part in parts)
-
-
 def _place(
-    parts: Sequence[Part], arena: Arena, dtype: torch.dtype, loader: RowLoader
+    parts: Sequence[Part], arena: Arena, loader: RowLoader
 ) -> tuple[list[tuple[Part, torch.Tensor]], torch.Tensor]:
     """Take one stretch for the parts and fill it."""
-    stretch = arena.take(_stretch_bytes(parts, dtype), "weights")
+    stretch = arena.take(sum(align_up(p.num_bytes, _ALIGNMENT) for p in parts), "weights")
     placed = []
     offset = 0
     for part in parts:
-        tensor = _view(stretch, offset, part, dtype)
+        tensor = _view(stretch, offset, part)
         loader.fill(part.weight.name, part.weight.first_row + part.first_row, tensor)
         placed.append((part, tensor))
-        offset = _after(offset, part, dtype)
+        offset = _after(offset, part)
     return placed, stretch
 
 
-def _place_unit(
-    unit: UnitLayout, near: Arena, host: Arena, dtype: torch.dtype, loader: RowLoader
-) -> _UnitWeights:
-    resident, _ = _place(unit.resident, near, dtype, loader)
+def _place_unit(unit: UnitLayout, near: Arena, host: Arena, loader: RowLoader) -> _UnitWeights:
+    resident, _ = _place(unit.resident, near, loader)
     waiting = [s.part for s in unit.streamed if s.part.tier == "cpu"]
-    _, stretch = _place(waiting, host, dtype, loader)
+    _, stretch = _place(waiting, host, loader)
     return _UnitWeights(resident=resident, host=stretch)
 
 
@@ -215,11 +224,11 @@ class EmbeddingTable:
                 tier: [part for part in layout.embedding if part.tier == tier]
                 for tier in ("gpu", "cpu", "disk")
             }
-            placed, _ = _place(by_tier[layout.compute_tier], near, dtype, loader)
+            placed, _ = _place(by_tier[layout.compute_tier], near, loader)
             self.near = [(part.first_row, tensor) for part, tensor in placed]
             self._host = []
             if layout.compute_tier == "gpu":
-                placed, _ = _place(by_tier["cpu"], host, dtype, loader)
+                placed, _ = _place(by_tier["cpu"], host, loader)
                 self._host = [(part.first_row, tensor) for part, tensor in placed]
 
     def far_places(self, token_ids: np.ndarray) -> np.ndarray:

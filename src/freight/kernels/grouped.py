@@ -1,0 +1,86 @@
+"""Integers in groups as tensors: quantise, and back. The reference of all faster versions.
+
+A compressed matrix is uint8 [rows, row bytes]; the format is in ``model.number_format``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.kernels.threads import dequantise_on_cpu
+from freight.model.number_format import Grouped
+
+__all__ = ["GroupedRows", "dequantise", "dequantise_reference", "quantise"]
+
+_MOST: Final = 65504.0
+"""The largest number of float16, in which scales and minima are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedRows:
+    """Rows of a matrix with so many columns, compressed."""
+
+    raw: torch.Tensor
+    columns: int
+    number_format: Grouped
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.raw.shape[0], self.columns
+
+    def rows(self, first: int, last: int) -> GroupedRows:
+        return GroupedRows(
+            raw=self.raw[first:last], columns=self.columns, number_format=self.number_format
+        )
+
+
+def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
+    """x [rows, columns] of any float type as uint8 [rows, row bytes].
+
+    Values beyond float16 become its largest, of no value (NaN) 0. A value is off by half of a step
+    at most, a step being (max - min) / levels of its group, and by the rounding of scale and
+    minimum. A constant group keeps its value as float16 has it.
+    """
+    rows, columns = x.shape
+    size = number_format.group_size
+    groups = columns // size
+    wide = torch.nan_to_num(x.float(), nan=0.0, posinf=_MOST, neginf=-_MOST).clamp_(-_MOST, _MOST)
+    wide = wide.view(rows, groups, size)
+    lowest = wide.amin(dim=-1).half()
+    span = (wide.amax(dim=-1) - lowest.float()).clamp_(min=0.0)
+    scale = (span / number_format.levels).half()
+    step = scale.float()[..., None]
+    codes = (wide - lowest.float()[..., None]) / torch.where(step > 0, step, 1.0)
+    codes = codes.round_().clamp_(0, number_format.levels)
+    codes = torch.where(step > 0, codes, 0.0).to(torch.uint8)
+    if number_format.bits == 4:
+        codes = codes[..., : size // 2] | codes[..., size // 2 :] << 4
+    return torch.cat(
+        [codes.reshape(rows, -1), scale.view(torch.uint8), lowest.view(torch.uint8)], dim=1
+    )
+
+
+def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
+    """out [rows, columns] = the values, computed in float32 and rounded once."""
+    number_format, (count, columns) = rows.number_format, rows.shape
+    groups = columns // number_format.group_size
+    border = number_format.code_bytes(columns)
+    codes = rows.raw[:, :border].view(count, groups, -1)
+    if number_format.bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=-1)
+    scale = rows.raw[:, border : border + 2 * groups].view(torch.float16).float()
+    lowest = rows.raw[:, border + 2 * groups :].view(torch.float16).float()
+    values = codes.float() * scale[..., None] + lowest[..., None]
+    out.copy_(values.view(count, columns))
+
+
+def dequantise(rows: GroupedRows, out: torch.Tensor) -> None:
+    """The same values by the fastest means there is."""
+    if out.device.type == "cpu" and dequantise_on_cpu(
+        rows.raw, rows.columns, rows.number_format, out
+    ):
+        return
+    dequantise_reference(rows, out)

@@ -1,0 +1,91 @@
+"""Compiled loops of the CPU on threads of our own, where numba can be had.
+
+Rows are shared out over the threads; the loops hold no lock of the interpreter. Numba's own threads
+would not do: lanes call in side by side. It takes a second to load and is loaded when it is first
+wanted; where it is not installed, or fails, the caller uses the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from freight.model.number_format import Grouped
+
+__all__ = ["dequantise_on_cpu", "has_compiled_loops", "warm_up"]
+
+_LEAST_ROWS = 16
+
+
+@cache
+def _loops() -> Any | None:
+    if os.environ.get("FREIGHT_KERNELS") == "reference":
+        return None
+    try:
+        from freight.kernels import loops
+    except ImportError:
+        return None
+    return loops
+
+
+def has_compiled_loops() -> bool:
+    """Whether numba's versions are used."""
+    return _loops() is not None
+
+
+def warm_up() -> None:
+    """Load and compile what will be needed: it takes seconds, and 130 MiB."""
+    number_format = Grouped(bits=4, group_size=64)
+    for dtype in (torch.bfloat16, torch.float32):
+        raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
+        dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="kernel")
+
+
+def _share(count: int, work: Callable[[int, int], None]) -> None:
+    """Call ``work`` for ranges of rows that make up ``count``, one for each core."""
+    shares = max(1, min(torch.get_num_threads(), count // _LEAST_ROWS))
+    borders = [count * number // shares for number in range(shares + 1)]
+    others = [_pool().submit(work, borders[n], borders[n + 1]) for n in range(1, shares)]
+    work(borders[0], borders[1])
+    wait(others)
+    for other in others:
+        other.result()
+
+
+def dequantise_on_cpu(
+    raw: torch.Tensor, columns: int, number_format: Grouped, out: torch.Tensor
+) -> bool:
+    """raw uint8 [rows, row bytes] to out [rows, columns]; False where there is no such loop."""
+    loops = _loops()
+    if loops is None or not out.is_contiguous():
+        return False
+    if out.dtype is torch.bfloat16:
+        target, is_wide = out.view(torch.int16).numpy().view(np.uint16), False
+    elif out.dtype is torch.float32:
+        target, is_wide = out.numpy(), True
+    else:
+        return False
+    groups, border = columns // number_format.group_size, number_format.code_bytes(columns)
+    source = raw.numpy()
+    factors = source[:, border:].view(np.float16).astype(np.float32)
+    scales, minima = factors[:, :groups], factors[:, groups:]
+    loop = loops.to_float32 if is_wide else loops.to_bfloat16
+    size, bits = number_format.group_size, number_format.bits
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loop(source[own], scales[own], minima[own], size, bits, target[own])
+
+    _share(raw.shape[0], work)
+    return True
