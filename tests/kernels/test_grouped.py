@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from freight.kernels import threads
-from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference, quantise
+from freight.kernels.grouped import (
+    GroupedRows,
+    dequantise,
+    dequantise_reference,
+    quantise,
+    small_product,
+)
 from freight.model.number_format import GROUP_SIZES, Grouped
 
 FORMATS = [Grouped(bits=bits, group_size=size) for bits in (4, 8) for size in GROUP_SIZES]
@@ -114,3 +120,31 @@ def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(threads, "_loops", lambda: calls.append(1))
     dequantise(rows, slow)
     assert calls and torch.equal(fast, slow)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    own=st.sampled_from(FORMATS),
+    rows=st.integers(1, 70),
+    groups=st.integers(1, 5),
+    tokens=st.integers(1, 16),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_small_products_are_those_of_the_plain_rows(
+    own: Grouped, rows: int, groups: int, tokens: int, dtype: torch.dtype, seed: int
+) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    columns = groups * own.group_size
+    weights = GroupedRows(
+        raw=quantise(torch.randn(rows, columns, generator=dice), own),
+        columns=columns,
+        number_format=own,
+    )
+    x = torch.randn(tokens, columns, generator=dice).to(dtype)
+    plain = torch.empty(rows, columns)
+    dequantise_reference(weights, plain)
+    found = small_product(x, weights)
+    assert found is not None
+    torch.testing.assert_close(found, x.float() @ plain.t(), rtol=1e-4, atol=1e-4)
+    assert small_product(torch.randn(17, columns), weights) is None

@@ -10,11 +10,12 @@ from typing import Final
 
 import torch
 
-from freight.kernels.threads import dequantise_on_cpu
+from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
 from freight.model.number_format import Grouped
 
-__all__ = ["GroupedRows", "dequantise", "dequantise_reference", "quantise"]
+__all__ = ["GroupedRows", "dequantise", "dequantise_reference", "quantise", "small_product"]
 
+_FEW_TOKENS: Final = 16
 _MOST: Final = 65504.0
 """The largest number of float16, in which scales and minima are kept."""
 
@@ -75,6 +76,14 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     lowest = rows.raw[:, border + 2 * groups :].view(torch.float16).float()
     values = codes.float() * scale[..., None] + lowest[..., None]
     out.copy_(values.view(count, columns))
+
+
+def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
+    """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
+    the rows plain would cost more than the product; None where that is not so, or not known how."""
+    if x.device.type != "cpu" or x.shape[0] > _FEW_TOKENS:
+        return None
+    return product_on_cpu(rows.raw, rows.number_format, x)
 
 
 def dequantise(rows: GroupedRows, out: torch.Tensor) -> None:

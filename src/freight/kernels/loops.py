@@ -1,43 +1,119 @@
-"""Loops that numba compiles. Each works on some rows, alone; threads are the caller's business."""
+"""Loops that numba compiles. Each works on some rows, alone; threads are the caller's business.
+
+Indices are unsigned: numba then asks of none whether it counts from the end, and the compiler can
+make vectors of the loops.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-__all__ = ["to_bfloat16", "to_float32"]
+__all__ = ["product", "to_bfloat16", "to_float32"]
+
+_ONE = np.uint32(1)
+_HALF_ULP = np.uint32(0x7FFF)
+_SIXTEEN = np.uint32(16)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _group(raw, first, scale, lowest, size, bits, values):  # type: ignore[no-untyped-def]
+    """A group's values in float32; its codes begin at byte ``first`` of a row."""
+    if bits == 4:
+        half = size // np.uintp(2)
+        for j in range(half):
+            i = np.uintp(j)
+            values[i] = np.float32(raw[first + i] & np.uint8(15)) * scale + lowest
+        for j in range(half):
+            i = np.uintp(j)
+            values[half + i] = np.float32(raw[first + i] >> np.uint8(4)) * scale + lowest
+    else:
+        for j in range(size):
+            i = np.uintp(j)
+            values[i] = np.float32(raw[first + i]) * scale + lowest
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _factors(halves, first, factors, words):  # type: ignore[no-untyped-def]
+    """A row's scales and minima, from place ``first`` on, from float16 to float32: the bits moved
+    to where float32 has them make a number that is 2^112 times too small. None is infinite."""
+    for j in range(factors.shape[0]):
+        i = np.uintp(j)
+        half = np.uint32(halves[first + i])
+        words[i] = (half & np.uint32(0x7FFF)) << np.uint32(13)
+    for j in range(factors.shape[0]):
+        i = np.uintp(j)
+        factors[i] *= np.float32(5.192296858534828e33)
+    for j in range(factors.shape[0]):
+        i = np.uintp(j)
+        words[i] |= (np.uint32(halves[first + i]) & np.uint32(0x8000)) << _SIXTEEN
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _row(codes, scales, minima, size, bits, values):  # type: ignore[no-untyped-def]
-    """One row's values in float32."""
-    half = size // 2
-    for group in range(scales.shape[0]):
-        scale, lowest, begin = scales[group], minima[group], group * size
-        if bits == 4:
-            first = group * half
-            for j in range(half):
-                values[begin + j] = np.float32(codes[first + j] & 15) * scale + lowest
-            for j in range(half):
-                values[begin + half + j] = np.float32(codes[first + j] >> 4) * scale + lowest
-        else:
+def to_float32(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
+    """raw uint8 [rows, row bytes], the same as uint16, to out [rows, columns]."""
+    values = np.empty(size, np.float32)
+    groups = np.uintp(out.shape[1] // size)
+    factors = np.empty(2 * groups, np.float32)
+    words = factors.view(np.uint32)
+    own, step = np.uintp(size), np.uintp(size * bits // 8)
+    for row in range(out.shape[0]):
+        _factors(halves[row], groups * step // np.uintp(2), factors, words)
+        for group in range(groups):
+            g = np.uintp(group)
+            scale, lowest = factors[g], factors[groups + g]
+            _group(raw[row], g * step, scale, lowest, own, bits, values)
             for j in range(size):
-                values[begin + j] = np.float32(codes[begin + j]) * scale + lowest
+                i = np.uintp(j)
+                out[row, g * own + i] = values[i]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def to_float32(codes, scales, minima, size, bits, out):  # type: ignore[no-untyped-def]
+def to_bfloat16(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
+    """Likewise, the upper halves of the float32 values, rounded to the nearest, ties to even."""
+    values = np.empty(size, np.float32)
+    value_words = values.view(np.uint32)
+    groups = np.uintp(out.shape[1] // size)
+    factors = np.empty(2 * groups, np.float32)
+    words = factors.view(np.uint32)
+    own, step = np.uintp(size), np.uintp(size * bits // 8)
     for row in range(out.shape[0]):
-        _row(codes[row], scales[row], minima[row], size, bits, out[row])
+        _factors(halves[row], groups * step // np.uintp(2), factors, words)
+        for group in range(groups):
+            g = np.uintp(group)
+            scale, lowest = factors[g], factors[groups + g]
+            _group(raw[row], g * step, scale, lowest, own, bits, values)
+            for j in range(size):
+                i = np.uintp(j)
+                word = value_words[i]
+                rounded = word + _HALF_ULP + ((word >> _SIXTEEN) & _ONE)
+                out[row, g * own + i] = np.uint16(rounded >> _SIXTEEN)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, fastmath={"reassoc", "contract", "nsz"})
+def _dot(x, y):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for j in range(x.shape[0]):
+        i = np.uintp(j)
+        total += x[i] * y[i]
+    return total
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def to_bfloat16(codes, scales, minima, size, bits, out):  # type: ignore[no-untyped-def]
-    """Rounded to the nearest, ties to even; values are finite."""
-    values = np.empty(out.shape[1], np.float32)
-    words = values.view(np.uint32)
+def product(raw, halves, size, bits, x, out):  # type: ignore[no-untyped-def]
+    """out [rows, tokens] = rows times x [tokens, columns], in float32: each row is made plain in
+    the nearest cache and used for all tokens."""
+    columns = x.shape[1]
+    row_values = np.empty(columns, np.float32)
+    groups = np.uintp(columns // size)
+    factors = np.empty(2 * groups, np.float32)
+    words = factors.view(np.uint32)
+    own, step = np.uintp(size), np.uintp(size * bits // 8)
     for row in range(out.shape[0]):
-        _row(codes[row], scales[row], minima[row], size, bits, values)
-        for j in range(out.shape[1]):
-            word = words[j]
-            out[row, j] = (word + np.uint32(0x7FFF) + ((word >> 16) & np.uint32(1))) >> 16
+        _factors(halves[row], groups * step // np.uintp(2), factors, words)
+        for group in range(groups):
+            g = np.uintp(group)
+            values = row_values[g * own : g * own + own]
+            _group(raw[row], g * step, factors[g], factors[groups + g], own, bits, values)
+        for token in range(x.shape[0]):
+            out[row, token] = _dot(row_values, x[token])

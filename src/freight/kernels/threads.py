@@ -18,7 +18,7 @@ import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["dequantise_on_cpu", "has_compiled_loops", "warm_up"]
+__all__ = ["dequantise_on_cpu", "has_compiled_loops", "product_on_cpu", "warm_up"]
 
 _LEAST_ROWS = 16
 
@@ -45,11 +45,33 @@ def warm_up() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
         dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
+    product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="kernel")
+
+
+def product_on_cpu(
+    raw: torch.Tensor, number_format: Grouped, x: torch.Tensor
+) -> torch.Tensor | None:
+    """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
+    such loop."""
+    loops, source = _loops(), raw.numpy()
+    if loops is None or not source.flags.c_contiguous or source.ctypes.data % 2:
+        return None
+    halves, wide = source.view(np.uint16), x.float().contiguous().numpy()
+    out = torch.empty(raw.shape[0], x.shape[0])
+    target = out.numpy()
+    size, bits = number_format.group_size, number_format.bits
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loops.product(source[own], halves[own], size, bits, wide, target[own])
+
+    _share(raw.shape[0], work)
+    return out.t()
 
 
 def _share(count: int, work: Callable[[int, int], None]) -> None:
@@ -76,16 +98,16 @@ def dequantise_on_cpu(
         target, is_wide = out.numpy(), True
     else:
         return False
-    groups, border = columns // number_format.group_size, number_format.code_bytes(columns)
     source = raw.numpy()
-    factors = source[:, border:].view(np.float16).astype(np.float32)
-    scales, minima = factors[:, :groups], factors[:, groups:]
+    if not source.flags.c_contiguous or source.ctypes.data % 2:
+        return False
+    halves = source.view(np.uint16)
     loop = loops.to_float32 if is_wide else loops.to_bfloat16
     size, bits = number_format.group_size, number_format.bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loop(source[own], scales[own], minima[own], size, bits, target[own])
+        loop(source[own], halves[own], size, bits, target[own])
 
     _share(raw.shape[0], work)
     return True

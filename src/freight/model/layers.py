@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.model.attention import KVView, append, attend
 from freight.model.number_format import TILE_ROWS
 from freight.model.programme import (
@@ -94,19 +94,6 @@ class Frame:
         assert isinstance(rows, torch.Tensor)
         return rows.view(-1)
 
-    def tiles(self, weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, rows) of a matrix, plain; one is valid until the next is asked for."""
-        for first, rows in self.weights[weight.name]:
-            if isinstance(rows, torch.Tensor):
-                yield first, rows
-                continue
-            for begin in range(0, rows.shape[0], TILE_ROWS):
-                some = rows.rows(begin, min(begin + TILE_ROWS, rows.shape[0]))
-                with self.workspace.frame():
-                    tile = self.workspace.take(*some.shape, dtype=dtype)
-                    dequantise(some, tile)
-                    yield first + begin, tile
-
 
 def run_unit(unit: Unit, frame: Frame) -> None:
     """Run all steps of a unit; embedding rows are gathered by the caller, who knows the tiers."""
@@ -141,17 +128,50 @@ def _project(step: Project, frame: Frame) -> None:
     assert not step.adds or step.out in frame.values
     out = frame.new(step.out, x, step.weight.num_rows)
     bias = None if step.bias is None else frame.vector(step.bias)
-    for first, rows in frame.tiles(step.weight, x.dtype):
+    for first, rows in frame.weights[step.weight.name]:
         part = out[:, first : first + rows.shape[0]]
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
-        if step.adds:
-            torch.addmm(part, x, rows.t(), out=part)
+        if isinstance(rows, torch.Tensor):
+            _multiply_by(x, rows, own_bias, part, adds=step.adds)
+        elif (product := small_product(x, rows)) is not None:
             if own_bias is not None:
-                part.add_(own_bias)
-        elif own_bias is not None:
-            torch.addmm(own_bias, x, rows.t(), out=part)
+                product += own_bias
+            part.copy_(product.add_(part) if step.adds else product)
         else:
-            torch.mm(x, rows.t(), out=part)
+            for begin, tile in _tiles(rows, x.dtype, frame.workspace):
+                end = begin + tile.shape[0]
+                tile_bias = None if own_bias is None else own_bias[begin:end]
+                _multiply_by(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
+
+
+def _multiply_by(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    adds: bool,
+) -> None:
+    if adds:
+        torch.addmm(out, x, rows.t(), out=out)
+        if bias is not None:
+            out.add_(bias)
+    elif bias is not None:
+        torch.addmm(bias, x, rows.t(), out=out)
+    else:
+        torch.mm(x, rows.t(), out=out)
+
+
+def _tiles(
+    rows: GroupedRows, dtype: torch.dtype, workspace: Workspace
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first row, rows) of a compressed matrix, plain; one is valid until the next is asked for."""
+    for begin in range(0, rows.shape[0], TILE_ROWS):
+        some = rows.rows(begin, min(begin + TILE_ROWS, rows.shape[0]))
+        with workspace.frame():
+            tile = workspace.take(*some.shape, dtype=dtype)
+            dequantise(some, tile)
+            yield begin, tile
 
 
 def _split(step: Split, frame: Frame) -> None:
