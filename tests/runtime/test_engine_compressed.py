@@ -176,6 +176,22 @@ def test_what_was_interrupted_is_begun_anew(tmp_path: Path) -> None:
     assert (own / "weights.bin").read_bytes() == whole and not left.exists()
 
 
+def test_the_command_makes_what_a_run_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from freight.entrypoints.cli import main
+
+    tiny.make_model(tmp_path / "model", **SIZES)
+    flags = ["--model", str(tmp_path / "model"), "--compressed-dir", str(tmp_path / "kept")]
+    assert main(["compress", *flags]) in (1, 2)
+    assert "Pass --weight-bits 4." in capsys.readouterr().err
+    assert main(["compress", *flags, "--weight-bits", "4"]) == 0
+    assert Path(capsys.readouterr().out.strip(), "weights.bin").is_file()
+    said: list[str] = []
+    prepare(tmp_path / "model", tmp_path / "kept", said)
+    assert not said
+
+
 def test_another_checkpoint_has_others(tmp_path: Path) -> None:
     kept, said = tmp_path / "kept", []
     for name in ("one", "two"):

@@ -71,6 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.plan import plan_policy
 
             return plan_policy(arguments)
+        if arguments.command == "compress":
+            from freight.entrypoints.compress import compress_model
+
+            return compress_model(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -128,13 +132,10 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_job(run)
     _add_machine(run)
     _add_policy(run)
-    _add_compression(run).add_argument(
-        "--compressed-dir",
-        metavar="DIR",
-        help="where compressed weights are kept (default: the user's cache)",
-    )
+    _add_kept_compression(run)
     _add_plan(commands)
     _add_profile(commands)
+    _add_compress(commands)
     _add_bench(commands)
     return parser
 
@@ -216,6 +217,13 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu")
     parser.add_argument("--quiet", action="store_true", help="the result only")
+
+
+def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "make a model's matrices small, ahead of the runs that use them"
+    parser = commands.add_parser("compress", help=about, description=about, allow_abbrev=False)
+    parser.add_argument("-m", "--model", metavar="MODEL", help="a directory, or a name on the hub")
+    _add_kept_compression(parser)
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -391,6 +399,14 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         help="weights that share a scale: 32, 64 (default) or 128",
     )
     return group
+
+
+def _add_kept_compression(parser: argparse.ArgumentParser) -> None:
+    _add_compression(parser).add_argument(
+        "--compressed-dir",
+        metavar="DIR",
+        help="where compressed weights are kept (default: the user's cache)",
+    )
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.shares import parse_shares
@@ -206,6 +207,7 @@ class LLM:
         waiting: dict[int, Completion] = {}
         next_index = 0
         workload = spool.workload(order)
+        compress_ahead(self._options, self._model_dir, _LOG.info)
         work_s = nominal_s(self._config, workload)
         machine = own_machine(self._options, self._model_dir, work_s, _LOG.info)
         options = replace(self._options, machine=machine)

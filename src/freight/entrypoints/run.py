@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.own_machine import keep_recalibrated, nominal_s, own_machine
 from freight.entrypoints.progress import Progress, format_report
@@ -169,6 +170,7 @@ def _run_job(
         # torch takes seconds to import; a finished or refused job never needs it.
         from freight.runtime.engine import build_engine
 
+        compress_ahead(options, model_dir, progress.say)
         machine = own_machine(options, model_dir, nominal_s(config, workload), progress.say)
         planned = replace(options, machine=machine)
         engine = build_engine(model_dir, options=planned, workload=workload, say=progress.say)

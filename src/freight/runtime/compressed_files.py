@@ -29,7 +29,7 @@ from freight.model.number_format import Grouped
 from freight.quantities import MIB, align_up, format_bytes
 from freight.runtime.loaders import CheckpointFiles, bounce_bytes
 
-__all__ = ["compressed_sources", "default_directory"]
+__all__ = ["are_kept", "compressed_sources", "default_directory"]
 
 _VERSION: Final = 1
 _CHUNK_BYTES: Final = 16 * MIB
@@ -57,16 +57,42 @@ def compressed_sources(
     BudgetError where the disk has no room for them.
     """
     formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-    marks = {"version": str(_VERSION), "bits": str(bits), "group size": str(group_size)}
-    marks |= {str(path): mark for path, mark in _identify(sources, formats)}
-    key = hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:24]
-    own = directory / key
+    marks = _marks(sources, formats, bits, group_size)
+    own = directory / _key(marks)
     places = compressed_places(sources, formats, own / "weights.bin")
     if not _is_whole(own, places, formats):
         shutil.rmtree(own, ignore_errors=True)
         say(f"compressing the weights to {bits} bits, once, into {own}")
         _make(own, places, sources, formats, marks)
     return places
+
+
+def are_kept(
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    *,
+    bits: int,
+    group_size: int,
+    directory: Path,
+) -> bool:
+    """Whether ``compressed_sources`` would find them made."""
+    formats = choose_formats(config, sources, bits=bits, group_size=group_size)
+    own = directory / _key(_marks(sources, formats, bits, group_size))
+    return _is_whole(own, compressed_places(sources, formats, own / "weights.bin"), formats)
+
+
+def _marks(
+    sources: Mapping[str, TensorSource],
+    formats: Mapping[str, Grouped],
+    bits: int,
+    group_size: int,
+) -> dict[str, str]:
+    marks = {"version": str(_VERSION), "bits": str(bits), "group size": str(group_size)}
+    return marks | {str(path): mark for path, mark in _identify(sources, formats)}
+
+
+def _key(marks: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _identify(

@@ -1,0 +1,71 @@
+"""``freight compress``: a model's matrices made small, once, ahead of the runs that use them.
+
+Runs call it themselves, in a process of its own: what compressing takes would count against their
+memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from freight.entrypoints.model_source import find_model
+from freight.errors import InputError
+from freight.model.checkpoint import resolve
+from freight.model.config import read_config
+from freight.runtime.options import EngineOptions
+
+__all__ = ["compress_ahead", "compress_model"]
+
+
+def compress_model(arguments: argparse.Namespace) -> int:
+    """Make what is not kept yet; returns the exit status."""
+    if arguments.weight_bits is None:
+        raise InputError(
+            "No number of bits was given.",
+            "Weights are compressed to 4 or to 8 bits.",
+            "Pass --weight-bits 4.",
+        )
+    from freight.runtime.compressed_files import compressed_sources, default_directory
+
+    model_dir = find_model(arguments.model)
+    config = read_config(model_dir)
+    places = compressed_sources(
+        config,
+        resolve(config, model_dir),
+        bits=arguments.weight_bits,
+        group_size=arguments.group_size,
+        directory=Path(arguments.compressed_dir or default_directory()),
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    kept = {place.path.parent for place in places.values() if place.path.name == "weights.bin"}
+    print("\n".join(str(path) for path in sorted(kept)) or "nothing to compress")
+    return 0
+
+
+def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str], None]) -> None:
+    """Compress, by another process, what the engine will want and is not kept yet. Where that
+    fails, the engine does it and says why not."""
+    if options.weight_bits is None or options.dummy_seed is not None:
+        return
+    from freight.runtime.compressed_files import are_kept, default_directory
+
+    config = read_config(model_dir)
+    directory = options.compressed_dir or default_directory()
+    bits, group_size = options.weight_bits, options.group_size
+    if are_kept(
+        config, resolve(config, model_dir), bits=bits, group_size=group_size, directory=directory
+    ):
+        return
+    say(f"compressing the weights to {bits} bits, once, into {directory}")
+    flags = ["--weight-bits", str(bits), "--group-size", str(group_size)]
+    flags += ["--model", str(model_dir), "--compressed-dir", str(directory)]
+    subprocess.run(
+        [sys.executable, "-m", "freight", "compress", *flags],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
