@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,15 @@ from typing import Any
 import predictions
 from predictions import SHAPES, Case
 
-from freight.errors import FreightError
-from freight.hardware.machine import Machine
+from freight.errors import FreightError, InputError
+from freight.hardware.storage import read_machine, write_machine
 from freight.quantities import parse_bytes
 from freight.runtime.device import find_device
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.profiler import profile
 
-EVERY = 5
+EVERY = 4
 
 
 def policies(rows: int) -> Iterator[dict[str, Any]]:
@@ -57,7 +60,11 @@ def main() -> None:
     parser.add_argument("--cpu-memory", default="1100MiB")
     parser.add_argument("--most", type=int, default=30, help="policies of the grid")
     parser.add_argument("--directory", default=None, help="on the disk to use")
+    parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.one is not None:
+        run_one(json.loads(arguments.one))
+        return
     prompt, new, rows = map(int, arguments.workload.split(":"))
     budget = parse_bytes(arguments.cpu_memory)
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
@@ -66,7 +73,8 @@ def main() -> None:
         model_dir.mkdir()
         (model_dir / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
         case = Case(name="", shape=arguments.shape, prompt=prompt, new=new, rows=rows)
-        machine = profile(find_device("cpu"), directory, lambda _: None)
+        machine = directory / "machine.json"
+        write_machine(profile(find_device("cpu"), directory, lambda _: None), machine)
         searched: list[float] = []
         nominal: list[float] = []
         grid: list[dict[str, Any]] = []
@@ -100,28 +108,53 @@ def seconds(
     directory: Path,
     model_dir: Path,
     budget: int,
-    machine: Machine | None,
+    machine: Path | None,
     options: dict[str, Any],
 ) -> float:
-    """Of one run, from its first operation to its last token."""
+    """Of one run, from its first operation to its last token, in a process of its own."""
+    asked = {
+        "case": asdict(case),
+        "directory": str(directory),
+        "model_dir": str(model_dir),
+        "budget": budget,
+        "machine": None if machine is None else str(machine),
+        "options": options,
+    }
+    command = [sys.executable, __file__, "--one", json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(done.stderr.strip().splitlines()[-1], "", "")
+    told = json.loads(done.stdout.splitlines()[-1])
+    if not options:
+        print(f"{told['seconds']:6.2f} s  {told['policy']}", flush=True)
+    return float(told["seconds"])
+
+
+def run_one(asked: dict[str, Any]) -> None:
+    """What the process does."""
+    case = Case(**asked["case"])
+    machine = None if asked["machine"] is None else read_machine(Path(asked["machine"]))
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in asked["options"].items()
+    }
     engine = build_engine(
-        model_dir,
+        Path(asked["model_dir"]),
         options=EngineOptions(
             device="cpu",
             dtype="bfloat16",
             dummy_seed=0,
             machine=machine,
-            cpu_memory_bytes=budget,
-            disk_dir=directory,
+            cpu_memory_bytes=asked["budget"],
+            disk_dir=Path(asked["directory"]),
             **options,
         ),
         workload=predictions.workload_of(case),
     )
     with closing(engine):
         predictions.run(engine, case)
-        if machine is not None:
-            print(f"{engine.meter.seconds:6.2f} s  as searched: {engine.summary().splitlines()[0]}")
-        return engine.meter.seconds
+        policy = engine.summary().splitlines()[0]
+        print(json.dumps({"seconds": engine.meter.seconds, "policy": policy}))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,17 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         "activations_percent": ODD,
         "overlap": False,
     },
+    "attention on the cpu": {
+        "weights_percent": (100.0, 0.0, 0.0),
+        "kv_percent": (0.0, 100.0, 0.0),
+        "cpu_attention_percent": 100.0,
+    },
+    "attention on both": {
+        "weights_percent": ODD,
+        "kv_percent": (0.0, 50.0, 50.0),
+        "cpu_attention_percent": 60.0,
+        "micro_batch_size": 5,
+    },
     "as planned": {"micro_batch_size": None, "num_micro_batches": None},
 }
 BLOCK = {"device": "cuda", "micro_batch_size": 3, "num_micro_batches": 2}

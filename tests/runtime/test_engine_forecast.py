@@ -3,6 +3,7 @@ the same operations; time is measured elsewhere."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,23 @@ def test_nothing_is_predicted_of_an_unknown_machine(tmp_path: Path) -> None:
         tiny.run(engine, [[1, 2, 3]], 2)
         assert engine.forecast is None
         assert "predicted" not in engine.summary()
+
+
+def test_a_trace_has_both_sides(tmp_path: Path) -> None:
+    """What was predicted and what was measured, from the same beginning, on the same lanes."""
+    tiny.make_model(tmp_path)
+    prompts = [[1 + i] * PROMPT for i in range(7)]
+    path = tmp_path / "trace.json"
+    options = {**tiny.ON_SIM, "gpu_memory_bytes": 64 * MIB, "machine": MACHINE, "trace_path": path}
+    with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
+        tiny.run(engine, prompts, STEPS)
+    events = [event for event in json.loads(path.read_text()) if event]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["measured", "predicted"]
+    spans = {names[pid]: [e for e in events if e["ph"] == "X" and e["pid"] == pid] for pid in names}
+    block = [e for e in spans["measured"] if e["args"]["sweep"] < STEPS]
+    for name in ("begin attention", "attend", "finish attention", "copy back KV"):
+        counts = {side: sum(e["name"] == name for e in own) for side, own in spans.items()}
+        assert counts["predicted"] == sum(e["name"] == name for e in block) > 0, name
+    starts = [min(e["ts"] for e in own) for own in spans.values()]
+    assert abs(starts[0] - starts[1]) < 1e5
