@@ -7,7 +7,6 @@ wanted; where it is not installed, or fails, the caller uses the reference.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
@@ -25,8 +24,6 @@ _LEAST_ROWS = 16
 
 @cache
 def _loops() -> Any | None:
-    if os.environ.get("FREIGHT_KERNELS") == "reference":
-        return None
     try:
         from freight.kernels import loops
     except ImportError:
