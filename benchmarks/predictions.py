@@ -196,14 +196,7 @@ def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
 
 def workload_of(case: Case) -> Workload:
     rows, prompt, new = case.rows, case.prompt, case.new
-    return Workload(
-        num_rows=rows,
-        max_prompt_tokens=prompt,
-        max_new_tokens=new,
-        max_total_tokens=prompt + new,
-        total_prompt_tokens=rows * prompt,
-        total_new_tokens=rows * new,
-    )
+    return Workload.of_alike(rows, prompt, new)
 
 
 def run(engine: Engine, case: Case) -> None:

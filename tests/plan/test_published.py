@@ -129,14 +129,7 @@ def search_for(
         programme=build_programme(config),
         sources=imagined_sources(config, "float16"),
         dtype="float16",
-        workload=Workload(
-            num_rows=rows,
-            max_prompt_tokens=prompt,
-            max_new_tokens=NEW,
-            max_total_tokens=prompt + NEW,
-            total_prompt_tokens=rows * prompt,
-            total_new_tokens=rows * NEW,
-        ),
+        workload=Workload.of_alike(rows, prompt, NEW),
         compute_tier="gpu",
         # The machine's 16 and 208 GB, less what a context and a process take.
         room={"gpu": int(14.2 * GIB), "cpu": 204 * GIB, "disk": 1000 * GIB},

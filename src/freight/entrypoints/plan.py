@@ -212,14 +212,7 @@ def _read_workload(arguments: argparse.Namespace) -> Workload:
             "Write it like 512:32.",
         )
     prompt, new, rows = int(found[1]), int(found[2]), arguments.rows
-    return Workload(
-        num_rows=rows,
-        max_prompt_tokens=prompt,
-        max_new_tokens=new,
-        max_total_tokens=prompt + new,
-        total_prompt_tokens=rows * prompt,
-        total_new_tokens=rows * new,
-    )
+    return Workload.of_alike(rows, prompt, new)
 
 
 def _read_latency(seconds: float | None) -> float:

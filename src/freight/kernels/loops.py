@@ -49,45 +49,43 @@ def _factors(halves, first, factors, words):  # type: ignore[no-untyped-def]
         words[i] |= (np.uint32(halves[first + i]) & np.uint32(0x8000)) << _SIXTEEN
 
 
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _plain_row(raw, halves, size, bits, factors, words, values):  # type: ignore[no-untyped-def]
+    """One row's bytes, and the same as uint16, to its values in float32; ``factors`` and their
+    ``words`` are scratch for two numbers a group."""
+    groups = np.uintp(factors.shape[0] // 2)
+    own, step = np.uintp(size), np.uintp(size * bits // 8)
+    _factors(halves, groups * step // np.uintp(2), factors, words)
+    for group in range(groups):
+        g = np.uintp(group)
+        some = values[g * own : g * own + own]
+        _group(raw, g * step, factors[g], factors[groups + g], own, bits, some)
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def to_float32(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
     """raw uint8 [rows, row bytes], the same as uint16, to out [rows, columns]."""
-    values = np.empty(size, np.float32)
-    groups = np.uintp(out.shape[1] // size)
-    factors = np.empty(2 * groups, np.float32)
+    factors = np.empty(2 * (out.shape[1] // size), np.float32)
     words = factors.view(np.uint32)
-    own, step = np.uintp(size), np.uintp(size * bits // 8)
     for row in range(out.shape[0]):
-        _factors(halves[row], groups * step // np.uintp(2), factors, words)
-        for group in range(groups):
-            g = np.uintp(group)
-            scale, lowest = factors[g], factors[groups + g]
-            _group(raw[row], g * step, scale, lowest, own, bits, values)
-            for j in range(size):
-                i = np.uintp(j)
-                out[row, g * own + i] = values[i]
+        _plain_row(raw[row], halves[row], size, bits, factors, words, out[row])
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def to_bfloat16(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
     """Likewise, the upper halves of the float32 values, rounded to the nearest, ties to even."""
-    values = np.empty(size, np.float32)
+    columns = out.shape[1]
+    values = np.empty(columns, np.float32)
     value_words = values.view(np.uint32)
-    groups = np.uintp(out.shape[1] // size)
-    factors = np.empty(2 * groups, np.float32)
+    factors = np.empty(2 * (columns // size), np.float32)
     words = factors.view(np.uint32)
-    own, step = np.uintp(size), np.uintp(size * bits // 8)
     for row in range(out.shape[0]):
-        _factors(halves[row], groups * step // np.uintp(2), factors, words)
-        for group in range(groups):
-            g = np.uintp(group)
-            scale, lowest = factors[g], factors[groups + g]
-            _group(raw[row], g * step, scale, lowest, own, bits, values)
-            for j in range(size):
-                i = np.uintp(j)
-                word = value_words[i]
-                rounded = word + _HALF_ULP + ((word >> _SIXTEEN) & _ONE)
-                out[row, g * own + i] = np.uint16(rounded >> _SIXTEEN)
+        _plain_row(raw[row], halves[row], size, bits, factors, words, values)
+        for j in range(columns):
+            i = np.uintp(j)
+            word = value_words[i]
+            rounded = word + _HALF_ULP + ((word >> _SIXTEEN) & _ONE)
+            out[row, i] = np.uint16(rounded >> _SIXTEEN)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, fastmath={"reassoc", "contract", "nsz"})
@@ -104,16 +102,10 @@ def product(raw, halves, size, bits, x, out):  # type: ignore[no-untyped-def]
     """out [rows, tokens] = rows times x [tokens, columns], in float32: each row is made plain in
     the nearest cache and used for all tokens."""
     columns = x.shape[1]
-    row_values = np.empty(columns, np.float32)
-    groups = np.uintp(columns // size)
-    factors = np.empty(2 * groups, np.float32)
+    values = np.empty(columns, np.float32)
+    factors = np.empty(2 * (columns // size), np.float32)
     words = factors.view(np.uint32)
-    own, step = np.uintp(size), np.uintp(size * bits // 8)
     for row in range(out.shape[0]):
-        _factors(halves[row], groups * step // np.uintp(2), factors, words)
-        for group in range(groups):
-            g = np.uintp(group)
-            values = row_values[g * own : g * own + own]
-            _group(raw[row], g * step, factors[g], factors[groups + g], own, bits, values)
+        _plain_row(raw[row], halves[row], size, bits, factors, words, values)
         for token in range(x.shape[0]):
-            out[row, token] = _dot(row_values, x[token])
+            out[row, token] = _dot(values, x[token])

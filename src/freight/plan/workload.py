@@ -73,6 +73,18 @@ class Workload:
                     f"{self.num_rows} rows have between {least} and {most}.",
                 )
 
+    @classmethod
+    def of_alike(cls, num_rows: int, prompt_tokens: int, new_tokens: int) -> Workload:
+        """Rows of one length."""
+        return cls(
+            num_rows=num_rows,
+            max_prompt_tokens=prompt_tokens,
+            max_new_tokens=new_tokens,
+            max_total_tokens=prompt_tokens + new_tokens,
+            total_prompt_tokens=num_rows * prompt_tokens,
+            total_new_tokens=num_rows * new_tokens,
+        )
+
     def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
         """(prompt, new) tokens of the rows ``first`` to ``last``."""
         prompt = max(1, round(self.total_prompt_tokens / self.num_rows))
