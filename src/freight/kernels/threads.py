@@ -17,7 +17,7 @@ import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["dequantise_on_cpu", "has_compiled_loops", "product_on_cpu", "warm_up"]
+__all__ = ["dequantise_on_cpu", "product_on_cpu", "warm_up"]
 
 _LEAST_ROWS = 16
 
@@ -29,11 +29,6 @@ def _loops() -> Any | None:
     except ImportError:
         return None
     return loops
-
-
-def has_compiled_loops() -> bool:
-    """Whether numba's versions are used."""
-    return _loops() is not None
 
 
 def warm_up() -> None:

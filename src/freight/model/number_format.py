@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from freight.errors import InputError
@@ -50,6 +51,7 @@ class Grouped:
         return self.code_bytes(columns) + 4 * (columns // self.group_size)
 
 
+@cache
 def find_grouped(dtype: str) -> Grouped | None:
     """The format by its name, None for a plain type."""
     found = _NAME.fullmatch(dtype)
