@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.kernels.pages import Pages
 from freight.model import attention
 from freight.model.attention import KVView, append, attend, index_rows, merge
 from freight.model.batch import RowKey, RowSpan
@@ -84,7 +85,7 @@ capped = st.builds(
 decodes = st.builds(
     Case,
     rows=st.lists(st.tuples(st.integers(0, 40), st.just(1)), min_size=1, max_size=8),
-    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5)]),
+    shape=st.sampled_from([(4, 2, 8), (6, 1, 5), (4, 4, 16), (5, 1, 32), (14, 2, 48), (3, 1, 80)]),
     window=st.sampled_from([None, 5]),
     seed=st.integers(0, 1000),
 )
@@ -126,6 +127,14 @@ class Run:
             device=torch.device("cpu"),
         )
 
+    @property
+    def pages(self) -> Pages:
+        _, kv_heads, width = self.case.shape
+        raw = self.pool.view(len(self.pool), -1).view(torch.uint8)
+        return Pages(
+            raw=raw, num_heads=kv_heads, page_tokens=PAGE, width=width, dtype=self.pool.dtype
+        )
+
     def _fill(self) -> None:
         for span, table, k, v in zip(self.spans, self.tables, self.k, self.v, strict=True):
             for place in range(span.kv_len):
@@ -135,7 +144,7 @@ class Run:
             torch.cat([x[s.kv_len :] for s, x in zip(self.spans, xs, strict=True)])
             for xs in (self.k, self.v)
         )
-        append(self.pool, self.view, new_k, new_v)
+        append(self.pages, self.view, new_k, new_v)
         # Pages are padded with what was there before: numbers, which the mask hides.
         self.pool.nan_to_num_(nan=1e4)
 
@@ -143,14 +152,14 @@ class Run:
         out = torch.full_like(self.q, float("nan"))
         lse = torch.full(self.q.shape[:2], float("nan"))
         workspace = Workspace(torch.zeros(32 << 20, dtype=torch.uint8))
-        attend(self.case.step, self.q, self.pool, self.view, out, workspace, lse)
+        attend(self.case.step, self.q, self.pages, self.view, out, workspace, lse)
         return out, lse
 
     def attend_fused(self) -> torch.Tensor:
         """Without sums: torch's own attention where it can."""
         out = torch.full_like(self.q, float("nan"))
         workspace = Workspace(torch.zeros(32 << 20, dtype=torch.uint8))
-        attend(self.case.step, self.q, self.pool, self.view, out, workspace)
+        attend(self.case.step, self.q, self.pages, self.view, out, workspace)
         return out
 
 

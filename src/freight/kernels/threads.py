@@ -9,26 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["dequantise_on_cpu", "product_on_cpu", "warm_up"]
+__all__ = ["Loops", "dequantise_on_cpu", "find_loops", "product_on_cpu", "share", "warm_up"]
 
 _LEAST_ROWS = 16
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loops:
+    """The modules that numba compiles."""
+
+    rows: Any
+    attention: Any
+    append: Any
+
+
 @cache
-def _loops() -> Any | None:
+def find_loops() -> Loops | None:
+    """The compiled loops, None where numba is not installed."""
     try:
-        from freight.kernels import loops
+        from freight.kernels import append_loops, attention_loops, loops
     except ImportError:
         return None
-    return loops
+    return Loops(rows=loops, attention=attention_loops, append=append_loops)
 
 
 def warm_up() -> None:
@@ -50,7 +62,7 @@ def product_on_cpu(
 ) -> torch.Tensor | None:
     """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
     such loop."""
-    loops, source = _loops(), raw.numpy()
+    loops, source = find_loops(), raw.numpy()
     if loops is None or not source.flags.c_contiguous or source.ctypes.data % 2:
         return None
     halves, wide = source.view(np.uint16), x.float().contiguous().numpy()
@@ -60,16 +72,20 @@ def product_on_cpu(
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.product(source[own], halves[own], size, bits, wide, target[own])
+        loops.rows.product(source[own], halves[own], size, bits, wide, target[own])
 
-    _share(raw.shape[0], work)
+    share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return out.t()
 
 
-def _share(count: int, work: Callable[[int, int], None]) -> None:
-    """Call ``work`` for ranges of rows that make up ``count``, one for each core."""
-    shares = max(1, min(torch.get_num_threads(), count // _LEAST_ROWS))
-    borders = [count * number // shares for number in range(shares + 1)]
+def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
+    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
+    core, but for none that weighs less than ``least``."""
+    grown = np.cumsum(weights)
+    whole = int(grown[-1]) if len(grown) else 0
+    shares = max(1, min(torch.get_num_threads(), whole // least))
+    inner = np.searchsorted(grown, [whole * number // shares for number in range(1, shares)])
+    borders = [0, *inner.tolist(), len(weights)]
     others = [_pool().submit(work, borders[n], borders[n + 1]) for n in range(1, shares)]
     work(borders[0], borders[1])
     wait(others)
@@ -81,7 +97,7 @@ def dequantise_on_cpu(
     raw: torch.Tensor, columns: int, number_format: Grouped, out: torch.Tensor
 ) -> bool:
     """raw uint8 [rows, row bytes] to out [rows, columns]; False where there is no such loop."""
-    loops = _loops()
+    loops = find_loops()
     if loops is None or not out.is_contiguous():
         return False
     if out.dtype is torch.bfloat16:
@@ -94,12 +110,12 @@ def dequantise_on_cpu(
     if not source.flags.c_contiguous or source.ctypes.data % 2:
         return False
     halves = source.view(np.uint16)
-    loop = loops.to_float32 if is_wide else loops.to_bfloat16
+    loop = loops.rows.to_float32 if is_wide else loops.rows.to_bfloat16
     size, bits = number_format.group_size, number_format.bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
         loop(source[own], halves[own], size, bits, target[own])
 
-    _share(raw.shape[0], work)
+    share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return True

@@ -3,8 +3,11 @@
 Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
 (which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
 ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
-attended apart and merged. On the CPU torch's fused attention does the work where it can; scores
-are computed in the open where they are capped, where their sum is asked for, and on devices.
+attended apart and merged. Single queries are attended on the CPU by a loop that reads the pages
+where they are. Otherwise the keys and values of some rows are put together first; torch's fused
+attention does the rest on the CPU where it can, and scores are computed in the open where they are
+capped, where their sum is asked for, and on devices. Compressed keys are used as they are kept, new
+ones too, so that it does not matter which sweep brought them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
+from freight.kernels.pages import Pages
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
@@ -179,20 +184,18 @@ def _index_group(
     )
 
 
-def append(pool: torch.Tensor, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Write new keys and values k, v [T, K, H] into the pages of pool [P, 2, K, page, H]."""
+def append(pool: Pages, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Write new keys and values k, v [T, K, H] into their pages."""
     own = KVCopy(start=view.start, token_pages=view.token_pages, token_places=view.token_places)
-    keys, values = pool[:, 0].transpose(1, 2), pool[:, 1].transpose(1, 2)
     for row in (own, *view.copies):
         tokens = slice(row.start, row.start + len(row.token_pages))
-        keys[row.token_pages, row.token_places] = k[tokens]
-        values[row.token_pages, row.token_places] = v[tokens]
+        append_rows(pool, row.token_pages, row.token_places, k[tokens], v[tokens])
 
 
 def attend(
     step: Attend,
     q: torch.Tensor,
-    pool: torch.Tensor,
+    pool: Pages,
     view: KVView,
     out: torch.Tensor,
     workspace: Workspace,
@@ -204,10 +207,12 @@ def attend(
     """
     is_fused = q.device.type == "cpu" and lse is None and step.softcap is None
     for group in view.groups:
+        if lse is None and _attend_in_place(step, q, pool, view.start, group, out):
+            continue
         with workspace.frame():
             keys = _gather(pool, group.key_rows, group, step, workspace)
             values = _gather(pool, group.value_rows, group, step, workspace)
-            if is_fused:
+            if is_fused and not _is_sparse(step, group):
                 _attend_fused(step, q, keys, values, view.start, group, out)
                 continue
             for block in range(0, group.num_queries, QUERY_BLOCK):
@@ -215,6 +220,35 @@ def attend(
                     _attend_block(
                         step, q, keys, values, view.start, group, block, out, workspace, lse
                     )
+
+
+def _is_sparse(step: Attend, group: RowGroup) -> bool:
+    return group.num_queries == 1 and step.share < 1
+
+
+def _attend_in_place(
+    step: Attend,
+    q: torch.Tensor,
+    pool: Pages,
+    view_start: int,
+    group: RowGroup,
+    out: torch.Tensor,
+) -> bool:
+    """Single queries, by a loop that reads the pages; False where there is none."""
+    if group.num_queries != 1:
+        return False
+    tokens = slice(view_start + group.start, view_start + group.start + group.num_rows)
+    return attend_single_queries(
+        q[tokens],
+        pool,
+        group.key_rows,
+        group.kv_lens,
+        out[tokens],
+        scale=step.scale,
+        softcap=step.softcap,
+        window=step.window,
+        share_of_keys=step.share,
+    )
 
 
 def _attend_fused(
@@ -265,12 +299,15 @@ def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
 
 
 def _gather(
-    pool: torch.Tensor, rows: torch.Tensor, group: RowGroup, step: Attend, workspace: Workspace
+    pool: Pages, rows: torch.Tensor, group: RowGroup, step: Attend, workspace: Workspace
 ) -> torch.Tensor:
     """Keys or values of a group, [R·K, S, H]."""
-    page_rows = pool.view(pool.shape[0] * pool.shape[1] * pool.shape[2], -1)
-    gathered = workspace.take(rows.numel(), page_rows.shape[1], dtype=pool.dtype)
-    torch.index_select(page_rows, 0, rows, out=gathered)
+    tokens = pool.page_tokens
+    gathered = workspace.take(rows.numel(), tokens * step.head_dim, dtype=pool.dtype)
+    with workspace.frame():
+        size = 0 if pool.number_format is None else pool.token_bytes
+        raw = workspace.take(rows.numel(), tokens, size, dtype=torch.uint8)
+        gather_plain(pool, rows, gathered, raw)
     batch = group.num_rows * step.num_kv_heads
     return gathered.view(batch, -1, step.head_dim)[:, : group.num_keys]
 
@@ -314,6 +351,8 @@ def _attend_block(
     mask = _mask(group, block, Q, step.window)
     if mask is not None:
         scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))
+    if _is_sparse(step, group):
+        _keep_highest(scores, step.share, group.kv_lens, step.window)
     if lse is not None:
         total = torch.logsumexp(scores.float(), dim=-1).view(R, K, G, Q)
         heads_first(lse).copy_(total)
@@ -321,6 +360,17 @@ def _attend_block(
     torch.softmax(scores, dim=-1, out=weights)
     torch.bmm(weights, values, out=q_RKGQH.view(R * K, G * Q, H))
     heads_first(out).copy_(q_RKGQH)
+
+
+def _keep_highest(
+    scores: torch.Tensor, share: float, kv_lens: torch.Tensor, window: int | None
+) -> None:
+    """Of the scores [R·K, G, S] the highest of each query stay, the rest is minus infinity."""
+    seen = kv_lens + 1 if window is None else (kv_lens + 1).clamp(max=window)
+    keep = (share * seen.double()).ceil().long().clamp(min=1)
+    ranks = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    keep = keep.repeat_interleave(len(scores) // len(keep))[:, None, None]
+    scores.masked_fill_(ranks >= keep, float("-inf"))
 
 
 def _mask(group: RowGroup, block: int, num_queries: int, window: int | None) -> torch.Tensor | None:

@@ -176,6 +176,8 @@ class _Builder:
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
+                kv_format=c.kv_format,
+                share=c.attended_share,
             )
         )
         # In a parallel block the MLP must still find the residual stream as it was.

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend
 from freight.model.number_format import TILE_ROWS
 from freight.model.programme import (
@@ -77,7 +78,7 @@ class Frame:
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
     positions: torch.Tensor | None = None
-    kv: Sequence[tuple[torch.Tensor, KVView]] = field(default_factory=tuple)
+    kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
     delegated: DelegatedTokens | None = None
     routes: Routes | None = None
     chosen: torch.Tensor | None = None

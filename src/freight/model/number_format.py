@@ -14,9 +14,20 @@ from functools import cache
 from typing import Final
 
 from freight.errors import InputError
-from freight.model.switches import DTYPE_BYTES
 
-__all__ = ["BITS", "GROUP_SIZES", "TILE_ROWS", "Grouped", "find_grouped", "fit_group", "row_bytes"]
+__all__ = [
+    "BITS",
+    "DTYPE_BYTES",
+    "GROUP_SIZES",
+    "TILE_ROWS",
+    "Grouped",
+    "find_grouped",
+    "fit_group",
+    "fit_head",
+    "row_bytes",
+]
+
+DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 BITS: Final = (4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
@@ -67,16 +78,34 @@ def row_bytes(dtype: str, columns: int) -> int:
 def fit_group(bits: int, group_size: int, columns: int) -> Grouped | None:
     """The format with the largest group, up to ``group_size``, that divides a row; None where only
     tiny groups would. InputError where there are no such formats."""
-    if bits not in BITS or group_size not in GROUP_SIZES:
-        raise InputError(
-            f"Weights of {bits} bits in groups of {group_size} were asked for.",
-            f"There are {BITS[0]} and {BITS[1]} bits, and groups of "
-            f"{', '.join(map(str, GROUP_SIZES))}.",
-            "Choose among these, or leave them out: then weights stay as they are.",
-        )
+    _check(bits, group_size)
     size = group_size
     while size >= _SMALLEST_GROUP:
         if columns % size == 0:
             return Grouped(bits=bits, group_size=size)
         size //= 2
     return None
+
+
+def fit_head(bits: int, group_size: int, width: int) -> Grouped:
+    """The format with the largest group, a multiple of 4 up to ``group_size``, that divides a
+    head. InputError where there are no such formats, or none divides it."""
+    _check(bits, group_size)
+    sizes = [size for size in range(4, group_size + 1, 4) if width % size == 0]
+    if not sizes:
+        raise InputError(
+            f"Keys and values of {bits} bits were asked for.",
+            f"This model's heads have {width} numbers, which no group of a multiple of 4 divides.",
+            "Leave --kv-bits out.",
+        )
+    return Grouped(bits=bits, group_size=sizes[-1])
+
+
+def _check(bits: int, group_size: int) -> None:
+    if bits not in BITS or group_size not in GROUP_SIZES:
+        raise InputError(
+            f"Numbers of {bits} bits in groups of {group_size} were asked for.",
+            f"There are {BITS[0]} and {BITS[1]} bits, and groups of "
+            f"{', '.join(map(str, GROUP_SIZES))}.",
+            "Choose among these, or leave them out: then numbers stay as they are.",
+        )

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from freight.model.number_format import Grouped
+
 __all__ = [
     "Activate",
     "Add",
@@ -143,7 +145,9 @@ class Rotate:
 class Attend:
     """out = softmax(cap(scale q k^T)) v over the row's keys so far, k and v appended to them.
 
-    cap(s) = softcap tanh(s / softcap), where there is one.
+    cap(s) = softcap tanh(s / softcap), where there is one. Keys and values are kept in
+    ``kv_format``, None for the type that is computed with; of the keys that a single query sees,
+    the ``share`` with the highest scores count.
     """
 
     q: str
@@ -156,6 +160,8 @@ class Attend:
     scale: float
     softcap: float | None = None
     window: int | None = None
+    kv_format: Grouped | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

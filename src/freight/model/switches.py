@@ -10,11 +10,10 @@ from typing import Final
 
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS
+from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.rope_config import RopeConfig
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "refusal"]
-
-DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _COUNTS: Final = (
     "num_layers",
@@ -59,6 +58,10 @@ class ModelConfig:
     begins ``position_offset`` rows before position 0). ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
     head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width).
+
+    The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
+    kept as, None for the type that is computed with; of the keys that a single query sees, the
+    share ``attended_share`` with the highest scores count.
     Raises ModelError with every contradiction at once.
     """
 
@@ -96,6 +99,8 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     dtype: str
+    kv_format: Grouped | None = None
+    attended_share: float = 1.0
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)
@@ -119,13 +124,19 @@ class ModelConfig:
         """Keys and values that one token leaves in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_element
 
+    def kept_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
+        """What these are kept as."""
+        if self.kv_format is None:
+            return self.kv_bytes_per_token_per_layer(bytes_per_element)
+        return 2 * self.num_kv_heads * self.kv_format.row_bytes(self.head_dim)
+
     def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """One token's queries in one layer, or what was attended for them."""
         return self.num_heads * self.head_dim * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
-        """Keys and values that one token leaves in all layers."""
-        return self.num_layers * self.kv_bytes_per_token_per_layer(bytes_per_element)
+        """Keys and values that one token leaves in all layers, as they are kept."""
+        return self.num_layers * self.kept_bytes_per_token_per_layer(bytes_per_element)
 
 
 def refusal(asked: str, problems: list[str]) -> ModelError:

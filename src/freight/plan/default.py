@@ -17,7 +17,7 @@ from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.plan.forms import Forms, find_forms
-from freight.plan.geometry import Geometry, measure
+from freight.plan.geometry import Geometry, fitting_page_tokens, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.workload import Workload
@@ -158,7 +158,9 @@ class Planner:
             micro_batch_size=size,
             num_micro_batches=count,
             max_batch_tokens=self.workload.max_prompts(size) * self.workload.max_prompt_tokens,
-            page_tokens=self._page_tokens(),
+            page_tokens=fitting_page_tokens(
+                self.config, self.workload.max_total_tokens, _size_of(self.dtype)
+            ),
             piece_bytes=self._piece_bytes(),
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
@@ -188,14 +190,6 @@ class Planner:
                 counts = [self.wishes.num_micro_batches]
             for count in counts:
                 yield size, count
-
-    def _page_tokens(self) -> int:
-        """At least 16 tokens, and a whole number of disk blocks."""
-        tokens = 16
-        per_token = 2 * self.config.num_kv_heads * self.config.head_dim * _size_of(self.dtype)
-        while tokens * per_token % BLOCK:
-            tokens *= 2
-        return tokens
 
     def _piece_bytes(self) -> int:
         """No larger than the largest unit: small models would stream through a ring of air."""

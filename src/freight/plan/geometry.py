@@ -17,7 +17,7 @@ from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "measure"]
+__all__ = ["Geometry", "fitting_page_tokens", "measure"]
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -89,13 +89,33 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
+def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
+    """Bytes of a page; compressed ones may not fill their last block."""
+    used = page_tokens * config.kept_bytes_per_token_per_layer(element_bytes)
+    return used if config.kv_format is None else align_up(used, BLOCK)
+
+
+def fitting_page_tokens(config: ModelConfig, max_tokens: int, element_bytes: int) -> int:
+    """How many tokens a page should have: a power of two from 16 on, so that pages are whole disk
+    blocks. Of compressed ones the size with which a row of so many tokens takes least."""
+    tokens = 16
+    if config.kv_format is None:
+        while page_size(config, tokens, element_bytes) % BLOCK:
+            tokens *= 2
+        return tokens
+    sizes = [tokens << doubling for doubling in range(5)]
+    return min(
+        sizes, key=lambda size: -(-max_tokens // size) * page_size(config, size, element_bytes)
+    )
+
+
 def measure(
     config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
 ) -> Geometry:
     """Size everything for ``policy`` on ``workload``."""
     size = layout.element_bytes
-    token_bytes = 2 * config.num_kv_heads * config.head_dim * size
-    page_bytes = policy.page_tokens * token_bytes
+    token_bytes = config.kv_bytes_per_token_per_layer(size)
+    page_bytes = page_size(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     home = policy.compute_tier

@@ -73,8 +73,8 @@ def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workloa
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     most = 0
     for step in steps:
-        own = _group_bytes(2 * keys * step.num_kv_heads * step.head_dim * size, rows)
-        if step.softcap is not None:
+        own = _gathered_bytes(step, keys, size, rows)
+        if step.softcap is not None or step.share < 1:
             own += 2 * _group_bytes(keys * step.num_heads * size, rows)
             own += rows * step.num_heads * step.head_dim * size
         most = max(most, own)
@@ -133,13 +133,21 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     """
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
-    kv_width = step.num_kv_heads * step.head_dim
-    gathered = _group_bytes(2 * keys * kv_width * size, policy.micro_batch_size)
-    if policy.compute_tier == "cpu" and step.softcap is None:
+    gathered = _gathered_bytes(step, keys, size, policy.micro_batch_size)
+    if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         return gathered
     scores = _group_bytes(keys * step.num_heads * queries * size, policy.micro_batch_size)
     tokens = max(policy.chunk_tokens, workload.max_prompt_tokens)
     return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size
+
+
+def _gathered_bytes(step: Attend, keys: int, size: int, num_rows: int) -> int:
+    """Keys and values of a group put together; compressed ones lie beside them as they are kept,
+    first keys, then values."""
+    plain = step.head_dim * size
+    kept = 0 if step.kv_format is None else step.kv_format.row_bytes(step.head_dim)
+    group = _group_bytes(2 * keys * step.num_kv_heads * plain, num_rows)
+    return group + group * kept // (2 * plain)
 
 
 def _group_bytes(row_bytes: int, num_rows: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
 from freight.memory.transfer import Link
 from freight.model.attention import append, attend
@@ -97,11 +98,16 @@ class CPUAttention:
         used = self._buffers.attended[prepared.batch.index, :size]
         return used.view(self._dtype).view(count, width)
 
-    def pages(self, pool: torch.Tensor) -> torch.Tensor:
-        """uint8 [P, page bytes] as [P, 2, K, page, H]."""
-        config = self._config
-        shape = (-1, 2, config.num_kv_heads, self._page_tokens, config.head_dim)
-        return pool.view(self._dtype).view(shape)
+    def pages(self, pool: torch.Tensor) -> Pages:
+        """A layer's pages, uint8 [P, page bytes], as what they hold."""
+        return Pages(
+            raw=pool,
+            num_heads=self._config.num_kv_heads,
+            page_tokens=self._page_tokens,
+            width=self._config.head_dim,
+            dtype=self._dtype,
+            number_format=self._config.kv_format,
+        )
 
     def _of(
         self, buffer: torch.Tensor, prepared: PreparedBatch

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.pages import Pages
 from freight.memory.activations import scatter
 from freight.memory.kv_cache import staged_pairs
 from freight.memory.transfer import Link, host_view
@@ -306,7 +307,7 @@ class Performer:
                 )
                 run_unit(unit, frame)
 
-    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[torch.Tensor, KVView]]:
+    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[Pages, KVView]]:
         kv = []
         if chunk.near is not None:
             kv.append((self._cpu_attention.pages(self._kv.pools["compute"][layer]), chunk.near))

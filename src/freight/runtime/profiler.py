@@ -25,6 +25,7 @@ from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.grouped import GroupedRows, dequantise
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
+from freight.kernels.pages import Pages
 from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
 from freight.model.number_format import TILE_ROWS, Grouped
@@ -284,9 +285,18 @@ def _attend_s(
         element_bytes=dtype.itemsize,
         device=where,
     )
-    shape = (len(spans) * pages, 2, kv_heads, page, width)
+    shape = (len(spans) * pages, 2 * kv_heads * page * width)
     copies = min(16, _cold_copies(math.prod(shape) * dtype.itemsize))
-    pools = [torch.rand(shape, dtype=dtype, device=where) for _ in range(copies)]
+    pools = [
+        Pages(
+            raw=torch.rand(shape, dtype=dtype, device=where).view(torch.uint8),
+            num_heads=kv_heads,
+            page_tokens=page,
+            width=width,
+            dtype=dtype,
+        )
+        for _ in range(copies)
+    ]
     q = torch.rand(spans[-1].end, heads, width, dtype=dtype, device=where)
     out = torch.empty_like(q)
     workspace = Workspace(torch.empty(256 * MIB, dtype=torch.uint8, device=where))

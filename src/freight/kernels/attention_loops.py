@@ -1,0 +1,402 @@
+"""Attention of single queries over keys and values in pages, as loops that numba compiles.
+
+For each row and each head of keys: a page is made plain in the nearest cache, and all queries that
+share the head use it, first for scores, then, once these are weights, for values. No row is padded.
+Threads are the caller's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+from freight.kernels.vectors import (
+    WIDTH,
+    add,
+    half_at,
+    larger,
+    largest,
+    load,
+    load_bytes,
+    load_high,
+    load_low,
+    multiply,
+    multiply_add,
+    prefetch,
+    quotient,
+    rounded,
+    splat,
+    store,
+    subtract,
+    total,
+    two_to,
+)
+
+__all__ = ["PageShape", "attend_heads"]
+
+U = np.uintp
+F = np.float32
+_WIDTH = U(WIDTH)
+_FEW = 4
+"""Queries, or tokens, that are worked on at once."""
+
+
+class PageShape(NamedTuple):
+    """How pages lie in a flat array. Strides count its elements: from page to page, from head to
+    head (values come after all keys), from token to token. ``width`` numbers of a head are kept,
+    ``padded`` are computed with. Of compressed ones: bits and group size, else 0."""
+
+    page_stride: Any
+    head_stride: Any
+    token_stride: Any
+    num_heads: Any
+    page_tokens: Any
+    width: Any
+    padded: Any
+    bits: Any
+    group_size: Any
+
+
+def _make_plain(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    """``count`` tokens of a head, from element ``first`` of ``raw``, to float32 in ``plain``."""
+    raise NotImplementedError
+
+
+@overload(_make_plain, jit_options={"boundscheck": False}, inline="always")
+def _choose_make_plain(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    return _plain_codes if raw.dtype.bitwidth == 8 else _plain_numbers
+
+
+def _plain_numbers(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    # Where a row is no multiple of a vector, the last one overlaps the one before it.
+    last = shape.width - _WIDTH
+    for token in range(count):
+        source = first + U(token) * shape.token_stride
+        target = U(token) * shape.padded
+        for column in range(0, shape.width, WIDTH):
+            place = min(U(column), last)
+            store(plain, target + place, load(raw, source + place))
+
+
+def _plain_codes(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    groups = shape.width // shape.group_size
+    for token in range(count):
+        source = first + U(token) * shape.token_stride
+        target = U(token) * shape.padded
+        factors = (source + shape.width * shape.bits // U(8)) // U(2)
+        for group in range(groups):
+            scale = splat(half_at(halves, factors + U(group)))
+            lowest = splat(half_at(halves, factors + groups + U(group)))
+            own = target + U(group) * shape.group_size
+            if shape.bits == 4:
+                half = shape.group_size // U(2)
+                codes = source + U(group) * half
+                for byte in range(0, half, WIDTH):
+                    place = min(U(byte), half - _WIDTH)
+                    low = load_low(raw, codes + place)
+                    high = load_high(raw, codes + place)
+                    store(plain, own + place, multiply_add(low, scale, lowest))
+                    store(plain, own + half + place, multiply_add(high, scale, lowest))
+            else:
+                codes = source + U(group) * shape.group_size
+                for byte in range(0, shape.group_size, WIDTH):
+                    place = min(U(byte), shape.group_size - _WIDTH)
+                    some = load_bytes(raw, codes + place)
+                    store(plain, own + place, multiply_add(some, scale, lowest))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _place(shape, pages, turn, offset):  # type: ignore[no-untyped-def]
+    """Where a head's keys begin in a row's page, or, with ``offset`` heads, its values."""
+    both = U(2) * shape.num_heads
+    head = pages[turn] % both + offset
+    return pages[turn] // both * shape.page_stride + head * shape.head_stride
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _fetch(raw, shape, at, tokens):  # type: ignore[no-untyped-def]
+    """Have so many tokens brought to the cache: the processor would not know of another page."""
+    for place in range(0, tokens * shape.token_stride, U(64 // raw.itemsize)):
+        prefetch(raw, at + U(place))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _exponential(x):  # type: ignore[no-untyped-def]
+    """e^x to 2 units in the last place, for x up to 88; as at -87 below that. The polynomial is
+    that of the Cephes library."""
+    x = larger(x, splat(F(-87.0)))
+    power = rounded(multiply(x, splat(F(1.4426950408889634))))
+    rest = multiply_add(power, splat(F(-0.693359375)), x)
+    rest = multiply_add(power, splat(F(2.12194440e-4)), rest)
+    series = splat(F(1.9875691500e-4))
+    series = multiply_add(series, rest, splat(F(1.3981999507e-3)))
+    series = multiply_add(series, rest, splat(F(8.3334519073e-3)))
+    series = multiply_add(series, rest, splat(F(4.1665795894e-2)))
+    series = multiply_add(series, rest, splat(F(1.6666665459e-1)))
+    series = multiply_add(series, rest, splat(F(5.0000001201e-1)))
+    series = add(multiply_add(series, multiply(rest, rest), rest), splat(F(1.0)))
+    return multiply(series, two_to(power))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
+    """limit tanh(score / limit), in place."""
+    one, two = splat(F(1.0)), splat(F(2.0))
+    for place in range(0, count, WIDTH):
+        at = start + U(place)
+        x = larger(quotient(load(scores, at), splat(limit)), splat(F(-40.0)))
+        x = subtract(splat(F(0.0)), larger(subtract(splat(F(0.0)), x), splat(F(-40.0))))
+        grown = _exponential(add(x, x))
+        capped = subtract(one, quotient(two, add(grown, one)))
+        store(scores, at, multiply(capped, splat(limit)))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
+    """Scores to what their softmax would be but for the sum, which is returned."""
+    top = splat(F(-3e38))
+    for place in range(0, count, WIDTH):
+        top = larger(load(scores, start + U(place)), top)
+    highest = splat(largest(top))
+    sums = splat(F(0.0))
+    for place in range(0, count, WIDTH):
+        weight = _exponential(subtract(load(scores, start + U(place)), highest))
+        sums = add(sums, weight)
+        store(scores, start + U(place), weight)
+    return total(sums)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _score_four(queries, first, width, plain, count, scores, start, stride):  # type: ignore[no-untyped-def]
+    """Four queries, side by side from ``first`` on, with two tokens at a time; what follows the
+    last score of an odd count is overwritten."""
+    two, three = width * U(2), width * U(3)
+    for token in range(0, count, 2):
+        at = U(token) * width
+        a = b = c = d = e = f = g = h = splat(F(0.0))
+        for column in range(0, width, WIDTH):
+            place = U(column)
+            one, other = load(plain, at + place), load(plain, at + width + place)
+            query = load(queries, first + place)
+            a, e = multiply_add(query, one, a), multiply_add(query, other, e)
+            query = load(queries, first + width + place)
+            b, f = multiply_add(query, one, b), multiply_add(query, other, f)
+            query = load(queries, first + two + place)
+            c, g = multiply_add(query, one, c), multiply_add(query, other, g)
+            query = load(queries, first + three + place)
+            d, h = multiply_add(query, one, d), multiply_add(query, other, h)
+        place = start + U(token)
+        scores[place], scores[place + U(1)] = total(a), total(e)
+        place += stride
+        scores[place], scores[place + U(1)] = total(b), total(f)
+        place += stride
+        scores[place], scores[place + U(1)] = total(c), total(g)
+        place += stride
+        scores[place], scores[place + U(1)] = total(d), total(h)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _score_one(queries, first, width, plain, count, scores, start):  # type: ignore[no-untyped-def]
+    """One query with four tokens at a time."""
+    two, three = width * U(2), width * U(3)
+    for token in range(0, count, _FEW):
+        at = U(token) * width
+        a = b = c = d = splat(F(0.0))
+        for column in range(0, width, WIDTH):
+            place = U(column)
+            query = load(queries, first + place)
+            a = multiply_add(query, load(plain, at + place), a)
+            b = multiply_add(query, load(plain, at + width + place), b)
+            c = multiply_add(query, load(plain, at + two + place), c)
+            d = multiply_add(query, load(plain, at + three + place), d)
+        place = start + U(token)
+        scores[place], scores[place + U(1)] = total(a), total(b)
+        scores[place + U(2)], scores[place + U(3)] = total(c), total(d)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _sum_four(sums, first, width, plain, count, weights, start, stride):  # type: ignore[no-untyped-def]
+    """Values by their weights onto the sums of four queries, 32 columns at a time."""
+    two, three = width * U(2), width * U(3)
+    for column in range(0, width, 2 * WIDTH):
+        at = first + U(column)
+        a, b = load(sums, at), load(sums, at + _WIDTH)
+        c, d = load(sums, at + width), load(sums, at + width + _WIDTH)
+        e, f = load(sums, at + two), load(sums, at + two + _WIDTH)
+        g, h = load(sums, at + three), load(sums, at + three + _WIDTH)
+        for token in range(count):
+            place = U(token) * width + U(column)
+            one, other = load(plain, place), load(plain, place + _WIDTH)
+            place = start + U(token)
+            weight = splat(weights[place])
+            a, b = multiply_add(weight, one, a), multiply_add(weight, other, b)
+            weight = splat(weights[place + stride])
+            c, d = multiply_add(weight, one, c), multiply_add(weight, other, d)
+            weight = splat(weights[place + stride * U(2)])
+            e, f = multiply_add(weight, one, e), multiply_add(weight, other, f)
+            weight = splat(weights[place + stride * U(3)])
+            g, h = multiply_add(weight, one, g), multiply_add(weight, other, h)
+        store(sums, at, a)
+        store(sums, at + _WIDTH, b)
+        store(sums, at + width, c)
+        store(sums, at + width + _WIDTH, d)
+        store(sums, at + two, e)
+        store(sums, at + two + _WIDTH, f)
+        store(sums, at + three, g)
+        store(sums, at + three + _WIDTH, h)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _sum_one(sums, first, width, plain, count, weights, start):  # type: ignore[no-untyped-def]
+    """Likewise of one query; two sums of every second token, so that one need not wait for the
+    other."""
+    even = count // 2 * 2
+    for column in range(0, width, 2 * WIDTH):
+        at = first + U(column)
+        a, b = load(sums, at), load(sums, at + _WIDTH)
+        c = d = splat(F(0.0))
+        for token in range(0, even, 2):
+            place = U(token) * width + U(column)
+            weight = splat(weights[start + U(token)])
+            a = multiply_add(weight, load(plain, place), a)
+            b = multiply_add(weight, load(plain, place + _WIDTH), b)
+            place += width
+            weight = splat(weights[start + U(token) + U(1)])
+            c = multiply_add(weight, load(plain, place), c)
+            d = multiply_add(weight, load(plain, place + _WIDTH), d)
+        for token in range(even, count):
+            place = U(token) * width + U(column)
+            weight = splat(weights[start + U(token)])
+            a = multiply_add(weight, load(plain, place), a)
+            b = multiply_add(weight, load(plain, place + _WIDTH), b)
+        store(sums, at, add(a, c))
+        store(sums, at + _WIDTH, add(b, d))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _score(raw, halves, shape, pages, start, end, queries, first, count, plain, scores, stride):  # type: ignore[no-untyped-def]
+    """Scores of ``count`` queries from ``first`` on with the keys from ``start`` to ``end``."""
+    fours = count // U(_FEW) * U(_FEW)
+    position = start
+    while position < end:
+        turn, place = position // shape.page_tokens, position % shape.page_tokens
+        tokens = min(end - position, shape.page_tokens - place)
+        at = _place(shape, pages, turn, U(0)) + place * shape.token_stride
+        if end - position > tokens:
+            coming = min(end - position - tokens, shape.page_tokens)
+            _fetch(raw, shape, _place(shape, pages, turn + U(1), U(0)), coming)
+        _make_plain(raw, halves, at, tokens, shape, plain)
+        for query in range(0, fours, _FEW):
+            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
+            _score_four(queries, own, shape.padded, plain, tokens, scores, row, stride)
+        for query in range(fours, count):
+            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
+            _score_one(queries, own, shape.padded, plain, tokens, scores, row)
+        position += tokens
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _sum(raw, halves, shape, pages, start, end, sums, first, count, plain, weights, stride):  # type: ignore[no-untyped-def]
+    """The values of these tokens by their weights onto the sums of ``count`` queries."""
+    fours = count // U(_FEW) * U(_FEW)
+    position = start
+    while position < end:
+        turn, place = position // shape.page_tokens, position % shape.page_tokens
+        tokens = min(end - position, shape.page_tokens - place)
+        at = _place(shape, pages, turn, shape.num_heads) + place * shape.token_stride
+        if end - position > tokens:
+            coming = min(end - position - tokens, shape.page_tokens)
+            _fetch(raw, shape, _place(shape, pages, turn + U(1), shape.num_heads), coming)
+        _make_plain(raw, halves, at, tokens, shape, plain)
+        for query in range(0, fours, _FEW):
+            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
+            _sum_four(sums, own, shape.padded, plain, tokens, weights, row, stride)
+        for query in range(fours, count):
+            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
+            _sum_one(sums, own, shape.padded, plain, tokens, weights, row)
+        position += tokens
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _choose(scores, base, count, keep, chosen):  # type: ignore[no-untyped-def]
+    """The ``keep`` places with the highest scores, in order, into ``chosen``; the other scores
+    become minus infinity."""
+    ranked = np.partition(scores[base : base + count], np.intp(count - keep))
+    border = ranked[count - keep]
+    above = U(0)
+    for place in range(count):
+        above += U(scores[base + U(place)] > border)
+    equal = keep - above
+    found = U(0)
+    for place in range(count):
+        at = base + U(place)
+        is_equal = scores[at] == border and equal > U(0)
+        if is_equal:
+            equal -= U(1)
+        if scores[at] > border or is_equal:
+            chosen[found] = U(place)
+            found += U(1)
+        else:
+            scores[at] = F(-np.inf)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _sum_chosen(raw, halves, shape, pages, start, chosen, count, sums, own, plain, weights, base):  # type: ignore[no-untyped-def]
+    """The values of the chosen places by their weights onto the sums of one query."""
+    for number in range(count):
+        position = start + chosen[number]
+        turn, place = position // shape.page_tokens, position % shape.page_tokens
+        at = _place(shape, pages, turn, shape.num_heads) + place * shape.token_stride
+        _make_plain(raw, halves, at, U(1), shape, plain)
+        _sum_one(sums, own, shape.padded, plain, U(1), weights, base + chosen[number])
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def attend_heads(first, last, raw, halves, shape, pages, starts, ends, queries, sums, limit, share):  # type: ignore[no-untyped-def]
+    """The heads ``first`` to ``last`` of all rows' heads of keys.
+
+    raw: the pool as a flat array of float32, of uint16 that are bfloat16, or of bytes, which
+    ``halves`` has as uint16. pages [rows, heads, pages]: numbers of [page, head]. starts, ends
+    [rows]: the keys that a row's queries see. queries [heads * queries * padded], scaled; sums, of
+    the same shape, are zero and become what was attended. limit: of capped scores, else 0. share:
+    of a query's keys, those with the highest scores, that count.
+    """
+    num_heads = pages.shape[1]
+    count = U(queries.shape[0]) // (U(pages.shape[0] * num_heads) * shape.padded)
+    longest = U(0)
+    for row in range(starts.shape[0]):
+        longest = max(longest, U(ends[row] - starts[row]))
+    stride = (longest + U(2 * WIDTH)) // _WIDTH * _WIDTH
+    scores = np.empty(count * stride, np.float32)
+    chosen = np.empty(longest if share < 1 else U(0), np.uintp)
+    plain = np.zeros((shape.page_tokens + U(_FEW)) * shape.padded, np.float32)
+    for job in range(first, last):
+        row, head = job // num_heads, job % num_heads
+        start, end = U(starts[row]), U(ends[row])
+        own = U(job) * count * shape.padded
+        table, seen = pages[row, head], end - start
+        keep = max(U(1), U(np.ceil(share * np.float64(seen))))
+        _score(raw, halves, shape, table, start, end, queries, own, count, plain, scores, stride)
+        length = (seen + _WIDTH - U(1)) // _WIDTH * _WIDTH
+        for query in range(count):
+            base = U(query) * stride
+            if limit > 0:
+                _cap(scores, base, seen, limit)
+            if keep < seen:
+                _choose(scores, base, seen, keep, chosen)
+            for place in range(seen, length):
+                scores[base + U(place)] = F(-np.inf)
+            factor = F(1.0) / _weigh(scores, base, length)
+            for place in range(0, length, WIDTH):
+                at = base + U(place)
+                store(scores, at, multiply(load(scores, at), splat(factor)))
+            if keep < seen:
+                at = own + U(query) * shape.padded
+                _sum_chosen(
+                    raw, halves, shape, table, start, chosen, keep, sums, at, plain, scores, base
+                )
+        if keep >= seen:
+            _sum(raw, halves, shape, table, start, end, sums, own, count, plain, scores, stride)

@@ -1,0 +1,213 @@
+"""Keys and values appended to pages, attended there, and taken out of them: what attention calls.
+
+Compiled loops on the CPU where they can be had, torch for the rest. Tokens are named by page and
+place in it, [page, head] rows by their number: page * 2 heads + head, values after all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.pages import Pages
+from freight.kernels.threads import Loops, find_loops, share
+
+__all__ = ["append_rows", "attend_single_queries", "gather_plain", "warm_up_attention"]
+
+_WIDTH: Final = 16
+_LEAST_TOKENS: Final = 256
+"""Keys of a head, or new ones of all heads, that are worth another thread."""
+_NO_HALVES: Final = np.zeros(1, np.uint16)
+
+
+def append_rows(
+    pages: Pages,
+    token_pages: torch.Tensor,
+    token_places: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> None:
+    """Keys and values k, v [T, K, H] into the pages, each token into its page and place there."""
+    rows = pages.rows
+    if pages.number_format is None:
+        rows[:, 0].transpose(1, 2)[token_pages, token_places] = k
+        rows[:, 1].transpose(1, 2)[token_pages, token_places] = v
+        return
+    loops = find_loops() if pages.raw.device.type == "cpu" else None
+    if loops is not None:
+        _append_compiled(loops, pages, token_pages, token_places, k, v)
+        return
+    for place, new in enumerate((k, v)):
+        codes = quantise(new.reshape(-1, pages.width), pages.number_format)
+        target = rows[:, place].transpose(1, 2)
+        target[token_pages, token_places] = codes.view(*new.shape[:2], -1)
+
+
+def _append_compiled(
+    loops: Loops,
+    pages: Pages,
+    token_pages: torch.Tensor,
+    token_places: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> None:
+    number_format = pages.number_format
+    assert number_format is not None
+    raw, halves = _flat_bytes(pages)
+    head_bytes = pages.page_tokens * pages.token_bytes
+    places = token_pages * pages.raw.stride(0) + token_places * pages.token_bytes
+    for start, new in ((0, k), (pages.num_heads * head_bytes, v)):
+        numbers = new.to(torch.float32, memory_format=torch.contiguous_format, copy=True).numpy()
+        firsts = (places + start).numpy()
+
+        def work(first: int, last: int, numbers: Any = numbers, firsts: Any = firsts) -> None:
+            loops.append.append_tokens(
+                first,
+                last,
+                numbers,
+                firsts,
+                head_bytes,
+                raw,
+                halves,
+                number_format.bits,
+                number_format.group_size,
+            )
+
+        share(np.full(len(firsts), pages.num_heads), work, _LEAST_TOKENS)
+
+
+def _flat_bytes(pages: Pages) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
+    raw = pages.raw.view(-1).numpy()
+    return raw, raw.view(np.uint16)
+
+
+def gather_plain(pages: Pages, rows: torch.Tensor, out: torch.Tensor, raw: torch.Tensor) -> None:
+    """out [n, tokens * H] = the plain numbers of n [page, head] rows; ``raw`` is scratch for them
+    as they are kept, where they are compressed: uint8 [n, tokens, bytes]."""
+    if pages.number_format is None:
+        torch.index_select(pages.rows.view(-1, out.shape[1]), 0, rows, out=out)
+        return
+    both = 2 * pages.num_heads
+    kept = pages.rows.flatten(1, 2)
+    torch.ops.aten.index.Tensor_out(kept, [rows // both, rows % both], out=raw)
+    grouped = GroupedRows(
+        raw=raw.view(-1, pages.token_bytes),
+        columns=pages.width,
+        number_format=pages.number_format,
+    )
+    dequantise(grouped, out.view(-1, pages.width))
+
+
+def attend_single_queries(
+    q: torch.Tensor,
+    pages: Pages,
+    key_rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    share_of_keys: float,
+) -> bool:
+    """out [R, N, H] = attention of one query per row, q [R, N, H], over its keys up to its own,
+    which are appended already; False where there is no loop for it.
+
+    key_rows [R * K * pages] are numbers of [page, head] rows, kv_lens [R] counts earlier keys.
+    """
+    loops = find_loops() if q.device.type == "cpu" else None
+    if loops is None or not _has_loop(pages):
+        return False
+    num_rows, num_heads, width = q.shape
+    padded = -(-width // (2 * _WIDTH)) * 2 * _WIDTH
+    queries = torch.zeros(num_rows, num_heads, padded)
+    queries[..., :width].copy_(q).mul_(scale)
+    found = torch.zeros_like(queries)
+    ends = kv_lens.numpy() + 1
+    starts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
+    raw, halves, shape = _flat_pages(loops, pages, padded)
+    table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
+    sums, limit = found.view(-1).numpy(), np.float32(softcap or 0.0)
+
+    def work(first: int, last: int) -> None:
+        loops.attention.attend_heads(
+            first,
+            last,
+            raw,
+            halves,
+            shape,
+            table,
+            starts,
+            ends,
+            queries.view(-1).numpy(),
+            sums,
+            limit,
+            share_of_keys,
+        )
+
+    share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS)
+    out.copy_(found[..., :width])
+    return True
+
+
+def _has_loop(pages: Pages) -> bool:
+    """Whether rows are long enough for whole vectors."""
+    if pages.number_format is None:
+        return pages.width >= _WIDTH and pages.dtype in (torch.float32, torch.bfloat16)
+    # Of 4 bits each half of a group is loaded by itself.
+    return pages.number_format.group_size * pages.number_format.bits // 8 >= _WIDTH
+
+
+def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]:
+    """The pool as a flat array, the same as uint16 where it has scales, and how it lies."""
+    number_format = pages.number_format
+    if number_format is not None:
+        raw, halves = _flat_bytes(pages)
+        size = 1
+    else:
+        flat, halves, size = pages.raw.view(-1), _NO_HALVES, pages.dtype.itemsize
+        wide = pages.dtype is torch.float32
+        raw = flat.view(torch.float32).numpy() if wide else flat.numpy().view(np.uint16)
+    token_stride = pages.token_bytes // size
+    shape = loops.attention.PageShape(
+        page_stride=np.uintp(pages.raw.stride(0) // size),
+        head_stride=np.uintp(pages.page_tokens * token_stride),
+        token_stride=np.uintp(token_stride),
+        num_heads=np.uintp(pages.num_heads),
+        page_tokens=np.uintp(pages.page_tokens),
+        width=np.uintp(pages.width),
+        padded=np.uintp(padded),
+        bits=np.uintp(number_format.bits if number_format else 0),
+        group_size=np.uintp(number_format.group_size if number_format else 1),
+    )
+    return raw, halves, shape
+
+
+def warm_up_attention(dtype: torch.dtype, number_format: Any) -> None:
+    """Have what attention and appending need compiled, or loaded: it takes seconds, and memory."""
+    width = 64 if number_format is None else 2 * number_format.group_size
+    sizes = Pages(
+        raw=torch.empty(0, 0, dtype=torch.uint8),
+        num_heads=1,
+        page_tokens=16,
+        width=width,
+        dtype=dtype,
+        number_format=number_format,
+    )
+    pages = Pages(
+        raw=torch.zeros(1, 2 * 16 * sizes.token_bytes, dtype=torch.uint8),
+        num_heads=1,
+        page_tokens=16,
+        width=width,
+        dtype=dtype,
+        number_format=number_format,
+    )
+    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, width, dtype=dtype)
+    append_rows(pages, zero, zero, x, x)
+    attend_single_queries(
+        x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=0.5
+    )

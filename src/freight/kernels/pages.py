@@ -1,0 +1,44 @@
+"""Keys and values of one layer in pages: how they lie in memory.
+
+A page has the keys of all heads, then their values, each of a head's tokens in order: plain numbers,
+or integers in groups that lie within a head. What a page has beyond that is unused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from freight.model.number_format import Grouped
+
+__all__ = ["Pages"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pages:
+    """``raw`` is uint8 [pages, bytes of a page]. ``dtype`` is what is computed with, and what is
+    kept where there is no ``number_format``."""
+
+    raw: torch.Tensor
+    num_heads: int
+    page_tokens: int
+    width: int
+    dtype: torch.dtype
+    number_format: Grouped | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token's keys, or values, of one head."""
+        if self.number_format is None:
+            return self.width * self.dtype.itemsize
+        return self.number_format.row_bytes(self.width)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[pages, 2, heads, tokens, numbers of a head], or bytes where they are compressed."""
+        used = self.raw[:, : 2 * self.num_heads * self.page_tokens * self.token_bytes]
+        shape = (len(used), 2, self.num_heads, self.page_tokens, -1)
+        if self.number_format is None:
+            return used.view(self.dtype).view(shape)
+        return used.unflatten(1, shape[1:4] + (self.token_bytes,))

@@ -1,0 +1,243 @@
+"""Keys and values in pages: appended, attended in place, and taken out, against plain torch.
+
+Pages anywhere in the pool, of plain and compressed numbers, ragged rows, windows, capped scores,
+the highest scores only; attention in float64 straight from the definition is the oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.kernels import paged
+from freight.kernels.grouped import GroupedRows, dequantise_reference, quantise
+from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
+from freight.kernels.pages import Pages
+from freight.model.number_format import Grouped, fit_head
+
+FORMATS = (None, (4, 64), (4, 128), (8, 32), (8, 128))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Rows with so many earlier keys; ``kept`` is bits and group size."""
+
+    kv_lens: list[int]
+    shape: tuple[int, int, int]  # query heads, key/value heads, head width
+    kept: tuple[int, int] | None
+    dtype: torch.dtype
+    page_tokens: int
+    padding: int
+    window: int | None
+    softcap: float | None
+    share: float
+    seed: int
+
+    @property
+    def number_format(self) -> Grouped | None:
+        return None if self.kept is None else fit_head(*self.kept, self.shape[2])
+
+
+cases = st.builds(
+    Case,
+    kv_lens=st.lists(st.integers(0, 150), min_size=1, max_size=5),
+    shape=st.sampled_from(
+        [(4, 2, 64), (5, 1, 32), (14, 2, 48), (3, 3, 80), (8, 2, 96), (9, 1, 128)]
+    ),
+    kept=st.sampled_from(FORMATS),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    page_tokens=st.sampled_from([4, 16, 32]),
+    padding=st.sampled_from([0, 64]),
+    window=st.sampled_from([None, None, 1, 40]),
+    softcap=st.sampled_from([None, None, 2.0]),
+    share=st.sampled_from([1.0, 1.0, 0.1, 0.5]),
+    seed=st.integers(0, 1000),
+)
+
+
+class Run:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(case.seed)
+        heads, kv_heads, width = case.shape
+        total = sum(case.kv_lens) + len(case.kv_lens)
+        self.k, self.v = (
+            (torch.randn(total, kv_heads, width, generator=generator) * 2).to(case.dtype)
+            for _ in range(2)
+        )
+        self.q = torch.randn(len(case.kv_lens), heads, width, generator=generator).to(case.dtype)
+        counts = [-(-(length + 1) // case.page_tokens) for length in case.kv_lens]
+        order = torch.randperm(sum(counts) + 1, generator=generator)
+        self.tables = [part.tolist() for part in order[:-1].split(counts)]
+        self.pages = _empty_pages(case, sum(counts) + 1)
+        most = max(counts)
+        table = torch.tensor([own + own[-1:] * (most - len(own)) for own in self.tables])
+        heads_of = torch.arange(kv_heads)
+        self.key_rows = (table[:, None] * 2 * kv_heads + heads_of[:, None]).flatten()
+
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.case.page_tokens
+        pairs = [
+            (table[position // size], position % size)
+            for table, length in zip(self.tables, self.case.kv_lens, strict=True)
+            for position in range(length + 1)
+        ]
+        own = torch.tensor(pairs)
+        return own[:, 0].contiguous(), own[:, 1].contiguous()
+
+    def append(self) -> None:
+        append_rows(self.pages, *self.places(), self.k, self.v)
+
+    def attend(self) -> torch.Tensor:
+        out = torch.full_like(self.q, float("nan"))
+        case = self.case
+        assert attend_single_queries(
+            self.q,
+            self.pages,
+            self.key_rows,
+            torch.tensor(case.kv_lens),
+            out,
+            scale=0.3,
+            softcap=case.softcap,
+            window=case.window,
+            share_of_keys=case.share,
+        )
+        return out
+
+    def as_kept(self, x: torch.Tensor) -> torch.Tensor:
+        """What is left of x when it has been compressed, in float32."""
+        number_format = self.case.number_format
+        if number_format is None:
+            return x.float()
+        rows = x.reshape(-1, x.shape[-1])
+        grouped = GroupedRows(
+            raw=quantise(rows, number_format), columns=x.shape[-1], number_format=number_format
+        )
+        plain = torch.empty(rows.shape)
+        dequantise_reference(grouped, plain)
+        return plain.view(x.shape)
+
+    def expected(self) -> torch.Tensor:
+        """Row by row in float64."""
+        case = self.case
+        heads, kv_heads, _ = case.shape
+        ends = torch.tensor(case.kv_lens).add(1).cumsum(0).tolist()
+        outs = []
+        for row, end in enumerate(ends):
+            first = end - case.kv_lens[row] - 1
+            if case.window is not None:
+                first = max(first, end - case.window)
+            keys, values = (
+                self.as_kept(x[first:end]).double().repeat_interleave(heads // kv_heads, dim=1)
+                for x in (self.k, self.v)
+            )
+            scores = torch.einsum("nh,snh->ns", self.q[row].double(), keys) * 0.3
+            if case.softcap is not None:
+                scores = case.softcap * torch.tanh(scores / case.softcap)
+            keep = max(1, math.ceil(case.share * (end - first)))
+            least = scores.topk(keep, dim=-1).values[:, -1:]
+            scores = scores.masked_fill(scores < least, float("-inf"))
+            outs.append(torch.einsum("ns,snh->nh", scores.softmax(-1), values))
+        return torch.stack(outs)
+
+
+def _empty_pages(case: Case, count: int) -> Pages:
+    _, kv_heads, width = case.shape
+
+    def pages(raw: torch.Tensor) -> Pages:
+        return Pages(
+            raw=raw,
+            num_heads=kv_heads,
+            page_tokens=case.page_tokens,
+            width=width,
+            dtype=case.dtype,
+            number_format=case.number_format,
+        )
+
+    size = pages(torch.empty(0, 0, dtype=torch.uint8)).token_bytes * case.page_tokens
+    # What no row has written is not a number.
+    padding = case.padding if case.kept is not None else 0
+    return pages(torch.full((count, 2 * kv_heads * size + padding), 255, dtype=torch.uint8))
+
+
+@settings(deadline=None, max_examples=150)
+@given(case=cases)
+def test_single_queries(case: Case) -> None:
+    run = Run(case)
+    run.append()
+    tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(
+        run.attend().double(), run.expected(), rtol=tolerance, atol=tolerance
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(case=cases)
+def test_what_is_kept(case: Case) -> None:
+    """Bit for bit what the reference makes, and it comes out again."""
+    run = Run(case)
+    run.append()
+    token_pages, token_places = run.places()
+    heads = 2 * case.shape[1]
+    for place, x in enumerate((run.k, run.v)):
+        kept = run.pages.rows[token_pages, place, :, token_places]
+        if case.number_format is not None:
+            codes = quantise(x.reshape(-1, x.shape[-1]), case.number_format)
+            assert torch.equal(kept, codes.view(*x.shape[:2], -1))
+        else:
+            assert torch.equal(kept, x)
+    count = len(run.tables[0])
+    rows = torch.tensor([page * heads + heads - 1 for page in run.tables[0]])
+    plain = torch.empty(count, case.page_tokens * case.shape[2], dtype=case.dtype)
+    raw = torch.empty(count, case.page_tokens, run.pages.token_bytes, dtype=torch.uint8)
+    gather_plain(run.pages, rows, plain, raw)
+    own = plain.view(count * case.page_tokens, -1)[: case.kv_lens[0] + 1]
+    assert torch.equal(own, run.as_kept(run.v[: len(own), -1]).to(case.dtype))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_extremes_are_kept_as_the_reference_keeps_them(bits: int) -> None:
+    extremes = [0.0, -0.0, 1e-9, -3e-8, 6e-5, 1e5, -1e6, math.inf, -math.inf, math.nan, 65504.0]
+    numbers = torch.tensor(extremes + [7.0] * 5).repeat(2, 2, 2)
+    numbers[1] = 3.14159
+    number_format = Grouped(bits=bits, group_size=32)
+    pages = Pages(
+        raw=torch.zeros(1, 4 * 4 * number_format.row_bytes(32), dtype=torch.uint8),
+        num_heads=2,
+        page_tokens=4,
+        width=32,
+        dtype=torch.float32,
+        number_format=number_format,
+    )
+    places = torch.tensor([1, 3])
+    append_rows(pages, torch.zeros(2, dtype=torch.long), places, numbers, numbers)
+    kept = pages.rows[0, 1].transpose(0, 1)[places]
+    assert torch.equal(kept, quantise(numbers.view(-1, 32), number_format).view(2, 2, -1))
+
+
+def test_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes; and who asks for attention is told that there is no loop."""
+    case = Case(
+        kv_lens=[20, 3],
+        shape=(4, 2, 64),
+        kept=(4, 64),
+        dtype=torch.bfloat16,
+        page_tokens=16,
+        padding=64,
+        window=None,
+        softcap=None,
+        share=1.0,
+        seed=1,
+    )
+    first, second = Run(case), Run(case)
+    first.append()
+    monkeypatch.setattr(paged, "find_loops", lambda: None)
+    second.append()
+    assert torch.equal(first.pages.raw, second.pages.raw)
+    with pytest.raises(AssertionError):
+        second.attend()
