@@ -90,7 +90,7 @@ def test_bits_and_groups(
     from freight.kernels import threads
 
     if kernels == "reference":
-        monkeypatch.setattr(threads, "_loops", lambda: None)
+        monkeypatch.setattr(threads, "find_loops", lambda: None)
     model = compress(tiny.make_model(tmp_path, **SIZES), bits, group_size)
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     options = {**tiny.ON_CPU, "weight_bits": bits, "group_size": group_size}

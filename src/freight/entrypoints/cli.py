@@ -392,11 +392,20 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         "--weight-bits", type=int, metavar="N", help="compress the matrices to 4 or 8 bits"
     )
     group.add_argument(
+        "--kv-bits", type=int, metavar="N", help="keep keys and values in 4 or 8 bits"
+    )
+    group.add_argument(
         "--group-size",
         type=int,
         default=64,
         metavar="N",
-        help="weights that share a scale: 32, 64 (default) or 128",
+        help="numbers that share a scale: 32, 64 (default) or 128",
+    )
+    group.add_argument(
+        "--sparse-attention",
+        type=float,
+        metavar="SHARE",
+        help="of the keys that a new token sees, only this share, with the highest scores, counts",
     )
     return group
 

@@ -30,6 +30,7 @@ from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine, read_machine
+from freight.model.approximation import approximate
 from freight.model.checkpoint import TensorSource, imagined_sources
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
@@ -54,6 +55,12 @@ _USABLE_SHARE: Final = 0.95
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
     config, workload = _find_config(arguments.model), _read_workload(arguments)
+    config = approximate(
+        config,
+        kv_bits=arguments.kv_bits,
+        group_size=arguments.group_size,
+        attended_share=arguments.sparse_attention,
+    )
     wishes = _read_wishes(arguments)
     questions = [
         Question(

@@ -149,7 +149,7 @@ def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
 def as_record(question: Question, choice: Choice) -> dict[str, Any]:
     """All of it, for JSON. Seconds, bytes and shares in [0, 1]."""
     told, plan = choice.forecast, choice.plan
-    policy = plan.policy
+    policy, kv_format = plan.policy, question.config.kv_format
     return {
         "model": question.model,
         "machine": question.machine.name,
@@ -165,6 +165,8 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "overlap": policy.overlap,
             "cpu_attention": policy.cpu_attention,
             "weight_bits": question.weight_bits,
+            "kv_bits": kv_format and kv_format.bits,
+            "sparse_attention": question.config.attended_share,
             "weights": _shares(policy.weights),
             "kv": _shares(policy.kv),
             "activations": _shares(policy.activations),
@@ -200,9 +202,13 @@ def _flags(policy: Policy) -> str:
 
 
 def _compression(question: Question) -> str:
-    if question.weight_bits is None:
-        return ""
-    return f", matrices in {question.weight_bits} bits, groups of {question.group_size}"
+    told = ""
+    if question.weight_bits is not None:
+        told += f", matrices in {question.weight_bits} bits, groups of {question.group_size}"
+    kept, share = question.config.kv_format, question.config.attended_share
+    if kept is not None:
+        told += f", KV in {kept.bits} bits, groups of {kept.group_size}"
+    return told + (f", {share:.4g} of the keys attended" if share < 1 else "")
 
 
 def _shares(split: Split) -> dict[str, float]:

@@ -117,7 +117,9 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         num_micro_batches=arguments.num_micro_batches,
         cpu_attention_percent=arguments.cpu_attention,
         weight_bits=arguments.weight_bits,
+        kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,
+        sparse_attention=arguments.sparse_attention,
         compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
@@ -163,6 +165,10 @@ def _run_job(
     }
     if options.weight_bits is not None:
         identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
+    if options.kv_bits is not None:
+        identity["the keys' bits"] = f"{options.kv_bits}, groups of {options.group_size}"
+    if options.sparse_attention is not None:
+        identity["the share of keys that count"] = f"{options.sparse_attention:g}"
 
     built: list[tuple[Engine, Machine | None]] = []
 

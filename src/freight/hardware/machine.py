@@ -33,7 +33,8 @@ class ComputeUnit:
     memory. ``attention_flops`` is what attention over prompts reaches, per dtype;
     ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each, by the
     number of query heads that share a key head; ``attended_head_s`` comes to that for each row and
-    key head, however few its keys.
+    key head, however few its keys. ``attended_codes_per_s`` are numbers of compressed keys and
+    values read likewise, None where that is not known.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
     ``dequantised_per_s`` is how many compressed weights become plain in a second; 0 where that is
     not known. ``call_s`` is the fixed time of one unit of the model for one chunk of rows,
@@ -48,6 +49,7 @@ class ComputeUnit:
     attention_flops: Mapping[str, float]
     attended_bytes_per_s: Curve
     attended_head_s: float = 0.0
+    attended_codes_per_s: Curve | None = None
     dequantised_per_s: float = 0.0
     call_s: float = 0.0
     sweep_s: float = 0.0
@@ -68,6 +70,18 @@ class ComputeUnit:
         """Compressed weights that are made plain in a second; where it is not known, by the bytes
         that are read and written for each."""
         return self.dequantised_per_s or self.memory_bytes_per_s / 3.0
+
+    def attended_s(self, num_bytes: float, num_codes: float, sharing: float) -> float:
+        """Reading so many bytes of plain keys and values, or, where they are compressed, so many
+        numbers, for single queries of which ``sharing`` have the same. Where it is not known they
+        are made plain, of two bytes each, and read then."""
+        plain_s = num_bytes / self.attended_bytes_per_s.at(sharing)
+        if not num_codes:
+            return plain_s
+        if self.attended_codes_per_s is not None:
+            return plain_s + num_codes / self.attended_codes_per_s.at(sharing)
+        made_plain_s = num_codes / self.plain_per_s
+        return plain_s + made_plain_s + 2.0 * num_codes / self.attended_bytes_per_s.at(sharing)
 
     def nearest_dtype(self, dtype: str) -> str:
         """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or
@@ -160,12 +174,14 @@ class Machine:
     def scaled(self, factors: Mapping[str, float]) -> Machine:
         """The same with some parts faster or slower: links by name, "compute" for the CPU."""
         cpu, factor = self.units["cpu"], factors.get("compute", 1.0)
+        codes = cpu.attended_codes_per_s
         cpu = replace(
             cpu,
             memory_bytes_per_s=cpu.memory_bytes_per_s * factor,
             products={dtype: rate.scaled(factor) for dtype, rate in cpu.products.items()},
             attention_flops={d: rate * factor for d, rate in cpu.attention_flops.items()},
             attended_bytes_per_s=cpu.attended_bytes_per_s.scaled(factor),
+            attended_codes_per_s=codes and codes.scaled(factor),
             attended_head_s=cpu.attended_head_s / factor,
         )
         links = {

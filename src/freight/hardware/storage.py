@@ -103,6 +103,8 @@ def _unit(name: str, record: Mapping[str, Any]) -> ComputeUnit:
         "products": {dtype: as_curve(rate) for dtype, rate in record["products"].items()},
         "attended_bytes_per_s": as_curve(record["attended_bytes_per_s"]),
     }
+    if record.get("attended_codes_per_s") is not None:
+        rates["attended_codes_per_s"] = as_curve(record["attended_codes_per_s"])
     return _make(ComputeUnit, {"name": name, **record, **rates})
 
 

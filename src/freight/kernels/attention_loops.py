@@ -60,7 +60,7 @@ class PageShape(NamedTuple):
     group_size: Any
 
 
-def _make_plain(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+def _make_plain(raw: Any, halves: Any, first: Any, count: Any, shape: Any, plain: Any) -> None:
     """``count`` tokens of a head, from element ``first`` of ``raw``, to float32 in ``plain``."""
     raise NotImplementedError
 

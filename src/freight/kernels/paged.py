@@ -16,7 +16,7 @@ from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.pages import Pages
 from freight.kernels.threads import Loops, find_loops, share
 
-__all__ = ["append_rows", "attend_single_queries", "gather_plain", "warm_up_attention"]
+__all__ = ["append_rows", "attend_single_queries", "gather_plain"]
 
 _WIDTH: Final = 16
 _LEAST_TOKENS: Final = 256
@@ -185,29 +185,3 @@ def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]
         group_size=np.uintp(number_format.group_size if number_format else 1),
     )
     return raw, halves, shape
-
-
-def warm_up_attention(dtype: torch.dtype, number_format: Any) -> None:
-    """Have what attention and appending need compiled, or loaded: it takes seconds, and memory."""
-    width = 64 if number_format is None else 2 * number_format.group_size
-    sizes = Pages(
-        raw=torch.empty(0, 0, dtype=torch.uint8),
-        num_heads=1,
-        page_tokens=16,
-        width=width,
-        dtype=dtype,
-        number_format=number_format,
-    )
-    pages = Pages(
-        raw=torch.zeros(1, 2 * 16 * sizes.token_bytes, dtype=torch.uint8),
-        num_heads=1,
-        page_tokens=16,
-        width=width,
-        dtype=dtype,
-        number_format=number_format,
-    )
-    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, width, dtype=dtype)
-    append_rows(pages, zero, zero, x, x)
-    attend_single_queries(
-        x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=0.5
-    )

@@ -1,7 +1,7 @@
 """Keys and values of one layer in pages: how they lie in memory.
 
-A page has the keys of all heads, then their values, each of a head's tokens in order: plain numbers,
-or integers in groups that lie within a head. What a page has beyond that is unused.
+A page has the keys of all heads, then their values, those of a head in the order of its tokens:
+plain numbers, or integers in groups that lie within a head. What a page has beyond is unused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,5 @@ class Pages:
     def rows(self) -> torch.Tensor:
         """[pages, 2, heads, tokens, numbers of a head], or bytes where they are compressed."""
         used = self.raw[:, : 2 * self.num_heads * self.page_tokens * self.token_bytes]
-        shape = (len(used), 2, self.num_heads, self.page_tokens, -1)
-        if self.number_format is None:
-            return used.view(self.dtype).view(shape)
-        return used.unflatten(1, shape[1:4] + (self.token_bytes,))
+        kept = used.view(self.dtype) if self.number_format is None else used
+        return kept.view(len(kept), 2, self.num_heads, self.page_tokens, -1)

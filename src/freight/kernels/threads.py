@@ -19,7 +19,7 @@ import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["Loops", "dequantise_on_cpu", "find_loops", "product_on_cpu", "share", "warm_up"]
+__all__ = ["Loops", "dequantise_on_cpu", "find_loops", "product_on_cpu", "share"]
 
 _LEAST_ROWS = 16
 
@@ -41,15 +41,6 @@ def find_loops() -> Loops | None:
     except ImportError:
         return None
     return Loops(rows=loops, attention=attention_loops, append=append_loops)
-
-
-def warm_up() -> None:
-    """Load and compile what will be needed: it takes seconds, and 130 MiB."""
-    number_format = Grouped(bits=4, group_size=64)
-    for dtype in (torch.bfloat16, torch.float32):
-        raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
-        dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
-    product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 
 @cache

@@ -23,8 +23,8 @@ __all__ = [
     "add",
     "bits_of",
     "half_at",
-    "largest",
     "larger",
+    "largest",
     "load",
     "load_bytes",
     "load_high",
@@ -61,7 +61,7 @@ def _use_wide_registers() -> None:
 _use_wide_registers()
 
 
-class _Vector(types.Type):
+class _Vector(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name="float32x16")
 
@@ -70,7 +70,7 @@ _VECTOR = _Vector()
 
 
 @register_model(_Vector)
-class _VectorModel(models.PrimitiveModel):
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _FLOATS)
 
@@ -90,7 +90,8 @@ def _loader(kind: ir.Type, num_bytes: int, widen: Callable[[Any, Any], Any]) -> 
     """An operation that loads sixteen elements and makes floats of them."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = _place(context, builder, signature.args[0], *arguments, kind)
+        data, index = arguments
+        place = _place(context, builder, signature.args[0], data, index, kind)
         loaded = builder.load(place)
         loaded.align = num_bytes
         return widen(builder, loaded)

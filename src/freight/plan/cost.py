@@ -66,6 +66,7 @@ _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
 that of reading or writing the value once. A product of two values reads two and writes one."""
 
 _PASSES_OF_NEW_KEYS: Final = 4.0
+_PASSES_OF_NEW_CODES: Final = 20.0
 
 _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.READ_KV: "kv",
@@ -238,7 +239,8 @@ class Cost:
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
         new = self._kv_bytes(step, batch.num_tokens)
-        return _PASSES_OF_NEW_KEYS * new / self.unit.memory_bytes_per_s
+        passes = _PASSES_OF_NEW_KEYS if step.kv_format is None else _PASSES_OF_NEW_CODES
+        return passes * new / self.unit.memory_bytes_per_s
 
     def _attend_on_cpu_s(self, operation: Operation) -> float:
         unit = self.programme.units[self.units[operation.unit]]
@@ -250,12 +252,16 @@ class Cost:
 
     def _single_queries_s(self, step: Attend, spans: Sequence[RowSpan], unit: ComputeUnit) -> float:
         """Of rows with one query each, by the keys and values that they read."""
-        kv_bytes = self._kv_bytes(step, _seen_keys(step, spans))
+        sharing = step.num_heads / step.num_kv_heads
+        # All keys are scored; the values of those that some query chose are read.
+        share = (1 + min(1.0, sharing * step.share)) / 2
+        read = share * self._kv_bytes(step, _seen_keys(step, spans))
+        plain, codes = (read, 0.0) if step.kv_format is None else (0.0, read / self.size)
         heads = step.num_kv_heads * sum(span.num_new == 1 for span in spans)
-        rate = unit.attended_bytes_per_s.at(step.num_heads / step.num_kv_heads)
-        return kv_bytes / rate + heads * unit.attended_head_s
+        return unit.attended_s(plain, codes, sharing) + heads * unit.attended_head_s
 
     def _kv_bytes(self, step: Attend, num_tokens: float) -> float:
+        """Of plain keys and values."""
         return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens
 
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:

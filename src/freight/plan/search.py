@@ -360,8 +360,13 @@ class _Terms:
         seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
         if self.near == "gpu":
-            rate = self.machine.units["cpu"].attended_bytes_per_s
-            attended_s = kv_in / rate.at(config.num_heads / config.num_kv_heads)
+            keys = kv_in / token * config.num_layers * config.kv_bytes_per_token_per_layer(size)
+            is_plain = config.kv_format is None
+            attended_s = self.machine.units["cpu"].attended_s(
+                keys * is_plain,
+                keys / size * (not is_plain),
+                config.num_heads / config.num_kv_heads,
+            )
             answers = self.rows * config.num_layers * config.attended_bytes_per_token(size)
             of_rows = {
                 "cpu attention": attended_s,

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 from freight.errors import BudgetError, InputError
-from freight.kernels.threads import warm_up
+from freight.kernels.warm_up import warm_up
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
+from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import TensorSource, imagined_sources, resolve
 from freight.model.compression import choose_formats, compressed_places
@@ -74,7 +75,14 @@ def build_engine(
     """Plan, take the memory, and place the weights. Everything that can be refused is refused
     before anything is loaded; ``say`` is told of what takes long before."""
     quiet_allocator()
-    config = read_config(model_dir)
+    config = approximate(
+        read_config(model_dir),
+        kv_bits=options.kv_bits,
+        group_size=options.group_size,
+        attended_share=options.sparse_attention,
+    )
+    if groups := describe_groups(config, options.group_size):
+        say(groups)
     device = find_device(options.device)
     if device.kind == "cpu" and options.gpu_memory_bytes is not None:
         raise InputError(
@@ -89,7 +97,9 @@ def build_engine(
         sources = imagined_sources(config, dtype)
     if options.weight_bits is not None:
         sources = _compressed(config, sources, options, say)
-    # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
+    # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
+    # tokenizer with a large vocabulary as much.
+    warm_up(torch_dtype(dtype), config.kv_format)
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan, told = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
@@ -112,8 +122,6 @@ def _compressed(
 ) -> Mapping[str, TensorSource]:
     """The weights compressed; random ones are written and compressed when the plan is known."""
     assert options.weight_bits is not None
-    # Before the plan, which measures what the process has taken: the compiler takes 130 MiB.
-    warm_up()
     bits, group_size = options.weight_bits, options.group_size
     if options.dummy_seed is not None:
         formats = choose_formats(config, sources, bits=bits, group_size=group_size)

@@ -13,6 +13,7 @@ from typing import Final
 
 from freight.errors import InputError
 from freight.hardware.machine import Machine
+from freight.model.approximation import check_share
 from freight.model.number_format import fit_group
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
@@ -31,8 +32,9 @@ class EngineOptions:
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
     device, and the CPU attends them. ``weight_bits`` compresses the matrices to integers in groups
-    of ``group_size``, kept in ``compressed_dir`` for later runs. ``disk_dir`` holds offloaded KV
-    cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
+    of ``group_size``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values; of
+    the keys of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded
+    KV cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
     ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
     proves every operation legal before it runs. ``trace_path`` is where the times of all operations
     are written. ``machine`` has this machine's rates: with them a run is predicted.
@@ -50,7 +52,9 @@ class EngineOptions:
     num_micro_batches: int | None = None
     cpu_attention_percent: float | None = None
     weight_bits: int | None = None
+    kv_bits: int | None = None
     group_size: int = 64
+    sparse_attention: float | None = None
     compressed_dir: Path | None = None
     overlap: bool = True
     sim_bytes_per_s: int | None = None
@@ -102,8 +106,11 @@ class EngineOptions:
                     "It must be more than zero.",
                     "Raise it, or leave it out and Freight chooses.",
                 )
-        if self.weight_bits is not None:
-            fit_group(self.weight_bits, self.group_size, self.group_size)
+        for bits in (self.weight_bits, self.kv_bits):
+            if bits is not None:
+                fit_group(bits, self.group_size, self.group_size)
+        if self.sparse_attention is not None:
+            check_share(self.sparse_attention)
         share = self.cpu_attention_percent
         if share is not None and not 0 <= share <= 100:
             raise InputError(

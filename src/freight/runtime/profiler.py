@@ -23,9 +23,9 @@ import torch
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
-from freight.kernels.pages import Pages
 from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
 from freight.model.number_format import TILE_ROWS, Grouped
@@ -48,6 +48,7 @@ _COPY_BYTES: Final = 64 * MIB
 _LEAST_S: Final = 0.06
 _ROUNDS: Final = 3
 _SHARING: Final = (1, 4, 8)
+_CODES: Final = Grouped(bits=4, group_size=64)
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Report = Callable[[str], None]
@@ -141,8 +142,10 @@ class _UnitProbe:
         }
         found["pass"] = _pass_bytes_per_s(fast, where)
         for sharing in _SHARING:
-            found[f"attended {sharing}"], head_s = _attended(sharing, fast, where)
+            plain_per_s, head_s = _attended(sharing, fast, None, where)
+            found[f"attended {sharing}"] = plain_per_s * fast.itemsize
             found["head"] = min(head_s, found.get("head", head_s))
+            found[f"attended codes {sharing}"], _ = _attended(sharing, fast, _CODES, where)
         found["plain"] = _plain_per_s(fast, where)
         found["call"], found["sweep"] = _call_s(fast, where), _sweep_s(where)
         return found
@@ -165,6 +168,9 @@ class _UnitProbe:
                 points=tuple((float(n), found[f"attended {n}"]) for n in _SHARING)
             ),
             attended_head_s=found["head"],
+            attended_codes_per_s=Curve(
+                points=tuple((float(n), found[f"attended codes {n}"]) for n in _SHARING)
+            ),
             dequantised_per_s=found["plain"],
             call_s=found["call"],
             sweep_s=found["sweep"],
@@ -202,10 +208,9 @@ def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
 
 def _plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
     """Compressed weights made plain, a tile at a time as products use them."""
-    number_format = Grouped(bits=4, group_size=64)
-    size = number_format.row_bytes(_WIDTH)
+    size = _CODES.row_bytes(_WIDTH)
     raw = torch.zeros(64 * TILE_ROWS, size, dtype=torch.uint8, device=where)
-    rows = GroupedRows(raw=raw, columns=_WIDTH, number_format=number_format)
+    rows = GroupedRows(raw=raw, columns=_WIDTH, number_format=_CODES)
     tile = torch.empty(TILE_ROWS, _WIDTH, dtype=dtype, device=where)
 
     def make_plain(turn: int) -> None:
@@ -235,20 +240,22 @@ def _sweep_s(where: torch.device) -> float:
 def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
     rows, tokens, heads, width = 8, 512, 32, 64
     spans = [_span(i, tokens, 0) for i in range(rows)]
-    seconds = _attend_s(spans, heads, heads // 4, width, dtype, where)
+    seconds = _attend_s(spans, heads, heads // 4, width, dtype, None, where)
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
 
 
-def _attended(sharing: int, dtype: torch.dtype, where: torch.device) -> tuple[float, float]:
-    """Rows with one query: bytes of keys and values per second, and seconds for each row and
+def _attended(
+    sharing: int, dtype: torch.dtype, kept: Grouped | None, where: torch.device
+) -> tuple[float, float]:
+    """Rows with one query: numbers of keys and values per second, and seconds for each row and
     key/value head beside, from many keys and from few; ``sharing`` queries have one key head."""
     rows, heads, width = 8 * sharing, 32, 64
     kv_heads = heads // sharing
     seconds = {}
     for tokens in (16, 256):
         spans = [_span(i, 1, tokens - 1) for i in range(rows)]
-        seconds[tokens] = _attend_s(spans, heads, kv_heads, width, dtype, where)
-    token = 2 * rows * kv_heads * width * dtype.itemsize
+        seconds[tokens] = _attend_s(spans, heads, kv_heads, width, dtype, kept, where)
+    token = 2 * rows * kv_heads * width
     rate = token * (256 - 16) / max(1e-9, seconds[256] - seconds[16])
     return rate, max(0.0, seconds[16] - 16 * token / rate) / (rows * kv_heads)
 
@@ -269,6 +276,7 @@ def _attend_s(
     kv_heads: int,
     width: int,
     dtype: torch.dtype,
+    kept: Grouped | None,
     where: torch.device,
 ) -> float:
     """One layer's attention for rows whose pages lie one after the other."""
@@ -285,15 +293,17 @@ def _attend_s(
         element_bytes=dtype.itemsize,
         device=where,
     )
-    shape = (len(spans) * pages, 2 * kv_heads * page * width)
-    copies = min(16, _cold_copies(math.prod(shape) * dtype.itemsize))
+    token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
+    shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)
+    copies = min(16, _cold_copies(math.prod(shape)))
     pools = [
         Pages(
-            raw=torch.rand(shape, dtype=dtype, device=where).view(torch.uint8),
+            raw=torch.randint(56, shape, dtype=torch.uint8, device=where),
             num_heads=kv_heads,
             page_tokens=page,
             width=width,
             dtype=dtype,
+            number_format=kept,
         )
         for _ in range(copies)
     ]

@@ -120,7 +120,7 @@ def model_cost(config: ModelConfig, *, weight_size: int, element_size: int) -> M
         first_unit_bytes=sizes[0],
         layer_flops=sum(flops) - head,
         head_flops=head,
-        attention=_attention(config, units, config.kv_bytes_per_token_per_layer(element_size)),
+        attention=_attention(config, units, config.kept_bytes_per_token_per_layer(element_size)),
     )
 
 

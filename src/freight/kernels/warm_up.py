@@ -1,0 +1,41 @@
+"""Everything that numba compiles, loaded or made before it is wanted: it takes seconds, and memory
+that a plan must know of.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.pages import Pages
+from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
+from freight.model.number_format import Grouped
+
+__all__ = ["warm_up"]
+
+_FORMAT = Grouped(bits=4, group_size=64)
+
+
+def warm_up(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+    """For a model that computes with ``dtype`` and keeps keys and values so."""
+    raw = torch.zeros(1, _FORMAT.row_bytes(64), dtype=torch.uint8)
+    dequantise_on_cpu(raw, 64, _FORMAT, torch.empty(1, 64, dtype=dtype))
+    product_on_cpu(raw, _FORMAT, torch.zeros(1, 64))
+    _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
+
+
+def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+    token_bytes = 64 * dtype.itemsize if kv_format is None else kv_format.row_bytes(64)
+    pages = Pages(
+        raw=torch.zeros(1, 2 * token_bytes, dtype=torch.uint8),
+        num_heads=1,
+        page_tokens=1,
+        width=64,
+        dtype=dtype,
+        number_format=kv_format,
+    )
+    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
+    append_rows(pages, zero, zero, x, x)
+    attend_single_queries(
+        x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
+    )
