@@ -117,7 +117,7 @@ def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) ->
     dequantise(rows, fast)
     assert threads.find_loops() is not None
     calls: list[Any] = []
-    monkeypatch.setattr(threads, "_loops", lambda: calls.append(1))
+    monkeypatch.setattr(threads, "find_loops", lambda: calls.append(1))
     dequantise(rows, slow)
     assert calls and torch.equal(fast, slow)
 
