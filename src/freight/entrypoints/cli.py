@@ -389,7 +389,11 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         "approximations", "what changes the answers a little, and is done only when asked for"
     )
     group.add_argument(
-        "--weight-bits", type=int, metavar="N", help="compress the matrices to 4 or 8 bits"
+        "--weight-bits",
+        type=int,
+        metavar="N",
+        help="compress the matrices to 4 or 8 bits; 3 saves no more than 4 and shows what too few "
+        "bits do",
     )
     group.add_argument(
         "--group-size",
