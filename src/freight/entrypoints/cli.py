@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
+from freight.entrypoints.eval.flags import EVAL_DESCRIPTION, EVAL_EXAMPLES, add_eval_flags
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -75,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.compress import compress_model
 
             return compress_model(arguments)
+        if arguments.command == "eval":
+            from freight.entrypoints.eval.evaluate import evaluate_model
+
+            return evaluate_model(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -136,6 +141,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_profile(commands)
     _add_compress(commands)
+    _add_eval(commands)
     _add_bench(commands)
     return parser
 
@@ -224,6 +230,20 @@ def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser("compress", help=about, description=about, allow_abbrev=False)
     parser.add_argument("-m", "--model", metavar="MODEL", help="a directory, or a name on the hub")
     _add_kept_compression(parser)
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "eval",
+        help="what an approximation costs, on your data",
+        description=EVAL_DESCRIPTION,
+        epilog=EVAL_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_eval_flags(parser)
+    _add_machine(parser)
+    _add_placement(parser)
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -45,6 +45,10 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         from freight.entrypoints.bench.own_run import run_freight
 
         return run_freight(job)
+    if task == "evaluate":
+        from freight.entrypoints.eval.own_run import run_measure
+
+        return run_measure(job)
     from freight.entrypoints.bench.peer_run import run_peer
 
     return run_peer(job)

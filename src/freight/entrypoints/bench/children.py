@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Final
 
 from freight import errors
 from freight.entrypoints.bench.groups import GroupMaker, MemoryGroup, drop_caches
 from freight.errors import DeviceError, FreightError
 
-__all__ = ["ChildFailed", "Outcome", "run_child", "run_or_raise"]
+__all__ = ["ChildFailed", "Outcome", "ended_by_sigterm", "run_child", "run_or_raise"]
 
 _MODULE: Final = "freight.entrypoints.bench.child"
 
@@ -35,6 +38,21 @@ class Outcome:
 
 class ChildFailed(FreightError):
     """A run that was to give a figure gave none."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Told to end, this process leaves by way of all ``finally``: a child is ended and its group
+    removed."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def run_child(
