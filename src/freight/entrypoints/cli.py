@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
-from freight.entrypoints.eval.flags import EVAL_DESCRIPTION, EVAL_EXAMPLES, add_eval_flags
+from freight.entrypoints.eval.flags import add_eval_parser
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -233,15 +233,7 @@ def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "eval",
-        help="what an approximation costs, on your data",
-        description=EVAL_DESCRIPTION,
-        epilog=EVAL_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_eval_flags(parser)
+    parser = add_eval_parser(commands)
     _add_machine(parser)
     _add_placement(parser)
 

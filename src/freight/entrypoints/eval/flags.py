@@ -9,15 +9,15 @@ import argparse
 
 from freight.entrypoints.eval.settings import DEFAULT_SETTINGS, KEYS
 
-__all__ = ["EVAL_DESCRIPTION", "EVAL_EXAMPLES", "add_eval_flags"]
+__all__ = ["add_eval_parser"]
 
-EVAL_DESCRIPTION = """\
+_DESCRIPTION = """\
 What approximations cost: a model's scores on your data with each setting, beside the bytes that it
 saves. Every setting runs through the same engine, budgets and policy as freight run would, in
 processes of its own.
 """
 
-EVAL_EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   freight eval --model ./model --perplexity wiki.txt --last-word lambada.jsonl
   freight eval --model ./model --exact-match rows.jsonl --setting exact --setting weights=4,group=32
@@ -33,8 +33,18 @@ is that text, white space around them left out. A row may set max_tokens, stop, 
 """
 
 
-def add_eval_flags(parser: argparse.ArgumentParser) -> None:
-    """The model, the settings, the data and where results go."""
+def add_eval_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """The command, with the flags for the model, the settings, the data and the results."""
+    parser = commands.add_parser(
+        "eval",
+        help="what an approximation costs, on your data",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "-m",
         "--model",
@@ -53,6 +63,7 @@ def add_eval_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there")
     parser.add_argument("--quiet", action="store_true", help="the table only")
     _add_data(parser)
+    return parser
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

@@ -6,28 +6,27 @@ other setting; what it saves is reckoned against what an exact run of the same m
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.eval.exact_match import ExactMatchScore
 from freight.entrypoints.eval.last_word import LastWordScore
+from freight.entrypoints.eval.options import options_of
 from freight.entrypoints.eval.perplexity import PerplexityScore
-from freight.entrypoints.eval.settings import KEYS
+from freight.entrypoints.eval.settings import parse_settings
 from freight.entrypoints.own_machine import nominal_s, own_machine
-from freight.entrypoints.run import engine_options
 from freight.jobs.spool import Spool
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, SamplingParams
 
-__all__ = ["Score", "options_of", "run_measure"]
+__all__ = ["Score", "run_measure"]
 
 
 class Score(Protocol):
@@ -45,18 +44,12 @@ _SCORES: Final[Mapping[str, Callable[[], Score]]] = {
 }
 
 
-def options_of(flags: Mapping[str, Any], setting: Mapping[str, Any]) -> EngineOptions:
-    """The options of the command's flags, with a setting's own. Approximations are named in
-    settings alone, and traces would overwrite each other: the command has no flags for them."""
-    defaults = {field.name: field.default for field in fields(EngineOptions)}
-    exact = {key.field: defaults[key.field] for key in KEYS.values()}
-    plain = engine_options(argparse.Namespace(**exact, trace=None, **flags))
-    return replace(plain, **setting)
-
-
 def run_measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """The scores, the time it took, and what was held."""
-    model_dir, options = Path(job["model"]), options_of(job["flags"], job["setting"])
+    (setting,) = parse_settings([job["setting"]])
+    options = options_of(job["flags"], setting)
+    options = replace(options, dtype=job["dtype"] or options.dtype)
+    model_dir = Path(job["model"])
     defaults = SamplingParams(**job["sampling"])
     with Spool(Path(job["spool"]), defaults=defaults, input_hash="") as spool:
         engine, load_s = _ready_engine(model_dir, options, spool)
@@ -72,6 +65,7 @@ def run_measure(job: Mapping[str, Any]) -> dict[str, Any]:
                 "tokens": tokens,
                 "seconds": seconds,
                 "load_s": load_s,
+                "dtype": str(engine.dtype).removeprefix("torch."),
                 "summary": engine.summary(),
                 **_holdings(engine),
             }

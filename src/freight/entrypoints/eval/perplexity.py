@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,27 +20,52 @@ from freight.jobs.lines import open_input
 from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
-__all__ = ["PerplexityScore", "choose_context", "make_windows", "split_windows"]
+__all__ = ["PerplexityScore", "Windows", "choose_windows", "make_rows", "split_windows"]
 
 _MOST_CONTEXT: Final = 2048
 _MOST_TEXT_BYTES: Final = 16 << 20
 """Tokenising takes a hundred times as much memory, and a figure is steady long before."""
 
 
-def choose_context(context: int | None, max_positions: int) -> int:
-    """The tokens of a window: ``context``, or what the model takes."""
-    if context is None:
-        return min(max_positions, _MOST_CONTEXT)
-    if not 2 <= context <= max_positions:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """``before`` are the tokens that a window begins with, ``width`` is how many of the text follow
+    them, ``stride`` from its start to the next one's."""
+
+    before: tuple[int, ...]
+    width: int
+    stride: int
+
+    @property
+    def context(self) -> int:
+        return len(self.before) + self.width
+
+
+def choose_windows(
+    context: int | None, stride: int | None, tokenizer: Tokenizer, max_positions: int
+) -> Windows:
+    """The windows that the flags ask for, or as large as the model takes and sharing one token."""
+    before = tuple(tokenizer.encode(""))
+    least = len(before) + 2
+    context = min(max_positions, _MOST_CONTEXT) if context is None else context
+    if not least <= context <= max_positions:
         raise InputError(
-            f"--context {context} was given.",
-            f"A window has from 2 tokens to the {max_positions} that the model takes.",
-            "Give a number between them, or leave it out.",
+            f"Windows of {context} tokens were asked for.",
+            f"A window has from {least} tokens to the {max_positions} that the model takes.",
+            "Give --context a number between them, or leave it out.",
         )
-    return context
+    width = context - len(before)
+    stride = width - 1 if stride is None else stride
+    if not 1 <= stride < width:
+        raise InputError(
+            f"--stride {stride} was given for windows of {width} tokens of text.",
+            "Each begins at least 1 token after the one before it, and shares at least 1 with it.",
+            f"Give a number from 1 to {width - 1}, or leave it out.",
+        )
+    return Windows(before=before, width=width, stride=stride)
 
 
-def make_windows(path: Path, tokenizer: Tokenizer, context: int, stride: int | None) -> Rows:
+def make_rows(path: Path, tokenizer: Tokenizer, windows: Windows) -> Rows:
     """The rows that score a text file; each row's id is how many of its last tokens count."""
     (ids,) = tokenizer.encode_batch([_read_text(path)], add_special_tokens=False)
     if len(ids) < 2:
@@ -48,28 +74,17 @@ def make_windows(path: Path, tokenizer: Tokenizer, context: int, stride: int | N
             f"It has fewer than two tokens: {len(ids)}.",
             "Give a longer text: some thousands of tokens make a steady figure.",
         )
-    before = tokenizer.encode("")
-    width = context - len(before)
-    stride = width - 1 if stride is None else stride
-    if not 1 <= stride < width:
-        raise InputError(
-            f"Windows of {width} tokens of text were to begin every {stride} tokens.",
-            "Each begins at least 1 token after the one before it, and shares at least 1 with it.",
-            f"Give --stride from 1 to {width - 1}." if width > 1 else "Give a larger --context.",
-        )
-    for first, last, num_scored in split_windows(len(ids), width, stride, is_led=bool(before)):
-        record = {"id": num_scored, "prompt": before + ids[first:last]}
+    for first, last, num_scored in split_windows(len(ids), windows):
+        record = {"id": num_scored, "prompt": [*windows.before, *ids[first:last]]}
         yield f"The window of {path.name} from token {first} on", record
 
 
-def split_windows(
-    num_tokens: int, width: int, stride: int, *, is_led: bool
-) -> Iterator[tuple[int, int, int]]:
+def split_windows(num_tokens: int, windows: Windows) -> Iterator[tuple[int, int, int]]:
     """(first, last, scored): tokens first to last - 1, of which the last ``scored`` were not in the
-    window before. Where nothing leads a window the text's first token is not scored."""
-    done = 0 if is_led else 1
-    for first in range(0, num_tokens, stride):
-        last = min(first + width, num_tokens)
+    window before. Where nothing is before the text its first token is not scored."""
+    done = 0 if windows.before else 1
+    for first in range(0, num_tokens, windows.stride):
+        last = min(first + windows.width, num_tokens)
         yield first, last, last - done
         done = last
         if last == num_tokens:

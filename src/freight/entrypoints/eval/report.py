@@ -12,7 +12,7 @@ from typing import Any, Final
 from freight.entrypoints.eval.settings import Setting
 from freight.quantities import format_bytes
 
-__all__ = ["SettingResult", "format_scores", "format_table", "notes"]
+__all__ = ["SettingResult", "describe_data", "format_scores", "format_table", "notes"]
 
 Column = tuple[str, Callable[[Mapping[str, float]], str]]
 
@@ -58,6 +58,23 @@ class SettingResult:
             "tokens_per_s": tokens / seconds,
             "seconds": seconds,
         }
+
+
+def describe_data(
+    sources: Mapping[str, str], prepared: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """What each measure was taken on."""
+    lines = []
+    for measure, rows in prepared.items():
+        about = rows["about"]
+        what = f"{rows['num_rows']} rows"
+        if measure == "perplexity":
+            what = (
+                f"{rows['num_rows']} windows of {about['context']} tokens, {about['stride']} from "
+                "one to the next, each token scored once"
+            )
+        lines.append(f"{measure.replace('_', ' ') + ':':<13}{sources[measure]}, {what}")
+    return lines
 
 
 def format_scores(measure: str, scores: Mapping[str, float]) -> str:
