@@ -26,6 +26,12 @@ from ...runtime import tiny
 TEXT = "the cat sat on the mat. Freight trains move the most per dollar, naïvely 日本 😀!\n" * 12
 
 
+@pytest.fixture(autouse=True)
+def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On models this small a team of threads only waits for its members."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def evaluate(directory: Path, model: Path | str, *flags: str) -> dict[str, Any]:
     """What the command writes, in float32."""
     sink = directory / "found.json"
@@ -238,7 +244,7 @@ def test_the_table_and_the_file(
 
 
 def test_what_fails_is_a_row_and_loses_no_other(
-    examples: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    examples: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Compressed weights have nowhere to be kept: a file is in the way."""
     source = str(write_rows(tmp_path / "rows.jsonl", examples[:4]))
@@ -247,12 +253,13 @@ def test_what_fails_is_a_row_and_loses_no_other(
     flags = [str(tmp_path / "found.json"), "--compressed-dir", str(tmp_path / "kept")]
     settings = ["--setting", "weights=4", "--setting", "exact"]
     assert main([*command.split(), *flags, *settings]) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     _, _, _, failed, fine, reason = out.splitlines()
     assert failed.split() == ["weights=4", "failed", *"------"]
     assert fine.startswith("exact ") and "failed" not in fine
     assert reason.startswith("weights=4, exact match: Compressed weights were to be written")
     assert "exact, exact match: 4 rows" in err and "Traceback" not in err
+    assert "compressing the weights to 4 bits" in err, "a run's own messages are heard"
     found = json.loads((tmp_path / "found.json").read_text())["settings"]
     assert "Compressed weights" in found[0]["failures"]["exact_match"]
     assert "exact_match" in found[1] and "failures" not in found[1]

@@ -61,8 +61,10 @@ def run_child(
     groups: GroupMaker | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    descriptors: tuple[int, ...] = (),
 ) -> Outcome:
     """Run a job (see ``child``); in a fresh group with cold caches where ``groups`` is given.
+    ``descriptors`` stay open in it.
 
     A job that refuses raises its FreightError here; one that is killed, fails or takes too long is
     an outcome without a result.
@@ -71,7 +73,7 @@ def run_child(
     try:
         if group is not None:
             drop_caches()
-        outcome = _run(job, group, environment or {}, timeout_s)
+        outcome = _run(job, group, environment or {}, timeout_s, descriptors)
         peak = None if group is None else group.peak_bytes()
         return Outcome(result=outcome.result, reason=outcome.reason, group_peak_bytes=peak)
     finally:
@@ -102,6 +104,7 @@ def _run(
     group: MemoryGroup | None,
     environment: Mapping[str, str],
     timeout_s: float | None,
+    descriptors: tuple[int, ...],
 ) -> Outcome:
     with tempfile.TemporaryFile() as messages:
         try:
@@ -113,6 +116,7 @@ def _run(
                 env={**os.environ, **_paths(), **environment},
                 preexec_fn=None if group is None else group.enter,
                 timeout=timeout_s,
+                pass_fds=descriptors,
             )
         except subprocess.TimeoutExpired:
             return Outcome(result=None, reason=f"not done in {timeout_s:g} s")

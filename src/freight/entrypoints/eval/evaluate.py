@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from freight.entrypoints.bench.children import ended_by_sigterm, run_child, run_or_raise
+from freight.entrypoints.bench.children import (
+    Outcome,
+    ended_by_sigterm,
+    run_child,
+    run_or_raise,
+)
 from freight.entrypoints.eval.options import options_of
 from freight.entrypoints.eval.report import (
     SettingResult,
@@ -121,13 +127,23 @@ class _Evaluation:
             "dtype": self._dtype(),
         }
         try:
-            outcome = run_child(job)
+            outcome = self._run_child(job)
         except FreightError as error:
             return str(error)
         if outcome.result is None:
             return f"Its process was {outcome.reason}."
         result.runs[measure] = outcome.result
         return None
+
+    def _run_child(self, job: Mapping[str, Any]) -> Outcome:
+        """Run a job that may tell people how far it is."""
+        if self.job["flags"]["quiet"]:
+            return run_child({**job, "messages": None})
+        descriptor = os.dup(sys.stderr.fileno())
+        try:
+            return run_child({**job, "messages": descriptor}, descriptors=(descriptor,))
+        finally:
+            os.close(descriptor)
 
     def _dtype(self) -> str | None:
         """What the first run chose, for all others: figures in two number formats do not compare,

@@ -6,9 +6,10 @@ other setting; what it saves is reckoned against what an exact run of the same m
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,6 +21,7 @@ from freight.entrypoints.eval.options import options_of
 from freight.entrypoints.eval.perplexity import PerplexityScore
 from freight.entrypoints.eval.settings import parse_settings
 from freight.entrypoints.own_machine import nominal_s, own_machine
+from freight.entrypoints.progress import Progress
 from freight.jobs.spool import Spool
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
@@ -49,43 +51,56 @@ def run_measure(job: Mapping[str, Any]) -> dict[str, Any]:
     (setting,) = parse_settings([job["setting"]])
     options = options_of(job["flags"], setting)
     options = replace(options, dtype=job["dtype"] or options.dtype)
-    model_dir = Path(job["model"])
     defaults = SamplingParams(**job["sampling"])
-    with Spool(Path(job["spool"]), defaults=defaults, input_hash="") as spool:
-        engine, load_s = _ready_engine(model_dir, options, spool)
+    with (
+        _progress(job["messages"]) as progress,
+        Spool(Path(job["spool"]), defaults=defaults, input_hash="") as spool,
+    ):
+        engine, load_s = _ready_engine(Path(job["model"]), options, spool, progress.say)
         with closing(engine):
-            score, tokens = _SCORES[job["measure"]](), 0
-            started_s = time.perf_counter()
-            for completion in engine.run(spool.request(int(index)) for index in spool.order()):
-                score.add(completion, spool.row_id(completion.index))
-                tokens += completion.num_prompt_tokens + completion.num_new_tokens
-            seconds = time.perf_counter() - started_s
-            return {
-                "scores": score.result(),
-                "tokens": tokens,
-                "seconds": seconds,
-                "load_s": load_s,
-                "dtype": str(engine.dtype).removeprefix("torch."),
-                "summary": engine.summary(),
-                **_holdings(engine),
-            }
+            result = _score(engine, spool, _SCORES[job["measure"]](), progress)
+            return {**result, "load_s": load_s, **_holdings(engine)}
 
 
-def _ready_engine(model_dir: Path, options: EngineOptions, spool: Spool) -> tuple[Any, float]:
+@contextmanager
+def _progress(messages: int | None) -> Iterator[Progress]:
+    """Where the descriptor ``messages`` leads; quiet without one."""
+    with open(os.devnull if messages is None else messages, "w") as file:
+        with Progress(file, is_quiet=messages is None) as progress:
+            yield progress
+
+
+def _ready_engine(
+    model_dir: Path, options: EngineOptions, spool: Spool, say: Callable[[str], None]
+) -> tuple[Any, float]:
     """The engine for all rows, and how long it took to plan and to place the weights."""
     from freight.runtime.engine import build_engine
 
     workload = spool.workload(spool.order())
-    compress_ahead(options, model_dir, _say_nothing)
+    compress_ahead(options, model_dir, say)
     work_s = nominal_s(read_config(model_dir), workload)
-    machine = own_machine(options, model_dir, work_s, _say_nothing)
+    planned = replace(options, machine=own_machine(options, model_dir, work_s, say))
     started_s = time.perf_counter()
-    engine = build_engine(model_dir, options=replace(options, machine=machine), workload=workload)
+    engine = build_engine(model_dir, options=planned, workload=workload, say=say)
     return engine, time.perf_counter() - started_s
 
 
-def _say_nothing(text: str) -> None:
-    """The parent says which run is under way."""
+def _score(engine: Any, spool: Spool, score: Score, progress: Progress) -> dict[str, Any]:
+    """All rows through the engine, each held against what its id says."""
+    num_tokens, started_s = 0, time.perf_counter()
+    progress.on_start(num_rows=spool.num_rows, num_done=0, status=engine.status)
+    for completion in engine.run(spool.request(int(index)) for index in spool.order()):
+        score.add(completion, spool.row_id(completion.index))
+        num_tokens += completion.num_prompt_tokens + completion.num_new_tokens
+        progress.on_row(num_new_tokens=completion.num_new_tokens)
+    progress.on_end()
+    return {
+        "scores": score.result(),
+        "tokens": num_tokens,
+        "seconds": time.perf_counter() - started_s,
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "summary": engine.summary(),
+    }
 
 
 def _holdings(engine: Any) -> dict[str, Any]:
