@@ -22,6 +22,7 @@ from freight.entrypoints.cli import main
 
 from ...jobs.tiny_model import write_tiny_tokenizer
 from ...runtime import tiny
+from ...runtime.test_engine_parity import falcon, qwen3_moe
 
 TEXT = "the cat sat on the mat. Freight trains move the most per dollar, naïvely 日本 😀!\n" * 12
 
@@ -243,6 +244,16 @@ def test_the_table_and_the_file(
     assert 0.5 < found["settings"][0]["exact_match"]["scores"]["accuracy"] < 1
 
 
+@pytest.mark.parametrize("config", [falcon(), qwen3_moe()], ids=["a shared norm", "experts"])
+def test_an_exact_run_saves_nothing(config: Any, tmp_path: Path) -> None:
+    tiny.make_model(tmp_path / "model", config=config)
+    write_tiny_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    flags = ["--perplexity", str(tmp_path / "text.txt"), "--setting", "exact"]
+    (setting,) = evaluate(tmp_path, tmp_path / "model", *flags)["settings"]
+    assert setting["weights_saved"] == setting["kv_saved"] == 0
+
+
 def test_what_fails_is_a_row_and_loses_no_other(
     examples: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,21 +363,28 @@ def test_told_to_end_it_leaves_nothing(tmp_path: Path) -> None:
     rows = [{"prompt": "Quantity: 3 km\nIn m:", "answer": "3000 m"}] * 3000
     source = write_rows(tmp_path / "rows.jsonl", rows)
     (tmp_path / "temporary").mkdir()
-    command = [sys.executable, "-m", "freight", "eval", "--model", "demo"]
-    process = subprocess.Popen(
+    command = [sys.executable, "-m", "freight", "eval", "--model", "demo", "--quiet"]
+    with subprocess.Popen(
         [*command, "--exact-match", str(source), "--micro-batch-size", "1"],
-        stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
-    )
-    assert process.stderr is not None
-    assert b"exact, exact match: 3000 rows" in process.stderr.readline()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 20
-    while not children.read_text().strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    child = Path("/proc", children.read_text().split()[0])
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    ) as process:
+        child = wait_for_run(process.pid, tmp_path / "temporary")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
     assert not child.exists() and not list((tmp_path / "temporary").iterdir())
-    process.stderr.close()
+
+
+def wait_for_run(parent: int, directory: Path) -> Path:
+    """The process, below /proc, that has a file in ``directory`` open."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in (Path("/proc", pid) for pid in children.read_text().split()):
+            try:
+                opened = [os.readlink(link) for link in (child / "fd").iterdir()]
+            except OSError:  # it ended meanwhile
+                continue
+            if any(path.startswith(str(directory)) for path in opened):
+                return child
+        time.sleep(0.01)
+    raise AssertionError("no process has begun")

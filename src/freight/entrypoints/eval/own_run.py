@@ -24,7 +24,7 @@ from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.progress import Progress
 from freight.jobs.spool import Spool
 from freight.model.config import read_config
-from freight.model.decoder import count_parameters
+from freight.plan.layout import WeightLayout
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, SamplingParams
 
@@ -111,7 +111,7 @@ def _holdings(engine: Any) -> dict[str, Any]:
     page = config.num_layers * plan.geometry.page_bytes
     return {
         "weight_bytes": sum(plan.layout.tier_bytes().values()),
-        "exact_weight_bytes": size * count_parameters(config),
+        "exact_weight_bytes": size * _num_weights(plan.layout),
         "kv_bytes_per_token": page / plan.policy.page_tokens,
         "exact_kv_bytes_per_token": size
         * 2
@@ -119,3 +119,10 @@ def _holdings(engine: Any) -> dict[str, Any]:
         * config.num_kv_heads
         * config.head_dim,
     }
+
+
+def _num_weights(layout: WeightLayout) -> int:
+    """Of all units: a norm that two of them use is held twice."""
+    own = () if layout.tied_embeddings else layout.embedding
+    stretches = [(own, 1), *((form.parts, count) for form, count in layout.counted())]
+    return sum(count * part.num_elements for parts, count in stretches for part in parts)
