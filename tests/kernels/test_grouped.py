@@ -19,9 +19,9 @@ from freight.kernels.grouped import (
     quantise,
     small_product,
 )
-from freight.model.number_format import GROUP_SIZES, Grouped
+from freight.model.number_format import BITS, GROUP_SIZES, Grouped
 
-FORMATS = [Grouped(bits=bits, group_size=size) for bits in (4, 8) for size in GROUP_SIZES]
+FORMATS = [Grouped(bits=bits, group_size=size) for bits in BITS for size in GROUP_SIZES]
 
 
 def oracle(x: np.ndarray, own: Grouped) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,7 +40,7 @@ def unpack(raw: np.ndarray, columns: int, own: Grouped) -> tuple[np.ndarray, ...
     """A row's parts by the format's own words: byte j has values j and j + half."""
     border, groups = own.code_bytes(columns), columns // own.group_size
     packed = raw[:, :border].reshape(raw.shape[0], groups, -1)
-    codes = np.concatenate([packed & 15, packed >> 4], -1) if own.bits == 4 else packed
+    codes = np.concatenate([packed & 15, packed >> 4], -1) if own.bits < 8 else packed
     halves = raw[:, border:].copy().view(np.float16)
     return codes, halves[:, :groups, None], halves[:, groups:, None]
 

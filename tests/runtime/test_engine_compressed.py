@@ -81,7 +81,7 @@ def test_same_tokens_under_every_policy(
 
 
 @pytest.mark.parametrize(
-    ("bits", "group_size"), [(4, 32), (4, 128), (8, 64)], ids=lambda value: str(value)
+    ("bits", "group_size"), [(3, 64), (4, 32), (4, 128), (8, 64)], ids=lambda value: str(value)
 )
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_bits_and_groups(
@@ -208,6 +208,6 @@ def test_what_cannot_be_compressed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up"):
         prepare(tmp_path / "model", tmp_path / "kept", [])
     assert not any((tmp_path / "kept").iterdir())
-    for more in ({"weight_bits": 3}, {"weight_bits": 4, "group_size": 48}):
+    for more in ({"weight_bits": 5}, {"weight_bits": 4, "group_size": 48}):
         with pytest.raises(InputError, match="There are 4 and 8 bits"):
             tiny.engine(tmp_path / "model", PROMPTS, STEPS, **tiny.ON_CPU, **more).__enter__()

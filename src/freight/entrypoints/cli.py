@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
+from freight.entrypoints.eval.flags import add_eval_parser
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -75,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.compress import compress_model
 
             return compress_model(arguments)
+        if arguments.command == "eval":
+            from freight.entrypoints.eval.evaluate import evaluate_model
+
+            return evaluate_model(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -136,6 +141,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_profile(commands)
     _add_compress(commands)
+    _add_eval(commands)
     _add_bench(commands)
     return parser
 
@@ -224,6 +230,12 @@ def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser("compress", help=about, description=about, allow_abbrev=False)
     parser.add_argument("-m", "--model", metavar="MODEL", help="a directory, or a name on the hub")
     _add_kept_compression(parser)
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = add_eval_parser(commands)
+    _add_machine(parser)
+    _add_placement(parser)
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -389,7 +401,11 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         "approximations", "what changes the answers a little, and is done only when asked for"
     )
     group.add_argument(
-        "--weight-bits", type=int, metavar="N", help="compress the matrices to 4 or 8 bits"
+        "--weight-bits",
+        type=int,
+        metavar="N",
+        help="compress the matrices to 4 or 8 bits; 3 saves no more than 4 and shows what too few "
+        "bits do",
     )
     group.add_argument(
         "--kv-bits", type=int, metavar="N", help="keep keys and values in 4 or 8 bits"

@@ -32,6 +32,7 @@ __all__ = [
     "completion_row",
     "error_row",
     "fit_max_tokens",
+    "load_record",
     "parse_row",
 ]
 
@@ -69,7 +70,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
     """
     row_id: RowId | None = None
     try:
-        record = _load(line)
+        record = load_record(line)
         row_id = _read_id(record.get("id"))
         overrides = _read_overrides(record, defaults)
         return replace(_read_prompt(record), row_id=row_id, overrides=overrides)
@@ -153,7 +154,8 @@ def _dump(record: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def _load(line: bytes) -> dict[str, Any]:
+def load_record(line: bytes) -> dict[str, Any]:
+    """The JSON object that a line is, or why it is none."""
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:

@@ -33,12 +33,12 @@ def _half_bits(number):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _quantise(numbers, raw, halves, at, bits, size):  # type: ignore[no-untyped-def]
+def _quantise(numbers, raw, halves, at, levels, bits, size):  # type: ignore[no-untyped-def]
     """One row [width] into the bytes from ``at`` on; ``numbers`` are changed."""
     width = numbers.shape[0]
     groups = width // size
     factors = (at + U(width * bits // 8)) // U(2)
-    levels = F((1 << bits) - 1)
+    levels = F(levels)
     for place in range(width):
         i = U(place)
         number = numbers[i]
@@ -74,13 +74,14 @@ def _quantise(numbers, raw, halves, at, bits, size):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def append_tokens(first, last, numbers, places, head_stride, raw, halves, bits, size):  # type: ignore[no-untyped-def]
+def append_tokens(first, last, numbers, places, head_stride, raw, halves, levels, bits, size):  # type: ignore[no-untyped-def]
     """The tokens ``first`` to ``last`` of numbers [tokens, heads, width]: float32, changed.
 
     ``places`` has the byte of ``raw`` at which a token's first head begins, the others follow in
-    steps of ``head_stride``; ``halves`` is raw as uint16.
+    steps of ``head_stride``; ``halves`` is raw as uint16; ``levels`` is the largest code, which is
+    kept in ``bits`` bits.
     """
     for token in range(first, last):
         for head in range(numbers.shape[1]):
             at = U(places[token]) + U(head) * U(head_stride)
-            _quantise(numbers[token, head], raw, halves, at, bits, size)
+            _quantise(numbers[token, head], raw, halves, at, levels, bits, size)

@@ -57,7 +57,7 @@ def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
     codes = (wide - lowest.float()[..., None]) / torch.where(step > 0, step, 1.0)
     codes = codes.round_().clamp_(0, number_format.levels)
     codes = torch.where(step > 0, codes, 0.0).to(torch.uint8)
-    if number_format.bits == 4:
+    if number_format.code_bits == 4:
         codes = codes[..., : size // 2] | codes[..., size // 2 :] << 4
     return torch.cat(
         [codes.reshape(rows, -1), scale.view(torch.uint8), lowest.view(torch.uint8)], dim=1
@@ -70,7 +70,7 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     groups = columns // number_format.group_size
     border = number_format.code_bytes(columns)
     codes = rows.raw[:, :border].view(count, groups, -1)
-    if number_format.bits == 4:
+    if number_format.code_bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], dim=-1)
     scale = rows.raw[:, border : border + 2 * groups].view(torch.float16).float()
     lowest = rows.raw[:, border + 2 * groups :].view(torch.float16).float()

@@ -73,7 +73,8 @@ def _append_compiled(
                 head_bytes,
                 raw,
                 halves,
-                number_format.bits,
+                number_format.levels,
+                number_format.code_bits,
                 number_format.group_size,
             )
 
@@ -159,7 +160,7 @@ def _has_loop(pages: Pages) -> bool:
     if pages.number_format is None:
         return pages.width >= _WIDTH and pages.dtype in (torch.float32, torch.bfloat16)
     # Of 4 bits each half of a group is loaded by itself.
-    return pages.number_format.group_size * pages.number_format.bits // 8 >= _WIDTH
+    return pages.number_format.group_size * pages.number_format.code_bits // 8 >= _WIDTH
 
 
 def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]:
@@ -181,7 +182,7 @@ def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]
         page_tokens=np.uintp(pages.page_tokens),
         width=np.uintp(pages.width),
         padded=np.uintp(padded),
-        bits=np.uintp(number_format.bits if number_format else 0),
+        bits=np.uintp(number_format.code_bits if number_format else 0),
         group_size=np.uintp(number_format.group_size if number_format else 1),
     )
     return raw, halves, shape

@@ -59,7 +59,7 @@ def product_on_cpu(
     halves, wide = source.view(np.uint16), x.float().contiguous().numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
-    size, bits = number_format.group_size, number_format.bits
+    size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
@@ -102,7 +102,7 @@ def dequantise_on_cpu(
         return False
     halves = source.view(np.uint16)
     loop = loops.rows.to_float32 if is_wide else loops.rows.to_bfloat16
-    size, bits = number_format.group_size, number_format.bits
+    size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)

@@ -3,7 +3,8 @@
 A group is some neighbours of a row that share a scale and a minimum (FlexGen, section 5): value =
 minimum + code * scale. A row is its codes, then its scales, then its minima, both in float16. Of a
 group's 4-bit codes byte j holds those of values j and j + group / 2, so that both halves are
-neighbours in memory. Knows sizes, no tensors.
+neighbours in memory. Codes of 3 bits are stored as 4: they save nothing more, and are there to show
+what is lost (the paper's negative control). Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = [
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-BITS: Final = (4, 8)
+BITS: Final = (3, 4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
 TILE_ROWS: Final = 256
 """Compressed rows that a product makes plain at once: they are used while they are in the cache."""
 
-_NAME: Final = re.compile(r"int([48])g(\d+)")
+_NAME: Final = re.compile(r"int([348])g(\d+)")
 _SMALLEST_GROUP: Final = 16
 
 
@@ -54,8 +55,13 @@ class Grouped:
         """The largest code."""
         return (1 << self.bits) - 1
 
+    @property
+    def code_bits(self) -> int:
+        """What a code takes."""
+        return max(4, self.bits)
+
     def code_bytes(self, columns: int) -> int:
-        return columns * self.bits // 8
+        return columns * self.code_bits // 8
 
     def row_bytes(self, columns: int) -> int:
         """Codes, scales and minima of a row."""
@@ -105,7 +111,7 @@ def _check(bits: int, group_size: int) -> None:
     if bits not in BITS or group_size not in GROUP_SIZES:
         raise InputError(
             f"Numbers of {bits} bits in groups of {group_size} were asked for.",
-            f"There are {BITS[0]} and {BITS[1]} bits, and groups of "
+            "There are 4 and 8 bits, 3 as a negative control, and groups of "
             f"{', '.join(map(str, GROUP_SIZES))}.",
             "Choose among these, or leave them out: then numbers stay as they are.",
         )

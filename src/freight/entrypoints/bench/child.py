@@ -45,6 +45,14 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         from freight.entrypoints.bench.own_run import run_freight
 
         return run_freight(job)
+    if task == "evaluation rows":
+        from freight.entrypoints.eval.prepare import prepare_rows
+
+        return prepare_rows(job)
+    if task == "evaluation":
+        from freight.entrypoints.eval.own_run import run_measure
+
+        return run_measure(job)
     from freight.entrypoints.bench.peer_run import run_peer
 
     return run_peer(job)

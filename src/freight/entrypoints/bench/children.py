@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Final
 
 from freight import errors
 from freight.entrypoints.bench.groups import GroupMaker, MemoryGroup, drop_caches
 from freight.errors import DeviceError, FreightError
 
-__all__ = ["ChildFailed", "Outcome", "run_child", "run_or_raise"]
+__all__ = ["ChildFailed", "Outcome", "ended_by_sigterm", "run_child", "run_or_raise"]
 
 _MODULE: Final = "freight.entrypoints.bench.child"
 
@@ -37,14 +40,31 @@ class ChildFailed(FreightError):
     """A run that was to give a figure gave none."""
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Told to end, this process leaves by way of all ``finally``: a child is ended and its group
+    removed."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def run_child(
     job: Mapping[str, Any],
     *,
     groups: GroupMaker | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    descriptors: tuple[int, ...] = (),
 ) -> Outcome:
     """Run a job (see ``child``); in a fresh group with cold caches where ``groups`` is given.
+    ``descriptors`` stay open in it.
 
     A job that refuses raises its FreightError here; one that is killed, fails or takes too long is
     an outcome without a result.
@@ -53,7 +73,7 @@ def run_child(
     try:
         if group is not None:
             drop_caches()
-        outcome = _run(job, group, environment or {}, timeout_s)
+        outcome = _run(job, group, environment or {}, timeout_s, descriptors)
         peak = None if group is None else group.peak_bytes()
         return Outcome(result=outcome.result, reason=outcome.reason, group_peak_bytes=peak)
     finally:
@@ -84,6 +104,7 @@ def _run(
     group: MemoryGroup | None,
     environment: Mapping[str, str],
     timeout_s: float | None,
+    descriptors: tuple[int, ...],
 ) -> Outcome:
     with tempfile.TemporaryFile() as messages:
         try:
@@ -95,6 +116,7 @@ def _run(
                 env={**os.environ, **_paths(), **environment},
                 preexec_fn=None if group is None else group.enter,
                 timeout=timeout_s,
+                pass_fds=descriptors,
             )
         except subprocess.TimeoutExpired:
             return Outcome(result=None, reason=f"not done in {timeout_s:g} s")

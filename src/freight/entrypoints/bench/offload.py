@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from freight.entrypoints.bench.children import run_or_raise
+from freight.entrypoints.bench.children import ended_by_sigterm, run_or_raise
 from freight.entrypoints.bench.groups import GroupMaker, forget_files
 from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
 from freight.entrypoints.bench.report import (
@@ -60,17 +58,9 @@ class _Request:
 
 def bench_offload(arguments: argparse.Namespace) -> int:
     """Run the benchmark that the flags describe; returns the exit status."""
-    before = signal.signal(signal.SIGTERM, _exit)
-    try:
+    with ended_by_sigterm():
         _carry_out(arguments)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    """Leave by way of all ``finally``: a child is ended and its group removed."""
-    raise SystemExit(128 + number)
 
 
 def _carry_out(arguments: argparse.Namespace) -> None:
