@@ -398,6 +398,12 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         metavar="N",
         help="weights that share a scale: 32, 64 (default) or 128",
     )
+    group.add_argument(
+        "--compute",
+        default="plain",
+        metavar="HOW",
+        help="int8: products of 8-bit integers, on CPUs that are fast at it (default: plain)",
+    )
     return group
 
 

@@ -60,8 +60,9 @@ class LLM:
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
     that the CPU attends. ``weight_bits`` 4 or 8 compresses the matrices, which does change the
-    answers a little. ``device`` "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per
-    second. ``dummy_weights`` asks for random weights from config.json alone.
+    answers a little; so does ``compute`` "int8", products of 8-bit integers on the CPU. ``device``
+    "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per second. ``dummy_weights`` asks
+    for random weights from config.json alone.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LLM:
         cpu_attention: float | None = None,
         weight_bits: int | None = None,
         group_size: int = 64,
+        compute: str = "plain",
         overlap: bool = True,
         sim_bandwidth: str | int | None = None,
         dummy_weights: bool = False,
@@ -99,6 +101,7 @@ class LLM:
             cpu_attention_percent=cpu_attention,
             weight_bits=weight_bits,
             group_size=group_size,
+            compute=compute,
             overlap=overlap,
             sim_bytes_per_s=_read_size(sim_bandwidth),
             dummy_seed=0 if dummy_weights else None,

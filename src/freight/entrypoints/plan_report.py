@@ -13,6 +13,7 @@ from typing import Any, Final
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
+from freight.model.number_format import Compression
 from freight.plan.default import Wishes
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
@@ -46,8 +47,15 @@ class Question:
     budgets: dict[Tier, int]
     wishes: Wishes
     dollars_per_kwh: float
-    weight_bits: int | None
-    group_size: int
+    compression: Compression | None
+
+    @property
+    def in_integers(self) -> bool:
+        return self.compression is not None and self.compression.is_for_integers
+
+    @property
+    def weight_bits(self) -> int | None:
+        return None if self.compression is None or self.in_integers else self.compression.bits
 
     @property
     def model_bytes(self) -> int:
@@ -165,6 +173,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "overlap": policy.overlap,
             "cpu_attention": policy.cpu_attention,
             "weight_bits": question.weight_bits,
+            "compute": "int8" if question.in_integers else "plain",
             "weights": _shares(policy.weights),
             "kv": _shares(policy.kv),
             "activations": _shares(policy.activations),
@@ -200,9 +209,10 @@ def _flags(policy: Policy) -> str:
 
 
 def _compression(question: Question) -> str:
-    if question.weight_bits is None:
+    if question.compression is None:
         return ""
-    return f", matrices in {question.weight_bits} bits, groups of {question.group_size}"
+    products = ", integer products" if question.in_integers else ""
+    return f", matrices in {question.compression}{products}"
 
 
 def _shares(split: Split) -> dict[str, float]:

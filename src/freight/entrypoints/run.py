@@ -118,6 +118,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         cpu_attention_percent=arguments.cpu_attention,
         weight_bits=arguments.weight_bits,
         group_size=arguments.group_size,
+        compute=arguments.compute,
         compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
@@ -163,6 +164,8 @@ def _run_job(
     }
     if options.weight_bits is not None:
         identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
+    if options.compute != "plain":
+        identity["the arithmetic of products"] = options.compute
 
     built: list[tuple[Engine, Machine | None]] = []
 

@@ -17,7 +17,14 @@ import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["dequantise_on_cpu", "product_on_cpu", "warm_up"]
+__all__ = [
+    "dequantise_on_cpu",
+    "product_on_cpu",
+    "quantise_on_cpu",
+    "scale_on_cpu",
+    "warm_up",
+    "warm_up_integers",
+]
 
 _LEAST_ROWS = 16
 
@@ -38,6 +45,16 @@ def warm_up() -> None:
         raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
         dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
     product_on_cpu(raw, number_format, torch.zeros(1, 64))
+
+
+def warm_up_integers() -> None:
+    """The same, for integer products."""
+    codes, scales = torch.zeros(1, 4, dtype=torch.int8), torch.zeros(1)
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.zeros(1, 4, dtype=dtype)
+        quantise_on_cpu(x, codes, scales, 1.0)
+        sums = torch.zeros(1, 4, dtype=torch.int32)
+        scale_on_cpu(sums, scales, torch.zeros(4), None, x, adds=False)
 
 
 @cache
@@ -103,3 +120,66 @@ def dequantise_on_cpu(
 
     _share(raw.shape[0], work)
     return True
+
+
+def quantise_on_cpu(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, least: float
+) -> bool:
+    """x [T, columns] to codes int8 [T, columns] and scales float32 [T]; a token without a magnitude
+    of ``least`` is 0. False where there is no such loop."""
+    loops = _loops()
+    if loops is None or not _has_words(x):
+        return False
+    words, shift, pitch = _words(x), np.uint32(16 if x.dtype is torch.bfloat16 else 0), x.stride(0)
+    border = np.float32(least).view(np.uint32)
+    targets, factors = codes.view(torch.uint8).numpy(), scales.numpy()
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loops.to_int8(words[first * pitch :], shift, pitch, border, targets[own], factors[own])
+
+    _share(x.shape[0], work)
+    return True
+
+
+def scale_on_cpu(
+    sums: torch.Tensor,
+    token_scales: torch.Tensor,
+    row_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    adds: bool,
+) -> bool:
+    """out [T, rows] = sums int32 * scale of the token * scale of the row (+ bias) (+ out), rounded
+    once; all but sums and out are float32. False where there is no such loop."""
+    loops = _loops()
+    if loops is None or not _has_words(out):
+        return False
+    is_wide = out.dtype is torch.float32
+    loop = loops.scale_to_float32 if is_wide else loops.scale_to_bfloat16
+    words, pitch = _words(out), out.stride(0)
+    target = words.view(np.float32) if is_wide else words
+    source, factors, own_factors = sums.numpy(), token_scales.numpy(), row_scales.numpy()
+    added = np.empty(0, np.float32) if bias is None else bias.numpy()
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loop(source[own], factors[own], own_factors, added, adds, target[first * pitch :], pitch)
+
+    _share(out.shape[0], work)
+    return True
+
+
+def _has_words(x: torch.Tensor) -> bool:
+    """Whether the loops can take it: rows of neighbours, in a type that they know."""
+    is_known = x.dtype in (torch.bfloat16, torch.float32) and x.device.type == "cpu"
+    return is_known and x.numel() > 0 and (x.stride(1) == 1 or x.shape[1] == 1)
+
+
+def _words(x: torch.Tensor) -> np.ndarray:
+    """All words from the first to the last of x, those between its rows included."""
+    flat = x.as_strided(((x.shape[0] - 1) * x.stride(0) + x.shape[1],), (1,))
+    if x.dtype is torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    return flat.numpy().view(np.uint32)

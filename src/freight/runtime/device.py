@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from freight.errors import BudgetError, DeviceError
+from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.plan.policy import Tier
 from freight.quantities import GIB, MIB, format_bytes
 
-__all__ = ["ComputeDevice", "choose_dtype", "find_device", "quiet_allocator", "room_on_cpu"]
+__all__ = [
+    "ComputeDevice",
+    "choose_compute",
+    "choose_dtype",
+    "computes_int8",
+    "find_device",
+    "quiet_allocator",
+    "room_on_cpu",
+]
 
 _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
@@ -104,15 +114,48 @@ def _cpu_flags() -> list[str]:
     return next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
 
 
+def choose_compute(name: str, device: ComputeDevice, dtype: str, say: Callable[[str], None]) -> str:
+    """ "int8" only where it was asked for and the CPU is fast at it; ``say`` is told where not."""
+    if name == "plain":
+        return name
+    if device.kind == "cuda":
+        raise InputError(
+            f"--compute {name} was given.",
+            "A CUDA device computes, and integer products are made on CPUs.",
+            "Leave it out, or give --device cpu.",
+        )
+    if computes_int8(dtype):
+        return name
+    say(f"--compute {name}: this CPU is not faster with 8-bit integers, computing in {dtype}")
+    return "plain"
+
+
+@cache
+def computes_int8(dtype: str) -> bool:
+    """Whether products of 8-bit integers are exact here, and faster than those of ``dtype``: where
+    there are no instructions for them, pairs may be cut off at 16 bits."""
+    codes = torch.full((_PROBE_ROWS, _PROBE_SIZE), 127, dtype=torch.int8)
+    weight = torch.full((_PROBE_SIZE, _PROBE_SIZE), 127, dtype=torch.int8)
+    weight[::2] = -127
+    wanted = torch.full((_PROBE_ROWS, _PROBE_SIZE), 127 * 127 * _PROBE_SIZE, dtype=torch.int32)
+    wanted[:, ::2] *= -1
+    if not torch.equal(torch._int_mm(codes, weight.t()), wanted):
+        return False
+    return _seconds(torch.int8) < _seconds(getattr(torch, dtype))
+
+
 def _seconds(dtype: torch.dtype) -> float:
     """The best of many small matrix products, 30 of them."""
     weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
     x = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
+    is_integer = dtype is torch.int8
+    multiply = torch._int_mm if is_integer else torch.mm
+    out_dtype = torch.int32 if is_integer else dtype
+    out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=out_dtype)
     best = float("inf")
     for _ in range(30):
         started_s = time.perf_counter()
-        torch.mm(x, weight.t(), out=out)
+        multiply(x, weight.t(), out=out)
         best = min(best, time.perf_counter() - started_s)
     return best
 
