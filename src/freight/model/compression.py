@@ -1,7 +1,8 @@
 """Which of a model's weights are compressed, and where they would lie.
 
 Matrices that products use are; the embedding's table, of which rows are looked up, is not, nor a
-head that shares it. Knows names and shapes, no tensors.
+head that shares it; nor, for integer products, a router, whose least error sends a token to another
+expert. Knows names and shapes, no tensors.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def choose_formats(
     """The format of each tensor that is compressed, in the order of the units that use them."""
     formats: dict[str, Compressed] = {}
     for unit in build_programme(config).units[1:]:
+        if compression.is_for_integers and unit.kind == "router":
+            continue
         for weight in unit.weights:
             if not weight.is_matrix or (weight.name == "head.weight" and config.tied_embeddings):
                 continue
