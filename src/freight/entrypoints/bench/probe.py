@@ -47,7 +47,9 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     rows = product_rows(work)
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows)
     weight_size = _weight_size(dtype, sources)
-    if choose_compute(options.compute, device, dtype, lambda _: None) == "int8":
+    notes: list[str] = []
+    compute = choose_compute(options.compute, device, dtype, notes.append)
+    if compute == "int8":
         in_integers = measure_products(config, device.torch_device, torch.int8, rows)
         products = {count: max(rate, in_integers[count]) for count, rate in products.items()}
         weight_size = 1
@@ -55,6 +57,8 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     ceiling = find_ceiling(cost, work, paths, products)
     return {
         "dtype": dtype,
+        "compute": compute,
+        "notes": notes,
         "device": _device_name(device),
         "budget_bytes": budget,
         "parameter_bytes": _parameter_bytes(dtype, sources),
