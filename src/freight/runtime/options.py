@@ -63,7 +63,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         self._check_names()
-        _ = self.compression
+        _ = self.compression  # refuses what does not go together
         self._check_amounts()
         self._check_shares()
 
