@@ -147,14 +147,20 @@ def computes_int8(dtype: str) -> bool:
 
 def _is_faster(dtype: torch.dtype, other: torch.dtype, times: float) -> bool:
     """Whether a small product takes so many times less than of the other type. The best of many of
-    each counts, tried in turn: what else the machine does slows both."""
+    each counts, tried in turn and on one thread: on a busy machine threads wait for each other much
+    longer than they multiply."""
     products = [_product(dtype), _product(other)]
     best = [float("inf")] * 2
-    for _ in range(_PROBE_TRIES):
-        for number, multiply in enumerate(products):
-            started_s = time.perf_counter()
-            multiply()
-            best[number] = min(best[number], time.perf_counter() - started_s)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(_PROBE_TRIES):
+            for number, multiply in enumerate(products):
+                started_s = time.perf_counter()
+                multiply()
+                best[number] = min(best[number], time.perf_counter() - started_s)
+    finally:
+        torch.set_num_threads(num_threads)
     return best[0] * times < best[1]
 
 
