@@ -94,7 +94,7 @@ def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:
     flags = (
         "--cpu-memory 2GiB --gpu-memory 1450MiB --device sim --dtype float32 --weights 20/80/0 "
         "--kv 0/50/50 --activations 40/60 --micro-batch-size 3 --num-micro-batches 2 --no-overlap "
-        "--sim-bandwidth 2GB --dummy-weights"
+        "--sim-bandwidth 2GB --dummy-weights --compute int8"
     )
     assert desk.run(*flags.split(), "--disk-dir", str(tmp_path)) == 0
     assert desk.options == [
@@ -111,6 +111,7 @@ def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:
             num_micro_batches=2,
             overlap=False,
             sim_bytes_per_s=2_000_000_000,
+            compute="int8",
             dummy_seed=0,
         )
     ]
@@ -193,6 +194,8 @@ def test_every_sampling_flag_is_a_parameter(desk: Desk) -> None:
         (["--sim-bandwidth", "2GB"], 2, "--device sim"),
         (["--device", "tpu"], 2, "auto, cuda, cpu, sim"),
         (["--dtype", "int3"], 2, "bfloat16"),
+        (["--compute", "int3"], 2, "plain or int8"),
+        (["--compute", "int8", "--weight-bits", "4"], 2, "Leave one of the two out"),
         (["--output", "/nowhere/out.jsonl"], 2, "no directory"),
         (["--model", "no such model"], 2, "--model demo"),
     ],
@@ -244,6 +247,9 @@ def test_other_work_exits_1_and_bad_input_2(desk: Desk, capfd: pytest.CaptureFix
     desk.run()
     assert desk.run("--max-tokens", "3") == 1
     assert "max-tokens was 256, now 3" in capfd.readouterr().err
+    assert desk.run("--compute", "int8", "--dummy-weights", "--restart") == 0
+    assert desk.run("--dummy-weights") == 1
+    assert "arithmetic of products" in capfd.readouterr().err
     desk.source.unlink()
     assert desk.run() == 2
 

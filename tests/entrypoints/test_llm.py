@@ -210,6 +210,8 @@ def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> 
         ({"cpu_memory": "many"}, "amount of memory"),
         ({"cpu_memory": 0}, "more than zero"),
         ({"device": "tpu"}, "not known"),
+        ({"compute": "int4"}, "--compute int4 was given"),
+        ({"compute": "int8", "weight_bits": 8}, "Leave one of the two out"),
     ):
         with pytest.raises(InputError, match=message):
             LLM(model_dir, **settings)  # type: ignore[arg-type]
@@ -228,6 +230,25 @@ def test_random_weights_need_a_configuration_alone(model_dir: Path, tmp_path: Pa
     with LLM(tmp_path, device="cpu", dtype="float32", dummy_weights=True) as bare:
         (answer,) = bare.generate([1, 2, 3], GREEDY)
         assert len(answer.token_ids) == 6 and answer.text == ""
+
+
+def test_products_of_integers(
+    llm: LLM, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from freight.runtime import device
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "computes_int8", lambda _: True)
+    params = SamplingParams(max_tokens=3, logprobs=0, ignore_eos=True)
+    with LLM(model_dir, device="cpu", dtype="float32", compute="int8") as other:
+        found = [
+            answer.outputs[0].cumulative_logprob
+            for answer in other.generate(["the cat"] * 2, params)
+        ]
+    plain = next(llm.generate("the cat", params)).outputs[0].cumulative_logprob
+    assert plain is not None and found[0] == found[1]
+    assert found[0] != plain and found[0] == pytest.approx(plain, abs=1.0)
+    assert (tmp_path / "freight" / "compressed").is_dir()
 
 
 def test_calls_do_not_add_up_in_memory(llm: LLM) -> None:

@@ -60,6 +60,31 @@ def test_a_policy_that_is_given_is_priced(capsys: pytest.CaptureFixture[str]) ->
     assert (policy["micro_batch_size"], policy["num_micro_batches"]) == (4, 2)
 
 
+def test_products_of_integers_are_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    """By their own rate where the machine has one; half of the bytes come from disk."""
+    given = ["--model", "llama-3-8b", "--machine", "laptop", "--weights", "0/100", "--json"]
+    given += ["--kv", "100/0", "--activations", "100/0", "--micro-batch-size", "16"]
+    given += ["--num-micro-batches", "1", "--cpu-memory", "12GiB"]
+    records = []
+    for more in ([], ["--compute", "int8"]):
+        assert plan(*given, *more) == 0
+        records.append(json.loads(capsys.readouterr().out))
+    plain, integers = records
+    assert (plain["policy"]["compute"], integers["policy"]["compute"]) == ("plain", "int8")
+    assert integers["policy"]["weight_bits"] is None
+    moved = [record["moved_bytes"]["disk read"] for record in records]
+    assert 0.5 * moved[0] < moved[1] < 0.51 * moved[0]
+    assert integers["seconds"]["prefill"] < plain["seconds"]["prefill"]
+    assert plan("--model", "llama-3-8b", "--machine", "laptop", "--compute", "int8") == 0
+    assert "matrices in 8 bits, a scale per row, integer products" in capsys.readouterr().out
+    for more, message in (
+        (["--machine", "t4"], "Its GPU computes"),
+        (["--machine", "laptop", "--weight-bits", "8"], "Leave one of the two out"),
+    ):
+        assert plan("--model", "llama-3-8b", "--compute", "int8", *more) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_machines_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "llama-3-8b", "--machine", "t4", "--machine", "laptop") == 0
     lines = capsys.readouterr().out.splitlines()

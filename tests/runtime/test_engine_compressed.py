@@ -16,6 +16,7 @@ import torch
 from transformers import GPTNeoXConfig, OPTConfig, PreTrainedModel
 
 from freight.errors import InputError, ModelError
+from freight.model.number_format import Compression
 from freight.runtime.compressed_files import compressed_sources
 
 from . import tiny
@@ -76,7 +77,7 @@ def test_same_tokens_under_every_policy(
 ) -> None:
     options = {**POLICIES[name], "weight_bits": 4, "compressed_dir": model_dir / "kept"}
     with tiny.engine(model_dir, PROMPTS, STEPS, **options) as engine:
-        assert engine.plan.layout.grouped_names
+        assert engine.plan.layout.compressed
         assert tiny.run(engine, PROMPTS, STEPS) == expected
 
 
@@ -138,9 +139,8 @@ def prepare(model_dir: Path, kept: Path, said: list[str]) -> dict[str, Any]:
 
     config = read_config(model_dir)
     sources = resolve(config, model_dir)
-    return compressed_sources(
-        config, sources, bits=4, group_size=64, directory=kept, say=said.append
-    )
+    wanted = Compression(bits=4, group_size=64)
+    return compressed_sources(config, sources, wanted, directory=kept, say=said.append)
 
 
 def test_made_once_and_made_anew_when_damaged(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from freight.memory.tier import Arena, process_bytes
 from freight.model import attention
 from freight.plan import scratch
 from freight.quantities import MIB, align_up
+from freight.runtime import device
 from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
 from freight.runtime.request import SamplingParams
@@ -113,6 +114,7 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         "micro_batch_size": data.draw(st.integers(1, 6)),
         "activations_percent": (60.0, 40.0, 0.0),
     }
+    chosen |= data.draw(st.sampled_from([{}, {"compute": "int8"}]))
     asks: dict[str, Any] = data.draw(
         st.sampled_from([{}, {"n": 3, "temperature": 1.0, "logprobs": 1}, {"prompt_logprobs": 3}])
     )
@@ -120,6 +122,7 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         for module in (attention, scratch):
             patch.setattr(module, "GROUP_BYTES", floor)
             patch.setattr(module, "QUERY_BLOCK", 16)
+        patch.setattr(device, "computes_int8", lambda _: True)
         asked = SamplingParams(**asks)
         with tiny.engine(tmp_path, prompts, most, asked, dummy_seed=3, **chosen) as engine:
             tiny.run(engine, prompts, most, **asks)

@@ -423,6 +423,12 @@ def _add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         metavar="SHARE",
         help="of the keys that a new token sees, only this share, with the highest scores, counts",
     )
+    group.add_argument(
+        "--compute",
+        default="plain",
+        metavar="HOW",
+        help="int8: products of 8-bit integers, on CPUs that are fast at it (default: plain)",
+    )
     return group
 
 

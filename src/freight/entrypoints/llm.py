@@ -59,10 +59,11 @@ class LLM:
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
-    that the CPU attends. Three things do change the answers a little: ``weight_bits`` 4 or 8
-    compresses the matrices, ``kv_bits`` keys and values, and of the keys that a new token sees only
-    the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
-    ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
+    that the CPU attends. Four things do change the answers a little: ``weight_bits`` 4 or 8
+    compresses the matrices, ``kv_bits`` keys and values, ``compute`` "int8" makes products of 8-bit
+    integers on the CPU, and of the keys that a new token sees only the share ``sparse_attention``
+    counts. ``device`` "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per second.
+    ``dummy_weights`` asks for random weights from config.json alone.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LLM:
         kv_bits: int | None = None,
         group_size: int = 64,
         sparse_attention: float | None = None,
+        compute: str = "plain",
         overlap: bool = True,
         sim_bandwidth: str | int | None = None,
         dummy_weights: bool = False,
@@ -104,6 +106,7 @@ class LLM:
             kv_bits=kv_bits,
             group_size=group_size,
             sparse_attention=sparse_attention,
+            compute=compute,
             overlap=overlap,
             sim_bytes_per_s=_read_size(sim_bandwidth),
             dummy_seed=0 if dummy_weights else None,

@@ -35,6 +35,7 @@ from freight.model.checkpoint import TensorSource, imagined_sources
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
+from freight.model.number_format import Compression, find_compression
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Split, Tier
 from freight.plan.samples import rehearse
@@ -72,8 +73,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             budgets=dict(_budgets(machine, arguments)),
             wishes=wishes,
             dollars_per_kwh=arguments.electricity,
-            weight_bits=arguments.weight_bits,
-            group_size=arguments.group_size,
+            compression=_read_compression(arguments, machine),
         )
         for machine in _find_machines([*arguments.machine, *arguments.compare])
     ]
@@ -156,11 +156,9 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
 
 def _sources(question: Question) -> Mapping[str, TensorSource]:
     sources = imagined_sources(question.config, question.dtype)
-    if question.weight_bits is None:
+    if question.compression is None:
         return sources
-    formats = choose_formats(
-        question.config, sources, bits=question.weight_bits, group_size=question.group_size
-    )
+    formats = choose_formats(question.config, sources, question.compression)
     return compressed_places(sources, formats, Path("compressed"))
 
 
@@ -250,6 +248,20 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         num_micro_batches=arguments.num_micro_batches,
         cpu_attention=None if arguments.cpu_attention is None else arguments.cpu_attention / 100,
         overlap=not arguments.no_overlap,
+    )
+
+
+def _read_compression(arguments: argparse.Namespace, machine: Machine) -> Compression | None:
+    if arguments.compute == "int8" and "gpu" in machine.units:
+        raise InputError(
+            f"--compute {arguments.compute} was given for the machine {machine.name}.",
+            "Its GPU computes, and integer products are made on CPUs.",
+            "Leave it out, or name a machine without a GPU.",
+        )
+    return find_compression(
+        weight_bits=arguments.weight_bits,
+        group_size=arguments.group_size,
+        compute=arguments.compute,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
+from freight.model.number_format import Compression
 from freight.plan.default import Wishes
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
@@ -46,8 +47,15 @@ class Question:
     budgets: dict[Tier, int]
     wishes: Wishes
     dollars_per_kwh: float
-    weight_bits: int | None
-    group_size: int
+    compression: Compression | None
+
+    @property
+    def in_integers(self) -> bool:
+        return self.compression is not None and self.compression.is_for_integers
+
+    @property
+    def weight_bits(self) -> int | None:
+        return None if self.compression is None or self.in_integers else self.compression.bits
 
     @property
     def model_bytes(self) -> int:
@@ -167,6 +175,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "weight_bits": question.weight_bits,
             "kv_bits": kv_format and kv_format.bits,
             "sparse_attention": question.config.attended_share,
+            "compute": "int8" if question.in_integers else "plain",
             "weights": _shares(policy.weights),
             "kv": _shares(policy.kv),
             "activations": _shares(policy.activations),
@@ -203,8 +212,9 @@ def _flags(policy: Policy) -> str:
 
 def _compression(question: Question) -> str:
     told = ""
-    if question.weight_bits is not None:
-        told += f", matrices in {question.weight_bits} bits, groups of {question.group_size}"
+    if question.compression is not None:
+        products = ", integer products" if question.in_integers else ""
+        told += f", matrices in {question.compression}{products}"
     kept, share = question.config.kv_format, question.config.attended_share
     if kept is not None:
         told += f", KV in {kept.bits} bits, groups of {kept.group_size}"

@@ -85,8 +85,9 @@ def describe_machine(machine: Machine) -> Iterator[str]:
         for dtype, rates in unit.products.items():
             rows = ", ".join(f"{rate / 1e12:.3g} at {size:.0f}" for size, rate in rates.points)
             yield f"  {dtype} products: TFLOP/s {rows} rows"
-            attention = unit.attention_flops[dtype] / 1e12
-            yield f"  {dtype} attention of prompts: {attention:.3g} TFLOP/s"
+            if dtype in unit.attention_flops:
+                attention = unit.attention_flops[dtype] / 1e12
+                yield f"  {dtype} attention of prompts: {attention:.3g} TFLOP/s"
         attended = unit.attended_bytes_per_s.at(4) / 1e9
         yield f"  keys and values read by new tokens: {attended:.1f} GB/s"
     for name, link in machine.links.items():

@@ -120,6 +120,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,
         sparse_attention=arguments.sparse_attention,
+        compute=arguments.compute,
         compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
         overlap=not arguments.no_overlap,
         sim_bytes_per_s=_parse_size(arguments.sim_bandwidth),
@@ -169,6 +170,8 @@ def _run_job(
         identity["the keys' bits"] = f"{options.kv_bits}, groups of {options.group_size}"
     if options.sparse_attention is not None:
         identity["the share of keys that count"] = f"{options.sparse_attention:g}"
+    if options.compute != "plain":
+        identity["the arithmetic of products"] = options.compute
 
     built: list[tuple[Engine, Machine | None]] = []
 

@@ -30,11 +30,12 @@ class ComputeUnit:
     """A processor with a memory of its own.
 
     ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
-    memory. ``attention_flops`` is what attention over prompts reaches, per dtype;
-    ``attended_bytes_per_s`` how fast keys and values are read by rows with one query each, by the
-    number of query heads that share a key head; ``attended_head_s`` comes to that for each row and
-    key head, however few its keys. ``attended_codes_per_s`` are numbers of compressed keys and
-    values read likewise, None where that is not known.
+    memory; of "int8" with making tokens integers, and their results plain. ``attention_flops`` is
+    what attention over prompts reaches, per dtype; ``attended_bytes_per_s`` how fast keys and
+    values are read by rows with one query each, by the number of query heads that share a key head;
+    ``attended_head_s`` comes to that for each row and key head, however few its keys.
+    ``attended_codes_per_s`` are numbers of compressed keys and values read likewise, None where
+    that is not known.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
     ``dequantised_per_s`` is how many compressed weights become plain in a second; 0 where that is
     not known. ``call_s`` is the fixed time of one unit of the model for one chunk of rows,
@@ -82,6 +83,12 @@ class ComputeUnit:
             return plain_s + num_codes / self.attended_codes_per_s.at(sharing)
         made_plain_s = num_codes / self.plain_per_s
         return plain_s + made_plain_s + 2.0 * num_codes / self.attended_bytes_per_s.at(sharing)
+
+    def product_flops(self, dtype: str, num_rows: float, *, in_integers: bool = False) -> float:
+        """The rate of products of so many rows; in integers that of ``dtype`` where that is all
+        that is known."""
+        known = in_integers and "int8" in self.products
+        return self.products["int8" if known else self.nearest_dtype(dtype)].at(num_rows)
 
     def nearest_dtype(self, dtype: str) -> str:
         """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or

@@ -19,7 +19,15 @@ import torch
 
 from freight.model.number_format import Grouped
 
-__all__ = ["Loops", "dequantise_on_cpu", "find_loops", "product_on_cpu", "share"]
+__all__ = [
+    "Loops",
+    "dequantise_on_cpu",
+    "find_loops",
+    "product_on_cpu",
+    "quantise_on_cpu",
+    "scale_on_cpu",
+    "share",
+]
 
 _LEAST_ROWS = 16
 
@@ -110,3 +118,66 @@ def dequantise_on_cpu(
 
     share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return True
+
+
+def quantise_on_cpu(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, least: float
+) -> bool:
+    """x [T, columns] to codes int8 [T, columns] and scales float32 [T]; a token without a magnitude
+    of ``least`` is 0. False where there is no such loop."""
+    loops = find_loops()
+    if loops is None or not _has_words(x):
+        return False
+    words, shift, pitch = _words(x), np.uint32(16 if x.dtype is torch.bfloat16 else 0), x.stride(0)
+    border = np.float32(least).view(np.uint32)
+    targets, factors = codes.view(torch.uint8).numpy(), scales.numpy()
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loops.rows.to_int8(words[first * pitch :], shift, pitch, border, targets[own], factors[own])
+
+    share(np.ones(x.shape[0], np.int64), work, _LEAST_ROWS)
+    return True
+
+
+def scale_on_cpu(
+    sums: torch.Tensor,
+    token_scales: torch.Tensor,
+    row_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    adds: bool,
+) -> bool:
+    """out [T, rows] = sums int32 * scale of the token * scale of the row (+ bias) (+ out), rounded
+    once; all but sums and out are float32. False where there is no such loop."""
+    loops = find_loops()
+    if loops is None or not _has_words(out):
+        return False
+    is_wide = out.dtype is torch.float32
+    loop = loops.rows.scale_to_float32 if is_wide else loops.rows.scale_to_bfloat16
+    words, pitch = _words(out), out.stride(0)
+    target = words.view(np.float32) if is_wide else words
+    source, factors, own_factors = sums.numpy(), token_scales.numpy(), row_scales.numpy()
+    added = np.empty(0, np.float32) if bias is None else bias.numpy()
+
+    def work(first: int, last: int) -> None:
+        own = slice(first, last)
+        loop(source[own], factors[own], own_factors, added, adds, target[first * pitch :], pitch)
+
+    share(np.ones(out.shape[0], np.int64), work, _LEAST_ROWS)
+    return True
+
+
+def _has_words(x: torch.Tensor) -> bool:
+    """Whether the loops can take it: rows of neighbours, in a type that they know."""
+    is_known = x.dtype in (torch.bfloat16, torch.float32) and x.device.type == "cpu"
+    return is_known and x.numel() > 0 and (x.stride(1) == 1 or x.shape[1] == 1)
+
+
+def _words(x: torch.Tensor) -> np.ndarray:
+    """All words from the first to the last of x, those between its rows included."""
+    flat = x.as_strided(((x.shape[0] - 1) * x.stride(0) + x.shape[1],), (1,))
+    if x.dtype is torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(np.uint16)
+    return flat.numpy().view(np.uint32)

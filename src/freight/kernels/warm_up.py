@@ -8,7 +8,12 @@ import torch
 
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
+from freight.kernels.threads import (
+    dequantise_on_cpu,
+    product_on_cpu,
+    quantise_on_cpu,
+    scale_on_cpu,
+)
 from freight.model.number_format import Grouped
 
 __all__ = ["warm_up"]
@@ -16,12 +21,27 @@ __all__ = ["warm_up"]
 _FORMAT = Grouped(bits=4, group_size=64)
 
 
-def warm_up(dtype: torch.dtype, kv_format: Grouped | None) -> None:
-    """For a model that computes with ``dtype`` and keeps keys and values so."""
+def warm_up(dtype: torch.dtype, *, kv_format: Grouped | None, in_integers: bool) -> None:
+    """For a model that computes with ``dtype``, or makes its products of integers, and keeps keys
+    and values so."""
+    if in_integers:
+        _warm_up_integers(dtype)
+    else:
+        _warm_up_products(dtype)
+    _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
+
+
+def _warm_up_products(dtype: torch.dtype) -> None:
     raw = torch.zeros(1, _FORMAT.row_bytes(64), dtype=torch.uint8)
     dequantise_on_cpu(raw, 64, _FORMAT, torch.empty(1, 64, dtype=dtype))
     product_on_cpu(raw, _FORMAT, torch.zeros(1, 64))
-    _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
+
+
+def _warm_up_integers(dtype: torch.dtype) -> None:
+    codes, scales = torch.zeros(1, 4, dtype=torch.int8), torch.zeros(1)
+    x, sums = torch.zeros(1, 4, dtype=dtype), torch.zeros(1, 4, dtype=torch.int32)
+    quantise_on_cpu(x, codes, scales, 1.0)
+    scale_on_cpu(sums, scales, torch.zeros(4), None, x, adds=False)
 
 
 def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:

@@ -14,9 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.integers import (
+    IntegerRows,
+    IntegerTokens,
+    integer_product,
+    quantise_tokens,
+)
 from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend
-from freight.model.number_format import TILE_ROWS
+from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,
     Add,
@@ -35,14 +41,17 @@ from freight.model.programme import (
     Split,
     Unit,
     Weight,
+    changed_values,
 )
 from freight.model.workspace import Workspace
 
-__all__ = ["DelegatedTokens", "Frame", "Routes", "WeightParts", "run_unit"]
+__all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit"]
 
-WeightParts = Sequence[tuple[int, torch.Tensor | GroupedRows]]
+Rows = torch.Tensor | GroupedRows | IntegerRows
+WeightParts = Sequence[tuple[int, Rows]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
-compressed is made plain in tiles, each of which is used before the next."""
+compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
+integer rows as integers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +92,25 @@ class Frame:
     routes: Routes | None = None
     chosen: torch.Tensor | None = None
     shares: torch.Tensor | None = None
+    integers: dict[str, IntegerTokens] = field(default_factory=dict)
+    """Values as integers, until they change: several products take the same one."""
 
     def new(self, name: str, like: torch.Tensor, num_columns: int) -> torch.Tensor:
         """A value of as many rows as ``like``, in the workspace unless it is there already."""
         if name not in self.values:
             self.values[name] = self.workspace.take(like.shape[0], num_columns, dtype=like.dtype)
         return self.values[name]
+
+    def tokens(self, name: str) -> IntegerTokens:
+        """A value as integers."""
+        if name not in self.integers:
+            x = self.values[name]
+            self.integers[name] = IntegerTokens(
+                codes=self.workspace.take(*x.shape, dtype=torch.int8),
+                scales=self.workspace.take(x.shape[0], dtype=torch.float32),
+            )
+            quantise_tokens(x, self.integers[name])
+        return self.integers[name]
 
     def vector(self, weight: Weight) -> torch.Tensor:
         rows = self.weights[weight.name][0][1]
@@ -101,6 +123,8 @@ def run_unit(unit: Unit, frame: Frame) -> None:
     with frame.workspace.frame():
         for step in unit.steps:
             _STEPS[type(step)](step, frame)
+            for name in changed_values(step):
+                frame.integers.pop(name, None)
 
 
 def _norm(step: Norm, frame: Frame) -> None:
@@ -134,6 +158,11 @@ def _project(step: Project, frame: Frame) -> None:
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
         if isinstance(rows, torch.Tensor):
             _multiply_by(x, rows, own_bias, part, adds=step.adds)
+        elif isinstance(rows, IntegerRows):
+            tokens = frame.tokens(step.x)
+            with frame.workspace.frame():
+                sums = frame.workspace.take(min(SUMS, part.numel()), dtype=torch.int32)
+                integer_product(tokens, rows, own_bias, part, sums, adds=step.adds)
         elif (product := small_product(x, rows)) is not None:
             if own_bias is not None:
                 product += own_bias

@@ -1,10 +1,12 @@
-"""How the numbers of a weight are stored: as a plain type, or as integers in groups.
+"""How the numbers of a weight are stored: as a plain type, as integers in groups, or as integers
+that products are made of.
 
 A group is some neighbours of a row that share a scale and a minimum (FlexGen, section 5): value =
 minimum + code * scale. A row is its codes, then its scales, then its minima, both in float16. Of a
 group's 4-bit codes byte j holds those of values j and j + group / 2, so that both halves are
 neighbours in memory. Codes of 3 bits are stored as 4: they save nothing more, and are there to show
-what is lost (the paper's negative control). Knows sizes, no tensors.
+what is lost (the paper's negative control). For integer products a row has one scale, in float32
+behind its signed codes, and no minimum: value = code * scale. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ from freight.errors import InputError
 
 __all__ = [
     "BITS",
+    "COMPUTES",
     "DTYPE_BYTES",
     "GROUP_SIZES",
+    "SUMS",
     "TILE_ROWS",
+    "Compressed",
+    "Compression",
     "Grouped",
-    "find_grouped",
-    "fit_group",
+    "PerRow",
+    "find_compressed",
+    "find_compression",
     "fit_head",
     "row_bytes",
 ]
@@ -35,8 +42,16 @@ GROUP_SIZES: Final = (32, 64, 128)
 TILE_ROWS: Final = 256
 """Compressed rows that a product makes plain at once: they are used while they are in the cache."""
 
+SUMS: Final = 1 << 20
+"""Sums of an integer product that are there at once: they are scaled while they are in a cache."""
+
+COMPUTES: Final = ("plain", "int8")
+
 _NAME: Final = re.compile(r"int([348])g(\d+)")
 _SMALLEST_GROUP: Final = 16
+_ALIGNMENT: Final = 4
+_MOST_COLUMNS: Final = (2**31 - 1) // 127**2
+"""Of a row in an integer product: the sum of so many products of codes fits into 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,35 +83,98 @@ class Grouped:
         return self.code_bytes(columns) + 4 * (columns // self.group_size)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRow:
+    """Codes from -127 to 127, and a scale for the row."""
+
+    @property
+    def name(self) -> str:
+        return "int8row"
+
+    def row_bytes(self, columns: int) -> int:
+        """Codes and scale of a row."""
+        return columns + 4
+
+
+Compressed = Grouped | PerRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compression:
+    """What a model's matrices are made: integers of ``bits`` in groups of up to ``group_size``, or,
+    where that is None, 8 bits with a scale per row. InputError where there is no such format."""
+
+    bits: int
+    group_size: int | None
+
+    def __post_init__(self) -> None:
+        if self.group_size is None and self.bits == 8:
+            return
+        _check(f"Weights of {self}", self.bits, self.group_size)
+
+    @property
+    def is_for_integers(self) -> bool:
+        """Whether products are made of the integers themselves."""
+        return self.group_size is None
+
+    def __str__(self) -> str:
+        sharing = "a scale per row" if self.group_size is None else f"groups of {self.group_size}"
+        return f"{self.bits} bits, {sharing}"
+
+    def fit(self, columns: int) -> Compressed | None:
+        """The format of rows of that length; None where they stay plain. Groups are the largest
+        that divide a row, and none where only tiny ones would."""
+        if self.group_size is None:
+            fits = columns % _ALIGNMENT == 0 and columns <= _MOST_COLUMNS
+            return PerRow() if fits else None
+        size = self.group_size
+        while size >= _SMALLEST_GROUP:
+            if columns % size == 0:
+                return Grouped(bits=self.bits, group_size=size)
+            size //= 2
+        return None
+
+
+def find_compression(
+    *, weight_bits: int | None, group_size: int, compute: str
+) -> Compression | None:
+    """What the flags ask for, None for plain weights. InputError where they do not go together."""
+    if compute not in COMPUTES:
+        raise InputError(
+            f"--compute {compute} was given.", "It is not known.", f"Use {' or '.join(COMPUTES)}."
+        )
+    if compute == "plain":
+        if weight_bits is None:
+            return None
+        return Compression(bits=weight_bits, group_size=group_size)
+    if weight_bits is not None:
+        raise InputError(
+            f"--compute {compute} was given with --weight-bits {weight_bits}.",
+            "Integer products take weights of a format of their own, in 8 bits.",
+            "Leave one of the two out.",
+        )
+    return Compression(bits=8, group_size=None)
+
+
 @cache
-def find_grouped(dtype: str) -> Grouped | None:
+def find_compressed(dtype: str) -> Compressed | None:
     """The format by its name, None for a plain type."""
+    if dtype == PerRow().name:
+        return PerRow()
     found = _NAME.fullmatch(dtype)
     return found and Grouped(bits=int(found[1]), group_size=int(found[2]))
 
 
 def row_bytes(dtype: str, columns: int) -> int:
     """Bytes of a row."""
-    grouped = find_grouped(dtype)
-    return columns * DTYPE_BYTES[dtype] if grouped is None else grouped.row_bytes(columns)
-
-
-def fit_group(bits: int, group_size: int, columns: int) -> Grouped | None:
-    """The format with the largest group, up to ``group_size``, that divides a row; None where only
-    tiny groups would. InputError where there are no such formats."""
-    _check(bits, group_size)
-    size = group_size
-    while size >= _SMALLEST_GROUP:
-        if columns % size == 0:
-            return Grouped(bits=bits, group_size=size)
-        size //= 2
-    return None
+    compressed = find_compressed(dtype)
+    return columns * DTYPE_BYTES[dtype] if compressed is None else compressed.row_bytes(columns)
 
 
 def fit_head(bits: int, group_size: int, width: int) -> Grouped:
     """The format with the largest group, a multiple of 4 up to ``group_size``, that divides a
     head. InputError where there are no such formats, or none divides it."""
-    _check(bits, group_size)
+    _check(f"Keys and values of {bits} bits, groups of {group_size}", bits, group_size)
     sizes = [size for size in range(4, group_size + 1, 4) if width % size == 0]
     if not sizes:
         raise InputError(
@@ -107,10 +185,10 @@ def fit_head(bits: int, group_size: int, width: int) -> Grouped:
     return Grouped(bits=bits, group_size=sizes[-1])
 
 
-def _check(bits: int, group_size: int) -> None:
+def _check(asked: str, bits: int, group_size: int | None) -> None:
     if bits not in BITS or group_size not in GROUP_SIZES:
         raise InputError(
-            f"Numbers of {bits} bits in groups of {group_size} were asked for.",
+            f"{asked} were asked for.",
             "There are 4 and 8 bits, 3 as a negative control, and groups of "
             f"{', '.join(map(str, GROUP_SIZES))}.",
             "Choose among these, or leave them out: then numbers stay as they are.",

@@ -37,6 +37,7 @@ __all__ = [
     "Unit",
     "UnitKind",
     "Weight",
+    "changed_values",
 ]
 
 UnitKind = Literal["embedding", "attention", "mlp", "router", "expert", "head"]
@@ -284,6 +285,15 @@ class Unit:
         """Of scores and weighted values, for that many (query, key) pairs over all rows."""
         steps = [s for s in self.steps if isinstance(s, Attend)]
         return sum(4 * s.num_heads * s.head_dim * num_query_key_pairs for s in steps)
+
+
+def changed_values(step: Step) -> tuple[str, ...]:
+    """Names of the values that a step makes or changes."""
+    if isinstance(step, Embed | Norm | Project | Attend | Dispatch):
+        return (step.out,)
+    if isinstance(step, Split):
+        return step.q, step.k, step.v
+    return () if isinstance(step, Route) else (step.x,)
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import MicroBatch, RowSpan, chunk_rows
+from freight.model.number_format import Compressed, Grouped, PerRow
 from freight.model.programme import (
     Activate,
     Add,
@@ -105,11 +106,11 @@ class Cost:
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
-    grouped: frozenset[str] = field(init=False)
-    """Weights that are compressed, by their names in one unit of each form."""
+    compressed: Mapping[str, Compressed] = field(init=False)
+    """How weights are compressed that are, by their names in one unit of each form."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grouped", self.layout.grouped_names)
+        object.__setattr__(self, "compressed", self.layout.compressed)
 
     @property
     def forms(self) -> tuple[int, ...]:
@@ -230,12 +231,18 @@ class Cost:
         return self.chunks[key]
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
-        flops = unit.matmul_flops(num_tokens)
-        rate = self.unit.products[self.unit.nearest_dtype(self.dtype)].at(num_tokens)
+        integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
+        plain = unit.matmul_flops(num_tokens) - integers
+        products_s = plain / self.unit.product_flops(self.dtype, num_tokens)
+        products_s += integers / self.unit.product_flops(self.dtype, num_tokens, in_integers=True)
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
-        plain_s = flops / rate + passed / self.unit.memory_bytes_per_s + self.unit.call_s
-        made_plain = sum(w.num_elements for w in unit.weights if w.name in self.grouped)
-        return plain_s + made_plain / self.unit.plain_per_s
+        plain_s = products_s + passed / self.unit.memory_bytes_per_s + self.unit.call_s
+        return plain_s + self._num_elements(unit, Grouped) / self.unit.plain_per_s
+
+    def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
+        """Of a unit's weights that are compressed like this."""
+        own = (w for w in unit.weights if isinstance(self.compressed.get(w.name), kind))
+        return sum(w.num_elements for w in own)
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
         new = self._kv_bytes(step, batch.num_tokens)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.model.checkpoint import TensorSource
-from freight.model.number_format import find_grouped, row_bytes
+from freight.model.number_format import Compressed, find_compressed, row_bytes
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
@@ -47,8 +47,8 @@ class Part:
         return self.num_rows * row_bytes(self.dtype, self.weight.num_columns)
 
     @property
-    def is_grouped(self) -> bool:
-        return find_grouped(self.dtype) is not None
+    def compressed(self) -> Compressed | None:
+        return find_compressed(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,10 +185,10 @@ class WeightLayout:
         return held
 
     @property
-    def grouped_names(self) -> frozenset[str]:
-        """Weights of the forms, by name, that are compressed."""
+    def compressed(self) -> dict[str, Compressed]:
+        """Weights of the forms that are compressed, by name, and how."""
         parts = (part for form in self.forms for part in form.parts)
-        return frozenset(part.weight.name for part in parts if part.is_grouped)
+        return {part.weight.name: part.compressed for part in parts if part.compressed}
 
     @property
     def decoded_bytes(self) -> int:
@@ -269,7 +269,7 @@ def _split(
     for weight in weights:
         first = 0
         own = sources[weight.name].dtype if weight.name in sources else dtype
-        held = dtype if find_grouped(own) is None else own
+        held = dtype if find_compressed(own) is None else own
         granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
         for tier, border in (*borders, ("disk", float(total))):
             last = granule * round((border - before) / (weight.num_columns * granule))
@@ -302,7 +302,7 @@ def _lay_out_unit(
         s.part
         for s in slot.streamed
         # To be cast, or not aligned; what is compressed is made plain where it is used.
-        if not s.part.is_grouped and (s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype])
+        if s.part.compressed is None and (s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype])
     ]
     return UnitLayout(
         unit=unit,

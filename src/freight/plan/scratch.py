@@ -5,11 +5,11 @@ Mirrors what ``model.layers`` takes from its workspace. Knows no tensors and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
-from freight.model.number_format import TILE_ROWS
+from freight.model.number_format import SUMS, TILE_ROWS, Grouped, PerRow
 from freight.model.programme import (
     AddPositions,
     Attend,
@@ -20,6 +20,7 @@ from freight.model.programme import (
     Rotate,
     Split,
     Unit,
+    changed_values,
 )
 from freight.model.switches import ModelConfig
 from freight.plan.layout import WeightLayout
@@ -42,28 +43,32 @@ def workspace_bytes(
     size = layout.element_bytes
     rows_of_one = max(policy.chunk_tokens, workload.max_prompt_tokens)
     tokens = {"attention": rows_of_one, "head": policy.micro_batch_size}
+    integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
     def attended(step: Attend) -> int:
         return _attention_bytes(step, policy, workload, size)
 
     def peak(unit: Unit) -> int:
         count = tokens.get(unit.kind, policy.chunk_tokens)
-        sampled = _unit_bytes(unit, count, config, size, attended)
+        sampled = _unit_bytes(unit, count, config, size, attended, integers)
         if unit.kind != "head" or not workload.max_scored_tokens:
             return sampled
         columns = unit.weights[-1].num_rows
         count = min(scored_chunk(policy, columns), policy.max_batch_tokens)
         widened = 4 * columns if size < 4 else 0
-        return max(sampled, _unit_bytes(unit, count, config, size, attended) + count * widened)
+        return max(
+            sampled, _unit_bytes(unit, count, config, size, attended, integers) + count * widened
+        )
 
     return max(peak(unit) for unit in layout.kinds) + _tile_bytes(layout) + _SLACK
 
 
 def _tile_bytes(layout: WeightLayout) -> int:
     """Compressed rows that are plain at once."""
-    names = layout.grouped_names
+    if not any(isinstance(how, Grouped) for how in layout.compressed.values()):
+        return 0
     columns = (w.num_columns for unit in layout.kinds for w in unit.weights if w.is_matrix)
-    return TILE_ROWS * max(columns) * layout.element_bytes if names else 0
+    return TILE_ROWS * max(columns) * layout.element_bytes
 
 
 def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:
@@ -92,20 +97,27 @@ def _unit_bytes(
     config: ModelConfig,
     size: int,
     attended: Callable[[Attend], int],
+    integers: Collection[str],
 ) -> int:
-    """The most that a unit's values and a step's own scratch take together, for so many tokens."""
+    """The most that a unit's values and a step's own scratch take together, for so many tokens;
+    the weights that ``integers`` names are multiplied as such."""
     # Rows that lie in several places are copied together first.
     columns = {"x": config.hidden_size, "aside": config.hidden_size}
     held = 2 * config.hidden_size * size
     peak = 0
+    as_integers: set[str] = set()
     for step in unit.steps:
-        scratch = 0
+        scratch = sums = 0
         before = set(columns)
         if isinstance(step, Norm):
             columns.setdefault(step.out, columns[step.x])
             scratch = columns[step.x] * 4
         elif isinstance(step, Project):
             columns.setdefault(step.out, step.weight.num_rows)
+            if step.weight.name in integers:
+                held += (step.weight.num_columns + 4) * (step.x not in as_integers)
+                as_integers.add(step.x)
+                sums = 4 * min(SUMS, num_tokens * step.weight.num_rows)
         elif isinstance(step, Embed):
             columns.setdefault(step.out, step.weight.num_columns)
             scratch = step.weight.num_columns * size
@@ -121,8 +133,9 @@ def _unit_bytes(
         elif isinstance(step, Attend):
             columns[step.out] = columns[step.q]
         held += sum(columns[name] for name in set(columns) - before) * size
-        fixed = attended(step) if isinstance(step, Attend) else 0
+        fixed = attended(step) if isinstance(step, Attend) else sums
         peak = max(peak, num_tokens * (held + scratch) + fixed)
+        as_integers.difference_update(changed_values(step))
     return peak
 
 

@@ -20,12 +20,13 @@ import torch
 
 from freight.errors import BudgetError, ModelError
 from freight.kernels.grouped import quantise
+from freight.kernels.integers import quantise_rows
 from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
 from freight.model.checkpoint import TensorSource
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig
-from freight.model.number_format import Grouped
+from freight.model.number_format import Compressed, Compression, Grouped
 from freight.quantities import MIB, align_up, format_bytes
 from freight.runtime.loaders import CheckpointFiles, bounce_bytes
 
@@ -46,9 +47,8 @@ def default_directory() -> Path:
 def compressed_sources(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
+    compression: Compression,
     *,
-    bits: int,
-    group_size: int,
     directory: Path,
     say: Callable[[str], None],
 ) -> dict[str, TensorSource]:
@@ -56,13 +56,13 @@ def compressed_sources(
 
     BudgetError where the disk has no room for them.
     """
-    formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-    marks = _marks(sources, formats, bits, group_size)
+    formats = choose_formats(config, sources, compression)
+    marks = _marks(sources, formats, compression)
     own = directory / _key(marks)
     places = compressed_places(sources, formats, own / "weights.bin")
     if not _is_whole(own, places, formats):
         shutil.rmtree(own, ignore_errors=True)
-        say(f"compressing the weights to {bits} bits, once, into {own}")
+        say(f"compressing the weights ({compression}), once, into {own}")
         _make(own, places, sources, formats, marks)
     return places
 
@@ -70,24 +70,23 @@ def compressed_sources(
 def are_kept(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
+    compression: Compression,
     *,
-    bits: int,
-    group_size: int,
     directory: Path,
 ) -> bool:
     """Whether ``compressed_sources`` would find them made."""
-    formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-    own = directory / _key(_marks(sources, formats, bits, group_size))
+    formats = choose_formats(config, sources, compression)
+    own = directory / _key(_marks(sources, formats, compression))
     return _is_whole(own, compressed_places(sources, formats, own / "weights.bin"), formats)
 
 
 def _marks(
     sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
-    bits: int,
-    group_size: int,
+    formats: Mapping[str, Compressed],
+    compression: Compression,
 ) -> dict[str, str]:
-    marks = {"version": str(_VERSION), "bits": str(bits), "group size": str(group_size)}
+    marks = {"version": str(_VERSION), "bits": str(compression.bits)}
+    marks["group size"] = str(compression.group_size)
     return marks | {str(path): mark for path, mark in _identify(sources, formats)}
 
 
@@ -96,7 +95,7 @@ def _key(marks: Mapping[str, str]) -> str:
 
 
 def _identify(
-    sources: Mapping[str, TensorSource], formats: Mapping[str, Grouped]
+    sources: Mapping[str, TensorSource], formats: Mapping[str, Compressed]
 ) -> Iterator[tuple[Path, str]]:
     """Files by size, time and header: another checkpoint has other compressed weights."""
     for path in sorted({sources[name].path for name in formats}):
@@ -108,7 +107,7 @@ def _identify(
 
 
 def _is_whole(
-    own: Path, places: Mapping[str, TensorSource], formats: Mapping[str, Grouped]
+    own: Path, places: Mapping[str, TensorSource], formats: Mapping[str, Compressed]
 ) -> bool:
     """Whether what is kept is what it was when it was made: its size, and each tensor's start."""
     try:
@@ -126,7 +125,7 @@ def _is_whole(
     return True
 
 
-def _size(places: Mapping[str, TensorSource], formats: Mapping[str, Grouped]) -> int:
+def _size(places: Mapping[str, TensorSource], formats: Mapping[str, Compressed]) -> int:
     end = max((places[name].offset + places[name].num_bytes for name in formats), default=0)
     return align_up(end, _BLOCK)
 
@@ -135,7 +134,7 @@ def _make(
     own: Path,
     places: Mapping[str, TensorSource],
     sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
+    formats: Mapping[str, Compressed],
     marks: Mapping[str, str],
 ) -> None:
     draft = own.with_name(f"{own.name}.{os.getpid()}")
@@ -168,7 +167,7 @@ def _write(
     path: Path,
     places: Mapping[str, TensorSource],
     sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
+    formats: Mapping[str, Compressed],
 ) -> dict[str, Any]:
     """Write the file; the checksum of each tensor's start."""
     size = bounce_bytes(sources)
@@ -181,7 +180,7 @@ def _write(
                 file.seek(places[name].offset)
                 start = b""
                 for rows in _plain_rows(files, name, sources[name]):
-                    data = quantise(rows, number_format).numpy().tobytes()
+                    data = _compress(rows, number_format).numpy().tobytes()
                     start += data[: _SAMPLE_BYTES - len(start)]
                     file.write(data)
                 starts[name] = zlib.crc32(start)
@@ -192,6 +191,12 @@ def _write(
         files.close()
         arena.close()
     return starts
+
+
+def _compress(rows: torch.Tensor, number_format: Compressed) -> torch.Tensor:
+    if isinstance(number_format, Grouped):
+        return quantise(rows, number_format)
+    return quantise_rows(rows)
 
 
 def _plain_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:

@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from freight.errors import BudgetError, DeviceError
+from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.plan.policy import Tier
 from freight.quantities import GIB, MIB, format_bytes
 
-__all__ = ["ComputeDevice", "choose_dtype", "find_device", "quiet_allocator", "room_on_cpu"]
+__all__ = [
+    "ComputeDevice",
+    "choose_compute",
+    "choose_dtype",
+    "computes_int8",
+    "find_device",
+    "quiet_allocator",
+    "room_on_cpu",
+]
 
 _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
+_PROBE_TRIES: Final = 30
 _BFLOAT16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 _DEFAULT_SHARE: Final = 0.8
 _GROWTH_BYTES: Final = 80 * MIB
@@ -92,7 +103,7 @@ def choose_dtype(name: str, device: ComputeDevice) -> str:
         return "bfloat16" if native else "float32"
     if not _BFLOAT16_FLAGS & set(_cpu_flags()):
         return "float32"
-    return "bfloat16" if _seconds(torch.bfloat16) < _seconds(torch.float32) / 1.2 else "float32"
+    return "bfloat16" if _is_faster(torch.bfloat16, torch.float32, 1.2) else "float32"
 
 
 def _cpu_flags() -> list[str]:
@@ -104,17 +115,62 @@ def _cpu_flags() -> list[str]:
     return next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
 
 
-def _seconds(dtype: torch.dtype) -> float:
-    """The best of many small matrix products, 30 of them."""
+def choose_compute(name: str, device: ComputeDevice, dtype: str, say: Callable[[str], None]) -> str:
+    """ "int8" only where it was asked for and the CPU is fast at it; ``say`` is told where not."""
+    if name == "plain":
+        return name
+    if device.kind == "cuda":
+        raise InputError(
+            f"--compute {name} was given.",
+            "A CUDA device computes, and integer products are made on CPUs.",
+            "Leave it out, or give --device cpu.",
+        )
+    if computes_int8(dtype):
+        return name
+    say(f"--compute {name}: this CPU is not faster with 8-bit integers, computing in {dtype}")
+    return "plain"
+
+
+@cache
+def computes_int8(dtype: str) -> bool:
+    """Whether products of 8-bit integers are exact here, and faster than those of ``dtype``: where
+    there are no instructions for them, pairs may be cut off at 16 bits."""
+    codes = torch.full((_PROBE_ROWS, _PROBE_SIZE), 127, dtype=torch.int8)
+    weight = torch.full((_PROBE_SIZE, _PROBE_SIZE), 127, dtype=torch.int8)
+    weight[::2] = -127
+    wanted = torch.full((_PROBE_ROWS, _PROBE_SIZE), 127 * 127 * _PROBE_SIZE, dtype=torch.int32)
+    wanted[:, ::2] *= -1
+    if not torch.equal(torch._int_mm(codes, weight.t()), wanted):
+        return False
+    return _is_faster(torch.int8, getattr(torch, dtype), 1.0)
+
+
+def _is_faster(dtype: torch.dtype, other: torch.dtype, times: float) -> bool:
+    """Whether a small product takes so many times less than of the other type. The best of many of
+    each counts, tried in turn and on one thread: on a busy machine threads wait for each other much
+    longer than they multiply."""
+    products = [_product(dtype), _product(other)]
+    best = [float("inf")] * 2
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(_PROBE_TRIES):
+            for number, multiply in enumerate(products):
+                started_s = time.perf_counter()
+                multiply()
+                best[number] = min(best[number], time.perf_counter() - started_s)
+    finally:
+        torch.set_num_threads(num_threads)
+    return best[0] * times < best[1]
+
+
+def _product(dtype: torch.dtype) -> Callable[[], object]:
     weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
     x = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    best = float("inf")
-    for _ in range(30):
-        started_s = time.perf_counter()
-        torch.mm(x, weight.t(), out=out)
-        best = min(best, time.perf_counter() - started_s)
-    return best
+    is_integer = dtype is torch.int8
+    out = torch.empty(_PROBE_ROWS, _PROBE_SIZE, dtype=torch.int32 if is_integer else dtype)
+    multiply = torch._int_mm if is_integer else torch.mm
+    return lambda: multiply(x, weight.t(), out=out)
 
 
 def room_on_cpu(budget_bytes: int | None) -> tuple[int, int]:

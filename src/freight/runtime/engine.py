@@ -24,6 +24,7 @@ from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
+from freight.model.number_format import Compression
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
@@ -38,6 +39,7 @@ from freight.runtime.batches import BatchPreparer
 from freight.runtime.compressed_files import compressed_sources, default_directory
 from freight.runtime.device import (
     ComputeDevice,
+    choose_compute,
     choose_dtype,
     find_device,
     quiet_allocator,
@@ -95,11 +97,13 @@ def build_engine(
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
-    if options.weight_bits is not None:
-        sources = _compressed(config, sources, options, say)
+    options = replace(options, compute=choose_compute(options.compute, device, dtype, say))
+    if options.compression is not None:
+        sources = _compressed(config, sources, options, options.compression, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.
-    warm_up(torch_dtype(dtype), config.kv_format)
+    in_integers = options.compression is not None and options.compression.is_for_integers
+    warm_up(torch_dtype(dtype), kv_format=config.kv_format, in_integers=in_integers)
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan, told = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
@@ -118,19 +122,17 @@ def _compressed(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
     options: EngineOptions,
+    compression: Compression,
     say: Callable[[str], None],
 ) -> Mapping[str, TensorSource]:
     """The weights compressed; random ones are written and compressed when the plan is known."""
-    assert options.weight_bits is not None
-    bits, group_size = options.weight_bits, options.group_size
     if options.dummy_seed is not None:
-        formats = choose_formats(config, sources, bits=bits, group_size=group_size)
+        formats = choose_formats(config, sources, compression)
         return compressed_places(sources, formats, Path("compressed"))
     return compressed_sources(
         config,
         sources,
-        bits=bits,
-        group_size=group_size,
+        compression,
         directory=options.compressed_dir or default_directory(),
         say=say,
     )
@@ -174,7 +176,7 @@ class Engine:
             device=device,
             plan=self.plan,
             disk_dir=options.disk_dir,
-            dummy_seed=None if options.weight_bits else options.dummy_seed,
+            dummy_seed=options.dummy_seed if options.compression is None else None,
             traffic=self.traffic,
         )
         self.load_traffic = dict(self.traffic.moved)
@@ -186,8 +188,8 @@ class Engine:
     ) -> Mapping[str, TensorSource]:
         """Dummy weights of which some are on disk are written there first."""
         disk_bytes = self.plan.layout.tier_bytes()["disk"]
-        bits = self._options.weight_bits
-        if self._options.dummy_seed is None or not (disk_bytes or bits):
+        compression = self._options.compression
+        if self._options.dummy_seed is None or not (disk_bytes or compression):
             return sources
         parent = self._options.disk_dir
         try:
@@ -201,12 +203,11 @@ class Engine:
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
         sources = resolve(self.config, directory)
-        if bits is not None:
+        if compression is not None:
             sources = compressed_sources(
                 self.config,
                 sources,
-                bits=bits,
-                group_size=self._options.group_size,
+                compression,
                 directory=directory / "compressed",
                 say=lambda _: None,
             )

@@ -15,7 +15,7 @@ from freight.memory.disk import BLOCK, DirectFile, Traffic
 from freight.memory.transfer import host_view
 from freight.model.checkpoint import TensorSource
 from freight.model.dummy import dummy_rows
-from freight.model.number_format import find_grouped
+from freight.model.number_format import find_compressed
 from freight.quantities import MIB, align_down, align_up
 
 __all__ = [
@@ -38,7 +38,7 @@ _DTYPES: Final = {
 
 def torch_dtype(name: str) -> torch.dtype:
     """The type of a tensor's elements; compressed rows are bytes."""
-    return torch.uint8 if find_grouped(name) else _DTYPES[name]
+    return torch.uint8 if find_compressed(name) else _DTYPES[name]
 
 
 class RowLoader(Protocol):

@@ -14,7 +14,7 @@ from typing import Final
 from freight.errors import InputError
 from freight.hardware.machine import Machine
 from freight.model.approximation import check_share
-from freight.model.number_format import fit_group
+from freight.model.number_format import Compression, find_compression, fit_head
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 
@@ -32,12 +32,14 @@ class EngineOptions:
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
     device, and the CPU attends them. ``weight_bits`` compresses the matrices to integers in groups
-    of ``group_size``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values; of
-    the keys of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded
-    KV cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
-    ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
-    proves every operation legal before it runs. ``trace_path`` is where the times of all operations
-    are written. ``machine`` has this machine's rates: with them a run is predicted.
+    of ``group_size``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values;
+    ``compute`` "int8" makes products of 8-bit integers, on CPUs that are fast at it, of weights
+    that are kept likewise. Of the keys of a single query the share ``sparse_attention`` counts.
+    ``disk_dir`` holds offloaded KV cache and activations. ``sim_bytes_per_s`` caps the links of the
+    simulated device. ``dummy_seed`` asks for random weights, made from config.json alone with this
+    seed. ``verify`` proves every operation legal before it runs. ``trace_path`` is where the times
+    of all operations are written. ``machine`` has this machine's rates: with them a run is
+    predicted.
     """
 
     device: str = "auto"
@@ -55,6 +57,7 @@ class EngineOptions:
     kv_bits: int | None = None
     group_size: int = 64
     sparse_attention: float | None = None
+    compute: str = "plain"
     compressed_dir: Path | None = None
     overlap: bool = True
     sim_bytes_per_s: int | None = None
@@ -65,8 +68,16 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         self._check_names()
+        _ = self.compression  # refuses what does not go together
         self._check_amounts()
         self._check_shares()
+
+    @property
+    def compression(self) -> Compression | None:
+        """How the matrices are to be compressed."""
+        return find_compression(
+            weight_bits=self.weight_bits, group_size=self.group_size, compute=self.compute
+        )
 
     def _check_names(self) -> None:
         for flag, value, known in (
@@ -106,9 +117,8 @@ class EngineOptions:
                     "It must be more than zero.",
                     "Raise it, or leave it out and Freight chooses.",
                 )
-        for bits in (self.weight_bits, self.kv_bits):
-            if bits is not None:
-                fit_group(bits, self.group_size, self.group_size)
+        if self.kv_bits is not None:
+            fit_head(self.kv_bits, self.group_size, self.group_size)
         if self.sparse_attention is not None:
             check_share(self.sparse_attention)
         share = self.cpu_attention_percent

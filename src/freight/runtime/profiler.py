@@ -23,16 +23,23 @@ import torch
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.integers import (
+    IntegerRows,
+    IntegerTokens,
+    integer_product,
+    quantise_rows,
+    quantise_tokens,
+)
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
-from freight.model.number_format import TILE_ROWS, Grouped
+from freight.model.number_format import SUMS, TILE_ROWS, Grouped
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import GIB, KIB, MIB
-from freight.runtime.device import ComputeDevice, choose_dtype
+from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe
 
 __all__ = ["identify_host", "profile"]
@@ -128,6 +135,9 @@ class _UnitProbe:
         self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
         self.weights = {name: _matrices(_DTYPES[name], self.where) for name in self.names}
         self._name = "cpu" if device.kind == "cpu" else "gpu"
+        # Products of integers, where they are faster.
+        has_integers = device.kind == "cpu" and computes_int8(self.fast)
+        self.integers = _integer_matrices() if has_integers else []
 
     def measure(self) -> dict[str, float]:
         where, fast = self.where, _DTYPES[self.fast]
@@ -140,6 +150,8 @@ class _UnitProbe:
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], where)
             for name in self.names
         }
+        if self.integers:
+            found |= {f"int8 {rows}": self._integer_flops(rows) for rows in _ROWS}
         found["pass"] = _pass_bytes_per_s(fast, where)
         for sharing in _SHARING:
             plain_per_s, head_s = _attended(sharing, fast, None, where)
@@ -149,6 +161,9 @@ class _UnitProbe:
         found["plain"] = _plain_per_s(fast, where)
         found["call"], found["sweep"] = _call_s(fast, where), _sweep_s(where)
         return found
+
+    def _integer_flops(self, rows: int) -> float:
+        return 2.0 * rows * _WIDTH * _COLUMNS / _integer_s(self.integers, rows, _DTYPES[self.fast])
 
     def product_s(self, name: str, rows: int) -> float:
         return _product_s(self.weights[name], rows, self.where)
@@ -161,7 +176,7 @@ class _UnitProbe:
             memory_bytes_per_s=found["pass"],
             products={
                 name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in _ROWS))
-                for name in self.names
+                for name in [*self.names, *(["int8"] if self.integers else [])]
             },
             attention_flops={name: found[f"{name} attention"] for name in self.names},
             attended_bytes_per_s=Curve(
@@ -191,6 +206,27 @@ def _product_s(weights: Sequence[torch.Tensor], rows: int, where: torch.device) 
     x = torch.rand(rows, _WIDTH, dtype=weights[0].dtype, device=where)
     out = torch.empty(rows, _COLUMNS, dtype=x.dtype, device=where)
     return _typical_s(lambda i: torch.mm(x, weights[i % len(weights)].t(), out=out), where)
+
+
+def _integer_matrices() -> list[IntegerRows]:
+    copies = _cold_copies(_COLUMNS * (_WIDTH + 4))
+    raw = quantise_rows(torch.rand(_COLUMNS, _WIDTH))
+    return [IntegerRows(raw=raw.clone(), columns=_WIDTH) for _ in range(copies)]
+
+
+def _integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> float:
+    """As layers do it: from tokens in ``dtype`` to results in it."""
+    x = torch.rand(rows, _WIDTH, dtype=dtype)
+    out = torch.empty(rows, _COLUMNS, dtype=dtype)
+    sums = torch.empty(min(SUMS, out.numel()), dtype=torch.int32)
+    tokens = IntegerTokens(codes=torch.empty(x.shape, dtype=torch.int8), scales=torch.empty(rows))
+
+    def multiply(turn: int) -> None:
+        quantise_tokens(x, tokens)
+        own = weights[turn % len(weights)]
+        integer_product(tokens, own, None, out, sums, adds=False)
+
+    return _typical_s(multiply, x.device)
 
 
 def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from freight.kernels.grouped import GroupedRows
+from freight.kernels.integers import IntegerRows
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
-from freight.model.layers import WeightParts
-from freight.model.number_format import find_grouped
+from freight.model.layers import Rows, WeightParts
+from freight.model.number_format import PerRow
 from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
@@ -102,7 +103,7 @@ class WeightStore:
 
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
         """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
-        found: dict[str, list[tuple[int, torch.Tensor | GroupedRows]]] = {}
+        found: dict[str, list[tuple[int, Rows]]] = {}
         for part, tensor in self._units[unit].resident:
             own = _as_rows(part, tensor)
             found.setdefault(part.weight.name, []).append((part.first_row, own))
@@ -143,17 +144,19 @@ class WeightStore:
 
 
 def _is_foreign(streamed: SlotPart, dtype: torch.dtype) -> bool:
-    if streamed.part.is_grouped:
+    if streamed.part.compressed is not None:
         return False
     own = torch_dtype(streamed.dtype)
     return own != dtype or bool(streamed.slot_offset % own.itemsize)
 
 
-def _as_rows(part: Part, tensor: torch.Tensor) -> torch.Tensor | GroupedRows:
+def _as_rows(part: Part, tensor: torch.Tensor) -> Rows:
     """What a product takes: the rows, or the compressed rows with what they mean."""
-    number_format = find_grouped(part.dtype)
+    number_format = part.compressed
     if number_format is None:
         return tensor
+    if isinstance(number_format, PerRow):
+        return IntegerRows(raw=tensor, columns=part.weight.num_columns)
     return GroupedRows(raw=tensor, columns=part.weight.num_columns, number_format=number_format)
 
 

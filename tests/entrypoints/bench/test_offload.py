@@ -23,6 +23,7 @@ from freight.entrypoints.bench.work import Work, make_rows, parse_shape
 from freight.entrypoints.cli import main
 from freight.errors import InputError
 from freight.model.config import read_config
+from freight.model.decoder import tensor_shapes
 from freight.runtime.options import EngineOptions
 
 from ...runtime import tiny
@@ -74,6 +75,26 @@ def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert record["byte_ratios"] == [{"disk read": 1.0, "disk write": 1.0}]
     assert run["expected_is_exact"]
     assert record["share_of_ceiling"] > 0 and record["machine"]["ceiling"]["seconds"] > 0
+
+
+def test_integer_products_have_a_ceiling_of_their_own(
+    config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent))
+    assert bench(config, "--weights", "30/70", "--compute", "int8") == 0
+    out = capfd.readouterr().out
+    machine = record_of(out)["machine"]
+    if machine["compute"] == "plain":
+        assert "note:     --compute int8: this CPU is not faster" in out
+    else:
+        assert "float32 on CPU, products in int8" in out and not machine["notes"]
+        assert (config.parent / "freight" / "compressed").is_dir()
+    assert record_of(out)["byte_ratios"] == [{"disk read": 1.0}]
+    size = 4 if machine["compute"] == "plain" else 1
+    shapes = tensor_shapes(read_config(config.parent)).items()
+    names = {name: shape for name, shape in shapes if len(shape) == 2 and name != "embedding"}
+    elements = sum(rows * columns for rows, columns in names.values())
+    assert machine["weight_bytes"] == size * elements
 
 
 @pytest.mark.slow

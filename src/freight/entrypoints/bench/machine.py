@@ -104,17 +104,25 @@ def measure_products(
     rates = dict.fromkeys(rows, 0.0)
     for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
         copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
-        weights = torch.rand(min(copies, 64), num_out, num_in, dtype=dtype, device=device)
+        weights = _random((min(copies, 64), num_out, num_in), dtype, device)
+        out_dtype = torch.int32 if dtype is torch.int8 else dtype
         for count in rows:
-            x = torch.rand(count, num_in, dtype=dtype, device=device)
-            out = torch.empty(count, num_out, dtype=dtype, device=device)
+            x = _random((count, num_in), dtype, device)
+            out = torch.empty(count, num_out, dtype=out_dtype, device=device)
             seconds = _best_s(device, _product(x, weights, out))
             rates[count] = max(rates[count], 2 * count * num_out * num_in / seconds)
     return rates
 
 
+def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if dtype is torch.int8:
+        return torch.randint(-127, 128, shape, dtype=dtype, device=device)
+    return torch.rand(shape, dtype=dtype, device=device)
+
+
 def _product(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> Callable[[int], object]:
-    return lambda turn: torch.mm(x, weights[turn % len(weights)].t(), out=out)
+    multiply = torch._int_mm if x.dtype is torch.int8 else torch.mm
+    return lambda turn: multiply(x, weights[turn % len(weights)].t(), out=out)
 
 
 def _shapes(config: ModelConfig, element_size: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from freight.entrypoints.bench.work import Work
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.model.checkpoint import TensorSource, resolve
 from freight.model.config import DTYPE_BYTES, read_config
-from freight.runtime.device import ComputeDevice, choose_dtype, find_device
+from freight.runtime.device import ComputeDevice, choose_compute, choose_dtype, find_device
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.planning import plan_run
@@ -46,12 +46,19 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     paths, disk_depth = _paths(budget, options, device, sources)
     rows = product_rows(work)
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows)
-    cost = model_cost(
-        config, weight_size=_weight_size(dtype, sources), element_size=DTYPE_BYTES[dtype]
-    )
+    weight_size = _weight_size(dtype, sources)
+    notes: list[str] = []
+    compute = choose_compute(options.compute, device, dtype, notes.append)
+    if compute == "int8":
+        in_integers = measure_products(config, device.torch_device, torch.int8, rows)
+        products = {count: max(rate, in_integers[count]) for count, rate in products.items()}
+        weight_size = 1
+    cost = model_cost(config, weight_size=weight_size, element_size=DTYPE_BYTES[dtype])
     ceiling = find_ceiling(cost, work, paths, products)
     return {
         "dtype": dtype,
+        "compute": compute,
+        "notes": notes,
         "device": _device_name(device),
         "budget_bytes": budget,
         "parameter_bytes": _parameter_bytes(dtype, sources),

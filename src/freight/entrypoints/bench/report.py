@@ -50,6 +50,8 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
         f"model:    {format_bytes(probed['weight_bytes'])} of matrices a sweep, "
         f"{format_bytes(probed['kv_bytes'])} of KV cache for all {work.num_rows} rows, "
         f"{probed['dtype']} on {probed['device']}"
+        f"{', products in int8' if probed['compute'] == 'int8' else ''}",
+        *(f"note:     {note}" for note in probed["notes"]),
     ]
     for path in probed["paths"]:
         depth = probed["disk_requests_in_flight"] if path["name"] == "disk" else 1
