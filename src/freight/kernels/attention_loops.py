@@ -17,6 +17,7 @@ from freight.kernels.vectors import (
     WIDTH,
     add,
     half_at,
+    is_above,
     larger,
     largest,
     load,
@@ -25,6 +26,7 @@ from freight.kernels.vectors import (
     load_low,
     multiply,
     multiply_add,
+    of_bits,
     prefetch,
     quotient,
     rounded,
@@ -321,15 +323,38 @@ def _sum(raw, halves, shape, pages, start, end, sums, first, count, plain, weigh
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _choose(scores, base, count, keep, chosen):  # type: ignore[no-untyped-def]
-    """The ``keep`` places with the highest scores, in order, into ``chosen``; the other scores
-    become minus infinity."""
-    ranked = np.partition(scores[base : base + count], np.intp(count - keep))
-    border = ranked[count - keep]
-    above = U(0)
-    for place in range(count):
-        above += U(scores[base + U(place)] > border)
-    equal = keep - above
+def _count_above(scores, base, length, border):  # type: ignore[no-untyped-def]
+    sums, border = splat(F(0.0)), splat(border)
+    for place in range(0, length, WIDTH):
+        sums = add(sums, is_above(load(scores, base + U(place)), border))
+    return U(total(sums))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _number_at(rank):  # type: ignore[no-untyped-def]
+    """The float32 with this rank among all of them."""
+    half = np.uint32(0x80000000)
+    return of_bits(rank ^ half if rank >= half else ~rank)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyped-def]
+    """The ``keep`` places with the highest of ``count`` scores, in order, into ``chosen``; the
+    others become minus infinity. Up to ``length`` there are only such."""
+    # Numbers are halved until just ``keep`` scores are above one, or, where some are equal, until
+    # it is the smallest that fewer are above.
+    low, high = np.uint32(0), np.uint32(0xFF800000)
+    while low < high:
+        middle = low + (high - low) // np.uint32(2)
+        above = _count_above(scores, base, length, _number_at(middle))
+        if above < keep:
+            high = middle
+        elif above > keep:
+            low = middle + np.uint32(1)
+        else:
+            low = high = middle
+    border = _number_at(low)
+    equal = keep - _count_above(scores, base, length, border)
     found = U(0)
     for place in range(count):
         at = base + U(place)
@@ -385,10 +410,10 @@ def attend_heads(first, last, raw, halves, shape, pages, starts, ends, queries, 
             base = U(query) * stride
             if limit > 0:
                 _cap(scores, base, seen, limit)
-            if keep < seen:
-                _choose(scores, base, seen, keep, chosen)
             for place in range(seen, length):
                 scores[base + U(place)] = F(-np.inf)
+            if keep < seen:
+                _choose(scores, base, seen, length, keep, chosen)
             factor = F(1.0) / _weigh(scores, base, length)
             for place in range(0, length, WIDTH):
                 at = base + U(place)

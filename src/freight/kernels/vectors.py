@@ -23,6 +23,7 @@ __all__ = [
     "add",
     "bits_of",
     "half_at",
+    "is_above",
     "larger",
     "largest",
     "load",
@@ -231,6 +232,17 @@ def larger(context, a, b):  # type: ignore[no-untyped-def]
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b = arguments
         return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return _VECTOR(_VECTOR, _VECTOR), generate
+
+
+@intrinsic
+def is_above(context, a, b):  # type: ignore[no-untyped-def]
+    """1 where a > b, else 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one, zero = _constant(_FLOAT, 1.0), _constant(_FLOAT, 0.0)
+        return builder.select(builder.fcmp_ordered(">", *arguments), one, zero)
 
     return _VECTOR(_VECTOR, _VECTOR), generate
 

@@ -1,0 +1,187 @@
+"""The CPU's loops beside the best that plain torch has for the same: medians of alternating turns.
+
+    python benchmarks/kernels.py [--turns 30]
+
+Attention: 32 rows, 8 heads of keys of 128, 4 queries each, 1024 tokens or 128 to 998. The loops
+read keys and values in pages; torch is given them side by side, which costs it nothing here. The
+last line is one JSON object, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference, quantise
+from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.pages import Pages
+from freight.memory.tier import host_arena
+from freight.model.number_format import Grouped
+
+ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
+FOUR_BITS = Grouped(bits=4, group_size=64)
+SCALE = WIDTH**-0.5
+Turns = Mapping[str, Callable[[], object]]
+
+
+def timed(turns: Turns, count: int) -> dict[str, float]:
+    """Median milliseconds of each, taken in turn; the first round does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(count + 1):
+        for name, work in turns.items():
+            started_s = time.perf_counter()
+            work()
+            if number:
+                seconds[name].append(time.perf_counter() - started_s)
+    return {name: 1e3 * statistics.median(own) for name, own in seconds.items()}
+
+
+def dequantising() -> Turns:
+    """4096 by 4096 from 4 bits to bfloat16."""
+    size = 4096
+    raw = quantise(torch.randn(size, size), FOUR_BITS)
+    rows = GroupedRows(raw=raw, columns=size, number_format=FOUR_BITS)
+    outs = [torch.empty(size, size, dtype=torch.bfloat16) for _ in range(3)]
+    codes = raw[:, : size // 2].view(size, size // 64, 32)
+    factors = raw[:, size // 2 :].view(torch.float16).bfloat16().view(size, 2, size // 64, 1)
+    scale, lowest = factors[:, 0].contiguous(), factors[:, 1].contiguous()
+    halves = outs[2].view(size, size // 64, 2, 32)
+
+    def in_place() -> None:
+        """The best of plain torch: each half of a group written where it belongs."""
+        halves[:, :, 0].copy_(codes & 15).mul_(scale).add_(lowest)
+        halves[:, :, 1].copy_(codes >> 4).mul_(scale).add_(lowest)
+
+    return {
+        "dequantise: loop": lambda: dequantise(rows, outs[0]),
+        "dequantise: torch, halves in place": in_place,
+        "dequantise: torch reference": lambda: dequantise_reference(rows, outs[1]),
+    }
+
+
+class Attention:
+    """Rows of so many tokens, in pages of both kinds and side by side."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.lengths = torch.from_numpy(lengths)
+        self.is_ragged = len(set(lengths.tolist())) > 1
+        longest = int(lengths.max())
+        self.num_pages = -(-longest // PAGE)
+        self.q = torch.randn(ROWS, KV_HEADS * SHARING, WIDTH).bfloat16()
+        shape = (ROWS, KV_HEADS, self.num_pages * PAGE, WIDTH)
+        self.k, self.v = (torch.randn(shape).bfloat16() for _ in range(2))
+        self.plain, self.codes = (self._pages(kept) for kept in (None, FOUR_BITS))
+        table = torch.arange(ROWS * self.num_pages).view(ROWS, 1, -1) * 2 * KV_HEADS
+        self.key_rows = (table + torch.arange(KV_HEADS)[:, None]).flatten()
+        places = torch.arange(self.num_pages * PAGE)
+        self.hidden = (places >= self.lengths[:, None])[:, None, None]
+
+    def _pages(self, kept: Grouped | None) -> Pages:
+        size = 2 * WIDTH if kept is None else kept.row_bytes(WIDTH)
+        page_bytes = 2 * KV_HEADS * PAGE * size
+        arena = host_arena(ROWS * self.num_pages * page_bytes)
+        raw = arena.take(ROWS * self.num_pages * page_bytes, "pages").view(-1, page_bytes)
+        pages = Pages(
+            raw=raw,
+            num_heads=KV_HEADS,
+            page_tokens=PAGE,
+            width=WIDTH,
+            dtype=torch.bfloat16,
+            number_format=kept,
+        )
+        tokens = torch.arange(self.num_pages * PAGE)
+        for row in range(ROWS):
+            own = row * self.num_pages + tokens // PAGE
+            k, v = (x[row].transpose(0, 1) for x in (self.k, self.v))
+            append_rows(pages, own, tokens % PAGE, k, v)
+        return pages
+
+    def loop(self, pages: Pages, share: float = 1.0) -> torch.Tensor:
+        out = torch.empty_like(self.q)
+        assert attend_single_queries(
+            self.q,
+            pages,
+            self.key_rows,
+            self.lengths - 1,
+            out,
+            scale=SCALE,
+            softcap=None,
+            window=None,
+            share_of_keys=share,
+        )
+        return out
+
+    def products(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = ROWS * KV_HEADS
+        scores = torch.bmm(self.q.view(batch, SHARING, WIDTH), k.flatten(0, 1).transpose(1, 2))
+        scores.mul_(SCALE)
+        if self.is_ragged:
+            scores.view(ROWS, KV_HEADS, SHARING, -1).masked_fill_(self.hidden, float("-inf"))
+        found = torch.bmm(torch.softmax(scores, -1), v.flatten(0, 1))
+        return found.view(ROWS, KV_HEADS * SHARING, WIDTH)
+
+    def fused(self) -> torch.Tensor:
+        q = self.q.view(ROWS, KV_HEADS, SHARING, WIDTH)
+        mask = ~self.hidden if self.is_ragged else None
+        return F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask).flatten(1, 2)
+
+    def plain_first(self) -> torch.Tensor:
+        """All of it made plain by torch, then the products."""
+        kept = self.codes.rows.view(ROWS, self.num_pages, 2, KV_HEADS, PAGE, -1)
+        parts = []
+        for place in range(2):
+            raw = kept[:, :, place].transpose(1, 2).reshape(-1, kept.shape[-1])
+            plain = torch.empty(len(raw), WIDTH, dtype=torch.bfloat16)
+            rows = GroupedRows(raw=raw, columns=WIDTH, number_format=FOUR_BITS)
+            dequantise_reference(rows, plain)
+            parts.append(plain.view(self.k.shape))
+        return self.products(*parts)
+
+    def turns(self, name: str) -> Turns:
+        torch.testing.assert_close(
+            self.loop(self.plain), self.products(self.k, self.v), rtol=0.05, atol=0.01
+        )
+        torch.testing.assert_close(self.loop(self.codes), self.plain_first(), rtol=0.05, atol=0.01)
+        return {
+            f"{name}: loop, bfloat16": lambda: self.loop(self.plain),
+            f"{name}: loop, 4 bits": lambda: self.loop(self.codes),
+            f"{name}: loop, 4 bits, a tenth": lambda: self.loop(self.codes, 0.1),
+            f"{name}: torch, products": lambda: self.products(self.k, self.v),
+            f"{name}: torch, fused": self.fused,
+            f"{name}: torch, 4 bits made plain first": self.plain_first,
+        }
+
+
+def reading(size: int) -> Turns:
+    """How fast this memory is read: the ceiling."""
+    numbers = torch.ones(size // 4)
+    return {"read": lambda: numbers.sum()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=30, metavar="N")
+    turns = parser.parse_args().turns
+    torch.manual_seed(0)
+    found = timed(dequantising(), turns)
+    equal = Attention(np.full(ROWS, 1024))
+    ragged = Attention(np.random.default_rng(0).integers(128, 999, ROWS))
+    size = equal.plain.raw.numel()
+    found |= timed({**equal.turns("equal"), **reading(size)}, turns)
+    found |= timed(ragged.turns("ragged"), turns)
+    for name, milliseconds in found.items():
+        print(f"{name:<42}{milliseconds:8.2f} ms")
+    print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
