@@ -4,6 +4,11 @@ that a plan must know of.
 
 from __future__ import annotations
 
+import ctypes
+import re
+from pathlib import Path
+from typing import Final
+
 import torch
 
 from freight.kernels.paged import append_rows, attend_single_queries
@@ -18,7 +23,8 @@ from freight.model.number_format import Grouped
 
 __all__ = ["warm_up"]
 
-_FORMAT = Grouped(bits=4, group_size=64)
+_FORMAT: Final = Grouped(bits=4, group_size=64)
+_MADV_DONTNEED: Final = 4
 
 
 def warm_up(dtype: torch.dtype, *, kv_format: Grouped | None, in_integers: bool) -> None:
@@ -29,6 +35,21 @@ def warm_up(dtype: torch.dtype, *, kv_format: Grouped | None, in_integers: bool)
     else:
         _warm_up_products(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
+    _let_go_of_compiler()
+
+
+def _let_go_of_compiler() -> None:
+    """The compiler's code counts as this process's memory for as long as it is mapped, and is not
+    wanted again: its pages would come back from the file."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    libc = ctypes.CDLL(None)
+    for line in maps.read_text().splitlines():
+        found = re.fullmatch(r"([0-9a-f]+)-([0-9a-f]+) r-xp .*libllvmlite.*", line)
+        if found:
+            first, end = (int(place, 16) for place in found.groups())
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
 def _warm_up_products(dtype: torch.dtype) -> None:
