@@ -1,6 +1,6 @@
 """The CPU's loops beside the best that plain torch has for the same: medians of alternating turns.
 
-    python benchmarks/kernels.py [--turns 30]
+    GOMP_SPINCOUNT=10000 python benchmarks/kernels.py [--turns 30]
 
 Attention: 32 rows, 8 heads of keys of 128, 4 queries each, 1024 tokens or 128 to 998. The loops
 read keys and values in pages; torch is given them side by side, which costs it nothing here. The

@@ -4,7 +4,7 @@ Random weights of two shapes, on the CPU and on the simulated device. The rates 
 change by the minute, so it is profiled anew before every run, and medians of both are compared. The
 last line is JSON.
 
-    python benchmarks/predictions.py
+    GOMP_SPINCOUNT=10000 python benchmarks/predictions.py
 """
 
 from __future__ import annotations

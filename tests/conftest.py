@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: its threads would take the cores from each other's tests.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def no_profile(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -157,7 +157,7 @@ def test_a_share_that_is_none(share: float) -> None:
 
 @pytest.mark.parametrize(("kv_bits", "group_size"), [(2, 64), (16, 64), (4, 48)])
 def test_formats_that_there_are_not(kv_bits: int, group_size: int) -> None:
-    with pytest.raises(InputError, match="4 and 8 bits, 3 as .* groups of 32, 64, 128"):
+    with pytest.raises(InputError, match=r"4 and 8 bits, 3 as .* groups of 32, 64, 128"):
         EngineOptions(kv_bits=kv_bits, group_size=group_size)
 
 

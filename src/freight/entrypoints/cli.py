@@ -14,6 +14,7 @@ from typing import TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.entrypoints.eval.flags import add_eval_parser
+from freight.entrypoints.idle_threads import wait_briefly
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -49,6 +50,7 @@ Policy flags fix what is given; what is left out is searched for.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
+    wait_briefly()
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:

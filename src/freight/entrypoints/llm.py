@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from freight.entrypoints.compress import compress_ahead
+from freight.entrypoints.idle_threads import wait_briefly
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.shares import parse_shares
@@ -90,6 +91,7 @@ class LLM:
         sim_bandwidth: str | int | None = None,
         dummy_weights: bool = False,
     ) -> None:
+        wait_briefly()  # of effect where torch has not been loaded yet
         self._options = EngineOptions(
             device=device,
             dtype=dtype,
