@@ -1,4 +1,5 @@
-"""``freight compress``: a model's matrices made small, once, ahead of the runs that use them.
+"""``freight compress``: a model's matrices made small, once, ahead of the runs that use them; those
+of a checkpoint that is quantised already put into the form that runs read.
 
 Runs call it themselves, in a process of its own: what compressing takes would count against their
 memory.
@@ -15,6 +16,7 @@ from pathlib import Path
 from freight.entrypoints.model_source import find_model
 from freight.errors import InputError
 from freight.model.checkpoint import resolve
+from freight.model.compression import packed_formats
 from freight.model.config import read_config
 from freight.runtime.options import EngineOptions
 
@@ -23,19 +25,20 @@ __all__ = ["compress_ahead", "compress_model"]
 
 def compress_model(arguments: argparse.Namespace) -> int:
     """Make what is not kept yet; returns the exit status."""
-    if arguments.weight_bits is None:
-        raise InputError(
-            "No number of bits was given.",
-            "Weights are compressed to 4 or to 8 bits.",
-            "Pass --weight-bits 4.",
-        )
     from freight.runtime.compressed_files import compressed_sources, default_directory
 
     model_dir = find_model(arguments.model)
     config = read_config(model_dir)
+    sources = resolve(config, model_dir)
+    if arguments.weight_bits is None and not packed_formats(sources):
+        raise InputError(
+            "No number of bits was given.",
+            "Weights are compressed to 4 or to 8 bits; the checkpoint is not quantised already.",
+            "Pass --weight-bits 4.",
+        )
     places = compressed_sources(
         config,
-        resolve(config, model_dir),
+        sources,
         bits=arguments.weight_bits,
         group_size=arguments.group_size,
         directory=Path(arguments.compressed_dir or default_directory()),
@@ -49,20 +52,22 @@ def compress_model(arguments: argparse.Namespace) -> int:
 def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str], None]) -> None:
     """Compress, by another process, what the engine will want and is not kept yet. Where that
     fails, the engine does it and says why not."""
-    if options.weight_bits is None or options.dummy_seed is not None:
+    if options.dummy_seed is not None:
         return
-    from freight.runtime.compressed_files import are_kept, default_directory
-
     config = read_config(model_dir)
-    directory = options.compressed_dir or default_directory()
+    sources = resolve(config, model_dir)
     bits, group_size = options.weight_bits, options.group_size
-    if are_kept(
-        config, resolve(config, model_dir), bits=bits, group_size=group_size, directory=directory
-    ):
+    if bits is None and not packed_formats(sources):
         return
-    say(f"compressing the weights to {bits} bits, once, into {directory}")
-    flags = ["--weight-bits", str(bits), "--group-size", str(group_size)]
-    flags += ["--model", str(model_dir), "--compressed-dir", str(directory)]
+    from freight.runtime.compressed_files import announcement, are_kept, default_directory
+
+    directory = options.compressed_dir or default_directory()
+    if are_kept(config, sources, bits=bits, group_size=group_size, directory=directory):
+        return
+    say(announcement(bits, directory))
+    flags = ["--model", str(model_dir), "--compressed-dir", str(directory)]
+    if bits is not None:
+        flags += ["--weight-bits", str(bits), "--group-size", str(group_size)]
     subprocess.run(
         [sys.executable, "-m", "freight", "compress", *flags],
         check=False,

@@ -30,10 +30,11 @@ from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine, read_machine
-from freight.model.checkpoint import TensorSource, imagined_sources
+from freight.model.checkpoint import imagined_sources
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
+from freight.model.sources import TensorSource
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Split, Tier
 from freight.plan.samples import rehearse

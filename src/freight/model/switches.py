@@ -10,6 +10,7 @@ from typing import Final
 
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS
+from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "refusal"]
@@ -59,6 +60,7 @@ class ModelConfig:
     begins ``position_offset`` rows before position 0). ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
     head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width).
+    ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
     Raises ModelError with every contradiction at once.
     """
 
@@ -96,6 +98,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     dtype: str
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)

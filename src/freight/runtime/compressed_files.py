@@ -1,4 +1,5 @@
-"""A checkpoint's matrices compressed once and kept in a directory, for every later run.
+"""A checkpoint's matrices compressed once and kept in a directory, for every later run: by wish, or
+because they are quantised in a way that is not read in place.
 
 The directory has the rows in one file and a note of what they were made of. It is made under
 another name and gets its own when it is whole: what was interrupted is begun anew. Tensors are
@@ -12,7 +13,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +24,15 @@ from freight.errors import BudgetError, ModelError
 from freight.kernels.grouped import quantise
 from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
-from freight.model.checkpoint import TensorSource
-from freight.model.compression import choose_formats, compressed_places
+from freight.model.compression import choose_formats, compressed_places, packed_formats
 from freight.model.config import ModelConfig
-from freight.model.number_format import Grouped
+from freight.model.number_format import find_grouped
+from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_up, format_bytes
 from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.runtime.packed_rows import check_order, packed_rows
 
-__all__ = ["are_kept", "compressed_sources", "default_directory"]
+__all__ = ["announcement", "are_kept", "compressed_sources", "default_directory"]
 
 _VERSION: Final = 1
 _CHUNK_BYTES: Final = 16 * MIB
@@ -47,48 +50,90 @@ def compressed_sources(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
     *,
-    bits: int,
+    bits: int | None,
     group_size: int,
     directory: Path,
     say: Callable[[str], None],
 ) -> dict[str, TensorSource]:
-    """``sources`` with the matrices compressed: as they are kept, or made now.
+    """``sources`` with the matrices compressed to ``bits``, or with those that the checkpoint has
+    quantised already in the form that runs use: as they are kept, or made now.
 
     BudgetError where the disk has no room for them.
     """
-    formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-    marks = _marks(sources, formats, bits, group_size)
-    own = directory / _key(marks)
-    places = compressed_places(sources, formats, own / "weights.bin")
-    if not _is_whole(own, places, formats):
-        shutil.rmtree(own, ignore_errors=True)
-        say(f"compressing the weights to {bits} bits, once, into {own}")
-        _make(own, places, sources, formats, marks)
-    return places
+    work = _plan(config, sources, bits, group_size, directory)
+    if work.formats and not _is_whole(work):
+        shutil.rmtree(work.own, ignore_errors=True)
+        say(announcement(bits, work.own))
+        _make(work, sources)
+    return dict(work.places)
 
 
 def are_kept(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
     *,
-    bits: int,
+    bits: int | None,
     group_size: int,
     directory: Path,
 ) -> bool:
     """Whether ``compressed_sources`` would find them made."""
-    formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-    own = directory / _key(_marks(sources, formats, bits, group_size))
-    return _is_whole(own, compressed_places(sources, formats, own / "weights.bin"), formats)
+    work = _plan(config, sources, bits, group_size, directory)
+    return not work.formats or _is_whole(work)
 
 
-def _marks(
+def announcement(bits: int | None, directory: Path) -> str:
+    """What to say before weights are compressed or converted."""
+    what = "compressing the weights to" if bits else "converting the quantised weights"
+    return f"{what}{f' {bits} bits' if bits else ''}, once, into {directory}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What is to be made: ``own`` is its directory, ``marks`` what it depends on."""
+
+    own: Path
+    places: Mapping[str, TensorSource]
+    formats: Mapping[str, str]
+    marks: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        ends = (self.places[name].offset + self.places[name].num_bytes for name in self.formats)
+        return align_up(max(ends, default=0), _BLOCK)
+
+
+def _plan(
+    config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
-    bits: int,
+    bits: int | None,
     group_size: int,
-) -> dict[str, str]:
-    marks = {"version": str(_VERSION), "bits": str(bits), "group size": str(group_size)}
-    return marks | {str(path): mark for path, mark in _identify(sources, formats)}
+    directory: Path,
+) -> _Work:
+    if bits is None:
+        formats = packed_formats(sources)
+        marks = {"version": str(_VERSION), "packed": _hash_packing(sources, formats)}
+    else:
+        formats = choose_formats(config, sources, bits=bits, group_size=group_size)
+        marks = {"version": str(_VERSION), "bits": str(bits), "group size": str(group_size)}
+    marks |= {str(path): mark for path, mark in _identify(sources, formats)}
+    own = directory / _key(marks)
+    return _Work(
+        own=own,
+        places=compressed_places(sources, formats, own / "weights.bin"),
+        formats=formats,
+        marks=marks,
+    )
+
+
+def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str]) -> str:
+    """What a conversion does beside reading the files: config.json says it, too."""
+    done = []
+    for name, dtype in formats.items():
+        own = sources[name].packed
+        assert own is not None
+        numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.head_rows)
+        done.append([name, dtype, own.scheme, *numbers, own.minus_one])
+    return hashlib.sha256(json.dumps(done).encode()).hexdigest()
 
 
 def _key(marks: Mapping[str, str]) -> str:
@@ -96,10 +141,10 @@ def _key(marks: Mapping[str, str]) -> str:
 
 
 def _identify(
-    sources: Mapping[str, TensorSource], formats: Mapping[str, Grouped]
+    sources: Mapping[str, TensorSource], formats: Mapping[str, str]
 ) -> Iterator[tuple[Path, str]]:
     """Files by size, time and header: another checkpoint has other compressed weights."""
-    for path in sorted({sources[name].path for name in formats}):
+    for path in sorted({part.path for name in formats for part in _parts(sources[name])}):
         stat = path.stat()
         with path.open("rb") as file:
             start = file.read(64 * 1024)
@@ -107,18 +152,22 @@ def _identify(
         yield path.resolve(), f"{stat.st_size} bytes, {stat.st_mtime_ns}, {hashed}"
 
 
-def _is_whole(
-    own: Path, places: Mapping[str, TensorSource], formats: Mapping[str, Grouped]
-) -> bool:
+def _parts(source: TensorSource) -> Iterable[TensorSource]:
+    """The tensors of the checkpoint that have to be read."""
+    return [source] if source.packed is None else source.packed.parts.values()
+
+
+def _is_whole(work: _Work) -> bool:
     """Whether what is kept is what it was when it was made: its size, and each tensor's start."""
     try:
-        note = json.loads((own / "index.json").read_text("utf-8"))
-        with (own / "weights.bin").open("rb") as file:
-            if os.fstat(file.fileno()).st_size != _size(places, formats):
+        note = json.loads((work.own / "index.json").read_text("utf-8"))
+        with (work.own / "weights.bin").open("rb") as file:
+            if os.fstat(file.fileno()).st_size != work.num_bytes:
                 return False
-            for name in formats:
-                file.seek(places[name].offset)
-                start = file.read(min(_SAMPLE_BYTES, places[name].num_bytes))
+            for name in work.formats:
+                place = work.places[name]
+                file.seek(place.offset)
+                start = file.read(min(_SAMPLE_BYTES, place.num_bytes))
                 if note["starts"][name] != zlib.crc32(start):
                     return False
     except (OSError, ValueError, KeyError, TypeError):
@@ -126,32 +175,23 @@ def _is_whole(
     return True
 
 
-def _size(places: Mapping[str, TensorSource], formats: Mapping[str, Grouped]) -> int:
-    end = max((places[name].offset + places[name].num_bytes for name in formats), default=0)
-    return align_up(end, _BLOCK)
-
-
-def _make(
-    own: Path,
-    places: Mapping[str, TensorSource],
-    sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
-    marks: Mapping[str, str],
-) -> None:
+def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
+    own = work.own
     draft = own.with_name(f"{own.name}.{os.getpid()}")
-    size = _size(places, formats)
     try:
         for left in own.parent.glob(f"{own.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir(parents=True)
         free = shutil.disk_usage(draft).free
-        if free < size:
+        if free < work.num_bytes:
             raise BudgetError(
-                f"{format_bytes(size)} of compressed weights were to be written to {own.parent}.",
+                f"{format_bytes(work.num_bytes)} of compressed weights were to be written to "
+                f"{own.parent}.",
                 f"{format_bytes(free)} are free there.",
                 "Free some space, or name another directory with --compressed-dir.",
             )
-        note = {"made of": marks, "starts": _write(draft / "weights.bin", places, sources, formats)}
+        starts = _write(draft / "weights.bin", work, sources)
+        note = {"made of": work.marks, "starts": starts}
         (draft / "index.json").write_text(json.dumps(note, indent=1), "utf-8")
         draft.replace(own)
     except OSError as error:
@@ -164,34 +204,43 @@ def _make(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(
-    path: Path,
-    places: Mapping[str, TensorSource],
-    sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Grouped],
-) -> dict[str, Any]:
+def _write(path: Path, work: _Work, sources: Mapping[str, TensorSource]) -> dict[str, Any]:
     """Write the file; the checksum of each tensor's start."""
-    size = bounce_bytes(sources)
+    parts = (part for name in work.formats for part in _parts(sources[name]))
+    size = bounce_bytes({str(number): part for number, part in enumerate(parts)})
     arena = host_arena(align_up(size, _BLOCK))
     files = CheckpointFiles(sources, Traffic(), arena.take(size, "read buffer"))
     starts = {}
     try:
+        check_order(files, sources)
         with path.open("wb") as file:
-            for name, number_format in formats.items():
-                file.seek(places[name].offset)
+            for name, dtype in work.formats.items():
+                file.seek(work.places[name].offset)
                 start = b""
-                for rows in _plain_rows(files, name, sources[name]):
-                    data = quantise(rows, number_format).numpy().tobytes()
+                for rows in _rows(files, name, sources[name], dtype):
+                    data = rows.numpy().tobytes()
                     start += data[: _SAMPLE_BYTES - len(start)]
                     file.write(data)
                 starts[name] = zlib.crc32(start)
-            file.truncate(_size(places, formats))
+            file.truncate(work.num_bytes)
             file.flush()
             os.fsync(file.fileno())
     finally:
         files.close()
         arena.close()
     return starts
+
+
+def _rows(
+    files: CheckpointFiles, name: str, source: TensorSource, dtype: str
+) -> Iterator[torch.Tensor]:
+    """A tensor's rows as they are kept, uint8 [rows, bytes], some at a time."""
+    number_format = find_grouped(dtype)
+    if source.packed is not None:
+        yield from packed_rows(files, name, source)
+    elif number_format is not None:
+        for rows in _plain_rows(files, name, source):
+            yield quantise(rows, number_format)
 
 
 def _plain_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:

@@ -18,11 +18,12 @@ from freight.kernels.threads import warm_up
 from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
-from freight.model.checkpoint import TensorSource, imagined_sources, resolve
-from freight.model.compression import choose_formats, compressed_places
+from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.compression import choose_formats, compressed_places, packed_formats
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
+from freight.model.sources import TensorSource
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
@@ -87,7 +88,7 @@ def build_engine(
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
-    if options.weight_bits is not None:
+    if options.weight_bits is not None or packed_formats(sources):
         sources = _compressed(config, sources, options, say)
     # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
@@ -110,12 +111,12 @@ def _compressed(
     options: EngineOptions,
     say: Callable[[str], None],
 ) -> Mapping[str, TensorSource]:
-    """The weights compressed; random ones are written and compressed when the plan is known."""
-    assert options.weight_bits is not None
+    """The weights compressed, or as the checkpoint has compressed them; random ones are written and
+    compressed when the plan is known."""
     # Before the plan, which measures what the process has taken: the compiler takes 130 MiB.
     warm_up()
     bits, group_size = options.weight_bits, options.group_size
-    if options.dummy_seed is not None:
+    if options.dummy_seed is not None and bits is not None:
         formats = choose_formats(config, sources, bits=bits, group_size=group_size)
         return compressed_places(sources, formats, Path("compressed"))
     return compressed_sources(

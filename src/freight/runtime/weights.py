@@ -6,12 +6,12 @@ Binds the plan's layout to tensors. Knows names and rows, not what they mean.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from freight.kernels.grouped import GroupedRows
+from freight.kernels.grouped import GroupedRows, dequantise
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import WeightParts
@@ -118,18 +118,18 @@ class WeightStore:
             found.setdefault(part.weight.name, []).append((part.first_row, own))
         return found
 
-    def resident_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
+    def resident_rows(self, name: str) -> list[tuple[int, torch.Tensor | GroupedRows]]:
         """(first row in the tensor, rows) of what stays here of a tensor."""
         return [
-            (part.weight.first_row + part.first_row, tensor)
+            (part.weight.first_row + part.first_row, _as_rows(part, tensor))
             for own in self._units
             for part, tensor in own.resident
             if part.weight.name == name
         ]
 
-    def host_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
+    def host_rows(self, name: str) -> list[tuple[int, torch.Tensor | GroupedRows]]:
         """Likewise of those that lie on the cpu tier while another one computes."""
-        rows = []
+        rows: list[tuple[int, torch.Tensor | GroupedRows]] = []
         for unit, own in zip(self._layout.all_units, self._units, strict=True):
             offset = 0
             for streamed in unit.streamed:
@@ -137,7 +137,8 @@ class WeightStore:
                 if part.tier == "cpu":
                     if part.weight.name == name:
                         tensor = _view(own.host, offset, part)
-                        rows.append((part.weight.first_row + part.first_row, tensor))
+                        first_row = part.weight.first_row + part.first_row
+                        rows.append((first_row, _as_rows(part, tensor)))
                     offset = _after(offset, part)
         return rows
 
@@ -155,6 +156,17 @@ def _as_rows(part: Part, tensor: torch.Tensor) -> torch.Tensor | GroupedRows:
     if number_format is None:
         return tensor
     return GroupedRows(raw=tensor, columns=part.weight.num_columns, number_format=number_format)
+
+
+def _select(
+    rows: torch.Tensor | GroupedRows, ids: torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
+    """Rows by their numbers, compressed ones made plain in the type of ``like``."""
+    if isinstance(rows, torch.Tensor):
+        return rows.index_select(0, ids)
+    found = torch.empty(len(ids), rows.columns, dtype=like.dtype)
+    dequantise(replace(rows, raw=rows.raw.index_select(0, ids)), found)
+    return found
 
 
 def _after(offset: int, part: Part) -> int:
@@ -225,11 +237,11 @@ class EmbeddingTable:
                 for tier in ("gpu", "cpu", "disk")
             }
             placed, _ = _place(by_tier[layout.compute_tier], near, loader)
-            self.near = [(part.first_row, tensor) for part, tensor in placed]
+            self.near = [(part.first_row, _as_rows(part, tensor)) for part, tensor in placed]
             self._host = []
             if layout.compute_tier == "gpu":
                 placed, _ = _place(by_tier["cpu"], host, loader)
-                self._host = [(part.first_row, tensor) for part, tensor in placed]
+                self._host = [(part.first_row, _as_rows(part, tensor)) for part, tensor in placed]
 
     def far_places(self, token_ids: np.ndarray) -> np.ndarray:
         """Places of the tokens whose rows are not near."""
@@ -243,7 +255,7 @@ class EmbeddingTable:
         left = np.ones(len(token_ids), dtype=bool)
         for first, rows in self._host:
             here = (token_ids >= first) & (token_ids < first + rows.shape[0])
-            found = rows.index_select(0, torch.from_numpy(token_ids[here] - first))
+            found = _select(rows, torch.from_numpy(token_ids[here] - first), out)
             out.index_copy_(0, torch.from_numpy(np.flatnonzero(here)), found)
             left &= ~here
         places = np.flatnonzero(left)
@@ -270,8 +282,12 @@ class EmbeddingTable:
             ):
                 end += 1
             first, last = int(ids[begin]), int(ids[end - 1])
-            rows = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
-            found = rows.index_select(0, torch.from_numpy(ids[begin:end] - first))
+            raw = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
+            own, columns = find_grouped(source.dtype), source.shape[1]
+            rows: torch.Tensor | GroupedRows = raw
+            if own is not None:
+                rows = GroupedRows(raw=raw, columns=columns, number_format=own)
+            found = _select(rows, torch.from_numpy(ids[begin:end] - first), out)
             out.index_copy_(0, torch.from_numpy(places[begin:end]), found.to(out.dtype))
             begin = end
 

@@ -23,8 +23,9 @@ from freight.entrypoints.bench.machine import (
 from freight.entrypoints.bench.own_run import own_options
 from freight.entrypoints.bench.work import Work
 from freight.memory.tier import process_bytes, system_memory_bytes
-from freight.model.checkpoint import TensorSource, resolve
+from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
+from freight.model.sources import TensorSource
 from freight.runtime.device import ComputeDevice, choose_dtype, find_device
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
