@@ -39,7 +39,9 @@ def exact_rows(own: Unpacked, number_format: Grouped) -> torch.Tensor | None:
     """The same in groups, uint8 [rows, row bytes]; None where these would not hold it exactly, or a
     product of code and scale would be rounded, or a number is not finite."""
     dtype = torch.float32 if number_format.wide else torch.float16
-    scale, lowest = own.scale.to(dtype), own.lowest.to(dtype)
+    # Put down anew: a turned matrix of one group counts as contiguous and lies otherwise.
+    scale = torch.empty(own.scale.shape, dtype=dtype).copy_(own.scale)
+    lowest = torch.empty(own.lowest.shape, dtype=dtype).copy_(own.lowest)
     largest = own.scale * own.most_code
     for exact, held in ((own.scale, scale), (own.lowest, lowest), (largest, largest.float())):
         if not bool((torch.isfinite(held) & (held.double() == exact)).all()):

@@ -92,9 +92,9 @@ def _misfits(
             f"{base}.{name} has shape {list(part.shape)}, groups of {size} make it {shapes}"
         )
     for name, part in parts.items():
-        allowed = _FLOATS if "scale" in name else ("I32",)
-        if name == "weight_zero_point":
-            allowed = ("I32", "I8")
+        # Older files of compressed-tensors have zero points as they are, not packed.
+        words = ("I32", "I8") if name == "weight_zero_point" else ("I32",)
+        allowed = _FLOATS if "scale" in name else words
         if part.dtype not in allowed:
             problems.append(
                 f"{base}.{name} is of type {part.dtype}, it must be {' or '.join(allowed)}"
@@ -115,7 +115,6 @@ def _expected(shape: Shape, packing: Packing, size: int) -> dict[str, tuple[Shap
             "scales": ((groups, rows),),
             "g_idx": ((columns,),),
         }
-    # Older files have zero points as they are, newer ones packed along the rows.
     return {
         "weight_packed": ((rows, columns // each),),
         "weight_scale": ((rows, groups),),
