@@ -1,7 +1,7 @@
 """Tiny checkpoints that are quantised as others do it, packed here by the words of their formats.
 
 Each packer is a loop over single numbers, after the code that writes such files: AutoAWQ's
-WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32. What a
+WQLinear_GEMM.from_linear, GPTQModel's QuantLinear.pack, compressed-tensors' pack_to_int32. What a
 matrix means is (code - zero) * scale in float32.
 """
 
@@ -63,7 +63,7 @@ def quantise(
         zeros = torch.full(scales.shape, 2.0 ** (bits - 1))
     else:
         scales = ((highest - lowest) / levels).to(dtype)
-        zeros = (-lowest / scales.float()).round().clamp(1, levels)
+        zeros = (-lowest / scales.float()).round().clamp(0, levels)
     codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, levels)
     return Quantised(
         codes=codes.reshape(out, columns).numpy().astype(np.uint32),
@@ -95,11 +95,13 @@ def awq(own: Quantised) -> Tensors:
 
 
 def gptq(own: Quantised, less: int = 1) -> Tensors:
-    """``less``: the first version of the format stores zero points less one."""
+    """``less``: the first version of the format stores zero points less one, taken from whole words
+    as GPTQModel's convert_gptq_v2_to_v1_format does."""
+    one = less * sum(1 << place for place in range(0, 32, own.bits))
     groups = torch.arange(own.codes.shape[1], dtype=torch.int32) // own.group_size
     return {
         "qweight": pack(own.codes, own.bits).T.contiguous(),
-        "qzeros": pack(own.zeros.T - np.uint32(less), own.bits),
+        "qzeros": pack(own.zeros.T, own.bits) - one,
         "scales": own.scales.T.contiguous(),
         "g_idx": groups,
     }

@@ -2,8 +2,8 @@
 
 Everything is put down in float64 first, where nothing is rounded: what the groups of
 ``model.number_format`` would not hold exactly shows, and is not made. References of the layouts:
-AutoAWQ's ``gemm.py``, AutoGPTQ's ``qlinear_cuda.py``, compressed-tensors' ``pack_quantized``,
-ggml's ``ggml-quants.c``.
+AutoAWQ's ``gemm.py``, GPTQModel's ``qlinear``, compressed-tensors' ``pack_quantized``, ggml's
+``ggml-quants.c``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def unpack_words(
     return Unpacked(
         codes=codes.to(torch.uint8).reshape(codes.shape[0], -1, packed.group_size),
         scale=scale,
-        lowest=-(zero + packed.zero_shift).double() * scale,
+        lowest=-zero.double() * scale,
         most_code=(1 << packed.bits) - 1,
     )
 
@@ -79,7 +79,10 @@ def _awq(packed: Packed, parts: Mapping[str, torch.Tensor], first: int, last: in
 def _gptq(packed: Packed, parts: Mapping[str, torch.Tensor], first: int, last: int) -> _Layout:
     """Codes lie along the inputs, zero points along the outputs."""
     words = parts["qweight"][:, first:last].t()
-    zeros = _across(parts["qzeros"], packed.bits, first, last)
+    # What is missing was taken from whole words, and is given back to these: a zero point of 0 had
+    # borrowed from its neighbour.
+    missing = packed.zero_shift * sum(1 << place for place in range(0, 32, packed.bits))
+    zeros = _across(parts["qzeros"] + missing, packed.bits, first, last)
     return _along(words, packed.bits), parts["scales"][:, first:last].t(), zeros.t()
 
 

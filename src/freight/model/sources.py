@@ -18,7 +18,7 @@ class Packed:
 
     ``parts`` are the checkpoint's tensors that hold it, whole; its own rows begin there with
     ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``.
-    ``zero_shift`` is added to stored zero points. The rows of each ``head_rows`` come with their
+    ``zero_shift`` is what stored zero points lack. The rows of each ``head_rows`` come with their
     halves woven together (0: they do not). ``minus_one``: the checkpoint has them plus one.
     """
 
