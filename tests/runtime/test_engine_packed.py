@@ -129,8 +129,8 @@ def make(directory: Path, way: Way, **more: Any) -> PreTrainedModel:
     return packed.rewrite(model, directory, way.config, way)
 
 
-def plain_matrices(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
-    """Every matrix as the engine's loops make it plain, by logical names."""
+def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
+    """What is converted, as the engine's loops make it plain, by logical names."""
     config = read_config(directory)
     sources = compressed_sources(
         config,
@@ -144,13 +144,16 @@ def plain_matrices(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
     files = CheckpointFiles(sources, Traffic(), host_arena(align_up(size, 4096)).take(size, "test"))
     found = {}
     for name, source in sources.items():
+        if source.path.name != "weights.bin":
+            continue
         own = find_grouped(source.dtype)
+        found[name] = torch.empty(source.shape)
         if own is None:
+            files.fill(name, 0, found[name].view(1, -1))
             continue
         rows, columns = source.shape
         raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
         files.fill(name, 0, raw)
-        found[name] = torch.empty(rows, columns)
         dequantise(GroupedRows(raw=raw, columns=columns, number_format=own), found[name])
     files.close()
     return found
@@ -170,7 +173,7 @@ NAMES = {
 @pytest.mark.parametrize("name", WAYS)
 def test_values_and_tokens(name: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", WAYS[name])
-    found = plain_matrices(tmp_path / "model", tmp_path / "kept")
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
     assert len(found) == 2 * len(NAMES)
     for layer, block in enumerate(model.model.layers):
         for own, theirs in NAMES.items():

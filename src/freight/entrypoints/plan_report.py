@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
+from freight.model.sources import TensorSource
 from freight.plan.default import Wishes
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
@@ -36,7 +37,8 @@ _TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A model on a machine, with some work, budgets and wishes."""
+    """A model on a machine, with some work, budgets and wishes. ``stored`` are the tensors of a
+    checkpoint that is at hand and quantised already."""
 
     model: str
     config: ModelConfig
@@ -48,9 +50,12 @@ class Question:
     dollars_per_kwh: float
     weight_bits: int | None
     group_size: int
+    stored: Mapping[str, TensorSource] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> int:
+        if self.stored:
+            return sum(path.stat().st_size for path in {own.path for own in self.stored.values()})
         return DTYPE_BYTES[self.dtype] * count_parameters(self.config)
 
 
@@ -200,6 +205,8 @@ def _flags(policy: Policy) -> str:
 
 
 def _compression(question: Question) -> str:
+    if question.stored or question.config.packing is not None:
+        return ", quantised by its checkpoint"
     if question.weight_bits is None:
         return ""
     return f", matrices in {question.weight_bits} bits, groups of {question.group_size}"

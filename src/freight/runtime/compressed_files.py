@@ -30,9 +30,10 @@ from freight.model.number_format import find_grouped
 from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_up, format_bytes
 from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.runtime.options import EngineOptions
 from freight.runtime.packed_rows import check_order, packed_rows
 
-__all__ = ["announcement", "are_kept", "compressed_sources", "default_directory"]
+__all__ = ["announcement", "are_kept", "compressed_sources", "default_directory", "sources_of_run"]
 
 _VERSION: Final = 1
 _CHUNK_BYTES: Final = 16 * MIB
@@ -44,6 +45,25 @@ def default_directory() -> Path:
     """Where compressed weights are kept unless the user says otherwise."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "freight" / "compressed"
+
+
+def sources_of_run(
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    options: EngineOptions,
+    say: Callable[[str], None],
+) -> Mapping[str, TensorSource]:
+    """The tensors as a run reads them: those of the checkpoint, or of what is made of it."""
+    if options.weight_bits is None and not packed_formats(sources):
+        return sources
+    return compressed_sources(
+        config,
+        sources,
+        bits=options.weight_bits,
+        group_size=options.group_size,
+        directory=options.compressed_dir or default_directory(),
+        say=say,
+    )
 
 
 def compressed_sources(

@@ -35,7 +35,7 @@ from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
-from freight.runtime.compressed_files import compressed_sources, default_directory
+from freight.runtime.compressed_files import compressed_sources, sources_of_run
 from freight.runtime.device import (
     ComputeDevice,
     choose_dtype,
@@ -89,6 +89,8 @@ def build_engine(
     else:
         sources = imagined_sources(config, dtype)
     if options.weight_bits is not None or packed_formats(sources):
+        # Before the plan, which measures what the process has taken: the compiler takes 130 MiB.
+        warm_up()
         sources = _compressed(config, sources, options, say)
     # Before the plan, which measures what the process has taken: large vocabularies take 100 MiB.
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
@@ -113,20 +115,11 @@ def _compressed(
 ) -> Mapping[str, TensorSource]:
     """The weights compressed, or as the checkpoint has compressed them; random ones are written and
     compressed when the plan is known."""
-    # Before the plan, which measures what the process has taken: the compiler takes 130 MiB.
-    warm_up()
-    bits, group_size = options.weight_bits, options.group_size
-    if options.dummy_seed is not None and bits is not None:
-        formats = choose_formats(config, sources, bits=bits, group_size=group_size)
-        return compressed_places(sources, formats, Path("compressed"))
-    return compressed_sources(
-        config,
-        sources,
-        bits=bits,
-        group_size=group_size,
-        directory=options.compressed_dir or default_directory(),
-        say=say,
-    )
+    bits = options.weight_bits
+    if options.dummy_seed is None or bits is None:
+        return sources_of_run(config, sources, options, say)
+    formats = choose_formats(config, sources, bits=bits, group_size=options.group_size)
+    return compressed_places(sources, formats, Path("compressed"))
 
 
 class Engine:

@@ -25,7 +25,9 @@ from freight.entrypoints.bench.work import Work
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
+from freight.model.number_format import row_bytes
 from freight.model.sources import TensorSource
+from freight.runtime.compressed_files import sources_of_run
 from freight.runtime.device import ComputeDevice, choose_dtype, find_device
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
@@ -38,8 +40,11 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     """Number format, rates, memory and ceiling. ``budget_bytes`` is that of the process, or None
     for what the machine has."""
     config = read_config(FilePath(job["model"]))
-    sources = resolve(config, FilePath(job["model"]))
     options, work = own_options(job), Work(**job["work"])
+    # What is to be compressed or converted is made here: it would count in a measured process.
+    sources = sources_of_run(
+        config, resolve(config, FilePath(job["model"])), options, lambda _: None
+    )
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     plan_run(config, sources, dtype, device, options, work.workload())
@@ -94,9 +99,10 @@ def _device_room(device: ComputeDevice, budget: int | None) -> int:
     return budget - min(total - free, budget - device.room_bytes(budget))
 
 
-def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> int:
-    """Bytes of a weight in the file or in the computation, whichever is less."""
-    return min(DTYPE_BYTES[dtype], *(DTYPE_BYTES[source.dtype] for source in sources.values()))
+def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> float:
+    """Bytes of a weight in the file or in the computation, whichever is less, of any matrix."""
+    columns = ((source.dtype, source.shape[-1]) for source in sources.values())
+    return min(DTYPE_BYTES[dtype], *(row_bytes(own, count) / count for own, count in columns))
 
 
 def _parameter_bytes(dtype: str, sources: Mapping[str, TensorSource]) -> int:
