@@ -26,6 +26,7 @@ from freight.model.config import read_config
 
 from . import tiny
 from .gguf_files import write_gguf
+from .test_engine_compressed import compress
 from .test_engine_packed import NAMES, plain_tensors
 from .test_engine_policies import POLICIES, PROMPTS
 
@@ -94,6 +95,17 @@ def test_architectures(name: str, tmp_path: Path) -> None:
 def test_types(kind: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, "llama", of(Kind[kind]))
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_what_is_not_quantised_can_be_compressed(kind: str, tmp_path: Path) -> None:
+    """Rows that are woven in the file are put in order first."""
+    architecture, config = CONFIGS["llama, biases and tied head"]
+    model = tiny.make_model(tmp_path, config=config)
+    (tmp_path / "model.safetensors").unlink()
+    write_gguf(model, tmp_path / "tiny.gguf", architecture, of(Kind[kind]))
+    answers = tiny.tokens(tiny.reference(compress(model, 4, 64), PROMPTS[:5], STEPS))
+    assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM, weight_bits=4) == answers
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from freight.errors import InputError, ModelError
 from freight.kernels.grouped import GroupedRows, dequantise
 from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
-from freight.model.checkpoint import resolve
+from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.compression import announced_formats, packed_formats
 from freight.model.config import read_config
 from freight.model.number_format import find_grouped
 from freight.quantities import align_up
@@ -124,8 +125,9 @@ WAYS = {
 }
 
 
-def make(directory: Path, way: Way, **more: Any) -> PreTrainedModel:
-    model = tiny.make_model(directory, **{**SIZES, **more})
+def make(directory: Path, way: Way) -> PreTrainedModel:
+    dtype = way.quantise.get("dtype", torch.float16)
+    model = tiny.make_model(directory, dtype=dtype, **SIZES)
     return packed.rewrite(model, directory, way.config, way)
 
 
@@ -179,6 +181,10 @@ def test_values_and_tokens(name: str, tmp_path: Path) -> None:
         for own, theirs in NAMES.items():
             wanted = block.get_submodule(theirs).weight
             assert torch.equal(found[f"layers.{layer}.{own}"], wanted), own
+    # What a plan without the weights takes from config.json alone is what they are.
+    config = read_config(tmp_path / "model")
+    packed_as = packed_formats(resolve(config, tmp_path / "model"))
+    assert announced_formats(config, imagined_sources(config, "float32")) == packed_as
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     options = {**tiny.ON_CPU, "compressed_dir": tmp_path / "kept"}
     with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **options) as engine:

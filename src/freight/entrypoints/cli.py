@@ -123,7 +123,8 @@ def _build_parser() -> argparse.ArgumentParser:
         "-m",
         "--model",
         metavar="MODEL",
-        help="directory of a model, a Hugging Face Hub id, or demo: the tiny model in the package",
+        help="directory of a model, a GGUF file, a Hugging Face Hub id, or demo: the tiny model in "
+        "the package",
     )
     run.add_argument(
         "-o", "--output", metavar="OUTPUT", required=True, help="file, or - for standard output"
@@ -151,7 +152,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="config.json, a directory, or a bundled name"
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="config.json, a directory, a GGUF file, or a bundled name",
     )
     parser.add_argument(
         "--machine",
@@ -222,7 +226,9 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_compress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     about = "make a model's matrices small, ahead of the runs that use them"
     parser = commands.add_parser("compress", help=about, description=about, allow_abbrev=False)
-    parser.add_argument("-m", "--model", metavar="MODEL", help="a directory, or a name on the hub")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="a directory, a GGUF file, or a name on the hub"
+    )
     _add_kept_compression(parser)
 
 

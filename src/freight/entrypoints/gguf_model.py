@@ -42,7 +42,7 @@ def directory_of_gguf(path: Path) -> Path:
     own = _kept() / _key(path, found)
     if own.is_dir():
         return own
-    file = read_gguf(path)
+    file = read_gguf(path, with_arrays=True)
     names = {beside.name for beside in found}
     made: dict[str, Mapping[str, Any] | None] = {}
     if "config.json" not in names:

@@ -14,7 +14,7 @@ from typing import Final
 from freight.errors import InputError
 from freight.model.decoder import build_programme
 from freight.model.families import FAMILIES
-from freight.model.number_format import fit_group, row_bytes
+from freight.model.number_format import find_grouped, fit_group, row_bytes
 from freight.model.packed_tensors import becomes
 from freight.model.places import locate
 from freight.model.sources import TensorSource
@@ -38,11 +38,11 @@ theirs."""
 def choose_formats(
     config: ModelConfig, sources: Mapping[str, TensorSource], *, bits: int, group_size: int
 ) -> dict[str, str]:
-    """The format of each tensor that is compressed, in the order of the units that use them.
-    InputError where the checkpoint is quantised already."""
-    if packed_formats(sources):
+    """The format of each tensor that is compressed, in the order of the units that use them, beside
+    those that are packed without being quantised. InputError where the checkpoint is quantised."""
+    formats = packed_formats(sources)
+    if any(map(find_grouped, formats.values())):
         raise refuse_bits(bits)
-    formats: dict[str, str] = {}
     for name in _matrices(config):
         number_format = fit_group(bits, group_size, sources[name].shape[-1])
         if number_format is not None:

@@ -82,7 +82,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufFile:
-    """``metadata`` by its keys, arrays as lists."""
+    """``metadata`` by its keys, arrays as lists, or None where they were not asked for."""
 
     path: Path
     num_bytes: int
@@ -94,11 +94,12 @@ class GgufFile:
         return str(self.metadata.get("general.architecture"))
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read the header. Raises ModelError where it is damaged, cut short or of another version."""
+def read_gguf(path: Path, *, with_arrays: bool = False) -> GgufFile:
+    """Read the header. A vocabulary is most of it, and few want it: arrays are skipped unless they
+    are asked for. Raises ModelError where it is damaged, cut short or of another version."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(path, _Cursor(data))
+            return _read(path, _Cursor(data, with_arrays))
     except (OSError, ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
         raise ModelError(
             f"The file {path} was opened.",
@@ -110,9 +111,10 @@ def read_gguf(path: Path) -> GgufFile:
 class _Cursor:
     """Reads values one after the other. Raises ValueError or struct.error beyond the end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, with_arrays: bool) -> None:
         self.data = data
         self.offset = 0
+        self._with_arrays = with_arrays
 
     def number(self, kind: int) -> Any:
         form = _SCALARS[kind]
@@ -139,8 +141,18 @@ class _Cursor:
             return self.number(kind)
         if depth == _MOST_NESTED:
             raise ValueError("arrays are nested too deep")
-        inner = self.number(4)
-        return [self.value(inner, depth + 1) for _ in range(self.count())]
+        inner, count = self.number(4), self.count()
+        if self._with_arrays:
+            return [self.value(inner, depth + 1) for _ in range(count)]
+        if inner in _SCALARS:
+            self.offset += count * _SCALARS[inner].size
+            return None
+        for _ in range(count):
+            if inner == _TEXT:
+                self.offset += self.count()
+            else:
+                self.value(inner, depth + 1)
+        return None
 
 
 def _read(path: Path, cursor: _Cursor) -> GgufFile:

@@ -56,7 +56,9 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
     if method not in readers:
         raise _refusal(place, method if "quant_method" in given else "an unnamed way")
     try:
-        return readers[method](given, place)
+        found = readers[method](given, place)
+        found.skips("")  # whatever is no pattern shows
+        return found
     except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         raise _refusal(place, f"{method}, in a form that is not known ({error!r})") from error
 

@@ -29,7 +29,7 @@ from freight.model.config import ModelConfig
 from freight.model.number_format import find_grouped
 from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_up, format_bytes
-from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.runtime.loaders import CheckpointFiles, bounce_bytes, torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.packed_rows import check_order, packed_rows
 
@@ -256,24 +256,35 @@ def _rows(
 ) -> Iterator[torch.Tensor]:
     """A tensor's rows as they are kept, uint8 [rows, bytes], some at a time."""
     number_format = find_grouped(dtype)
-    if source.packed is not None:
+    if dtype == source.dtype or number_format is None:
         yield from packed_rows(files, name, source)
-    elif number_format is not None:
-        for rows in _plain_rows(files, name, source):
-            yield quantise(rows, number_format)
+        return
+    for rows in _plain_rows(files, name, source):
+        yield quantise(rows, number_format)
 
 
 def _plain_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:
     """A tensor in float32, some rows at a time. ModelError where a value is no number."""
-    num_rows, columns = source.shape
-    step = max(1, _CHUNK_BYTES // (4 * columns))
-    for first in range(0, num_rows, step):
-        rows = torch.empty(min(step, num_rows - first), columns)
-        files.fill(name, first, rows)
+    for rows in _rows_in_place(files, name, source):
         if not bool(torch.isfinite(rows).all()):
             raise ModelError(
                 f"{name} of {source.path.name} was to be compressed.",
                 "It has values that are infinite or not numbers.",
                 "Run it uncompressed, or fetch the weights again.",
             )
+        yield rows
+
+
+def _rows_in_place(
+    files: CheckpointFiles, name: str, source: TensorSource
+) -> Iterator[torch.Tensor]:
+    num_rows, columns = source.shape
+    if source.packed is not None:
+        for raw in packed_rows(files, name, source):
+            yield raw.view(torch_dtype(source.dtype)).float()
+        return
+    step = max(1, _CHUNK_BYTES // (4 * columns))
+    for first in range(0, num_rows, step):
+        rows = torch.empty(min(step, num_rows - first), columns)
+        files.fill(name, first, rows)
         yield rows
