@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config, PreTrainedModel
 
 from freight.errors import InputError, ModelError
 from freight.kernels.grouped import GroupedRows, dequantise
@@ -371,3 +371,31 @@ def test_what_cannot_be_kept_exactly_is_refused(
 def test_bits_on_top_are_refused(awq_dir: Path, awq_tokens: list[list[int]]) -> None:
     with pytest.raises(InputError, match="quantised already"):
         tiny.engine(awq_dir, PROMPTS, STEPS, **tiny.ON_CPU, weight_bits=4).__enter__()
+
+
+@pytest.mark.parametrize("way", ["gptq, version 2", "compressed-tensors"])
+def test_experts(way: str, tmp_path: Path) -> None:
+    """Each expert's matrices are packed; the router stays as it is."""
+    sizes = {**tiny.SIZES, **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+    tiny.make_model(tmp_path, config=MixtralConfig(**sizes, sliding_window=None))
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = dict(tensors)
+    for name in [name for name in tensors if ".experts." in name or "_proj.weight" in name]:
+        own, parts = WAYS[way](tensors.pop(name))
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": x for part, x in parts.items()}
+        plain[name] = own.plain
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "plain/config.json").write_text(json.dumps(raw))
+    described = {**raw, "quantization_config": WAYS[way].config}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", attn_implementation="eager")
+    answers = tiny.tokens(tiny.reference(model.eval(), PROMPTS[:5], STEPS))
+    options = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
+        names = engine.plan.layout.grouped_names
+        assert "layers.0.experts.3.down" in names or "layers.0.experts.0.down" in names
+        assert not any("router" in name for name in names)
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
