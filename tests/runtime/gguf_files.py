@@ -63,9 +63,31 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_value_length(width)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 0))
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if getattr(config, "moe_intermediate_size", 0):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if getattr(config, "attn_logit_softcapping", None):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_experts(
+    writer: gguf.GGUFWriter, theirs: str, parameter: torch.nn.Parameter, x: Array
+) -> None:
+    """Stacked [experts, rows, columns]; transformers has gate and up as one."""
+    layer, is_down = theirs.split(".")[2], theirs.endswith("down_proj")
+    parts = {"down": x} if is_down else dict(zip(("gate", "up"), np.split(x, 2, 1), strict=True))
+    meant = []
+    for part, own in parts.items():
+        raw = gguf.quants.quantize(np.ascontiguousarray(own), Kind.Q8_0)
+        name = f"blk.{layer}.ffn_{part}_exps.weight"
+        writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=Kind.Q8_0)
+        meant.append(gguf.quants.dequantize(raw, Kind.Q8_0).reshape(own.shape))
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(np.concatenate(meant, 1)))
 
 
 def describe_tokenizer(writer: gguf.GGUFWriter, content: Mapping[str, Any], pre: str) -> None:
@@ -103,8 +125,11 @@ def write_gguf(
     for theirs, parameter in model.named_parameters():
         if tied and theirs == "lm_head.weight":
             continue
-        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         x = parameter.detach().float().numpy()
+        if ".experts." in theirs:
+            _write_experts(writer, theirs, parameter, x)
+            continue
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         num_heads = heads.get(name.split(".")[2]) if name.startswith("blk") else None
         woven = num_heads if architecture == "llama" else None
         plus = 1.0 if architecture == "gemma2" and "norm" in name else 0.0

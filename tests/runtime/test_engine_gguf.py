@@ -14,10 +14,12 @@ from transformers import (
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from freight.errors import ModelError
@@ -46,6 +48,23 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
     "mistral": ("llama", MistralConfig(**SIZES, sliding_window=8)),
     "qwen2": ("qwen2", Qwen2Config(**SIZES)),
     "qwen3": ("qwen3", Qwen3Config(**SIZES, head_dim=128)),
+    "mixtral": (
+        "llama",
+        MixtralConfig(
+            **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, head_dim=64
+        ),
+    ),
+    "qwen3_moe": (
+        "qwen3moe",
+        Qwen3MoeConfig(
+            **SIZES,
+            head_dim=64,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+        ),
+    ),
     "phi3": ("phi3", Phi3Config(**SIZES, sliding_window=None, tie_word_embeddings=False)),
     "gemma2": ("gemma2", Gemma2Config(**SIZES, head_dim=128, sliding_window=8)),
 }
@@ -53,6 +72,8 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
 
 def mixed(name: str) -> Kind:
     """As in files of llama.cpp called Q4_K_M, more or less."""
+    if "gate_inp" in name:
+        return Kind.F32
     if "token_embd" in name or "output.weight" == name or "attn_v" in name:
         return Kind.Q6_K
     return Kind.Q4_K

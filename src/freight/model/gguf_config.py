@@ -19,6 +19,7 @@ _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
 }
@@ -35,7 +36,11 @@ _KEYS: Final = {
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
 }
+_MIXTRAL: Final = "MixtralForCausalLM"
 _GEMMA2_27B_LAYERS: Final = 46
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -65,11 +70,13 @@ def config_of_gguf(file: GgufFile) -> dict[str, Any]:
     ends = {file.metadata.get(f"tokenizer.ggml.{name}"): None for name in _ENDS}
     return {
         **raw,
-        "architectures": [_CLASSES[architecture]],
+        "architectures": [_MIXTRAL if _is_mixtral(architecture, own) else _CLASSES[architecture]],
         "dtype": "bfloat16",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "norm_topk_prob": True,
+        "num_local_experts": own.get("expert_count"),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [number for number in ends if number is not None] or None,
         # Not said in the file: llama.cpp knows it by the number of layers.
@@ -80,13 +87,17 @@ def config_of_gguf(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _is_mixtral(architecture: str, own: Mapping[str, Any]) -> bool:
+    return architecture == "llama" and bool(own.get("expert_count"))
+
+
 def _problem(architecture: str, own: Mapping[str, Any]) -> str:
     if architecture not in _CLASSES:
         return f"It holds a model of architecture {architecture}"
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int):
             return f"It does not say {key} as one whole number"
-    if own.get("expert_count"):
+    if own.get("expert_count") and architecture not in ("llama", "qwen3moe"):
         return f"It holds a model of {own['expert_count']} experts"
     if own.get("attention.value_length") != own.get("attention.key_length"):
         return "Its keys and values differ in length"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import ModelError
-from freight.model.families import Fused, Place
+from freight.model.families import Fused, Place, Stacked
 from freight.model.gguf import GgufFile, GgufTensor
 from freight.model.number_format import Grouped
 from freight.model.safetensors_files import INDEX, SINGLE
@@ -71,6 +71,10 @@ _TENSORS: Final[Mapping[str, Place]] = {
     "layers.{i}.mlp.gate_bias": "blk.{i}.ffn_gate.bias",
     "layers.{i}.mlp.up_bias": "blk.{i}.ffn_up.bias",
     "layers.{i}.mlp.down_bias": "blk.{i}.ffn_down.bias",
+    "layers.{i}.router.weight": "blk.{i}.ffn_gate_inp.weight",
+    "layers.{i}.experts.{e}.gate": Stacked(tensor="blk.{i}.ffn_gate_exps.weight"),
+    "layers.{i}.experts.{e}.up": Stacked(tensor="blk.{i}.ffn_up_exps.weight"),
+    "layers.{i}.experts.{e}.down": Stacked(tensor="blk.{i}.ffn_down_exps.weight"),
     "head.norm": "output_norm.weight",
     "head.weight": "output.weight",
 }
@@ -92,12 +96,13 @@ class _Architecture:
 
 _ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
     "llama": _Architecture(
-        families=("llama", "mistral"),
+        families=("llama", "mistral", "mixtral"),
         tensors=_TENSORS,
         woven=("attention.q", "attention.k", "attention.q_bias", "attention.k_bias"),
     ),
     "qwen2": _Architecture(families=("qwen2",), tensors=_TENSORS),
     "qwen3": _Architecture(families=("qwen3",), tensors=_TENSORS),
+    "qwen3moe": _Architecture(families=("qwen3_moe",), tensors=_TENSORS),
     "phi3": _Architecture(
         families=("phi3",),
         tensors={
@@ -165,16 +170,20 @@ def gguf_tensors(file: GgufFile) -> dict[str, TensorSource]:
 
 
 def _source(file: GgufFile, tensor: GgufTensor) -> TensorSource:
-    """A tensor as it lies there; blocks that are not read keep their name as a type."""
+    """A tensor as it lies there, stacked matrices as one; blocks that are not read keep their name
+    as a type, and so do those of a vector, which never are."""
     count, block = prod(tensor.shape), BLOCKS.get(tensor.kind)
-    if block is None:
+    shape = tensor.shape
+    if len(shape) > 2:
+        shape = (prod(shape[:-1]), shape[-1])
+    if block is None or len(shape) < 2:
         dtype = _PLAIN.get(tensor.kind, tensor.kind)
         return TensorSource(
             path=file.path,
             offset=tensor.offset,
             num_bytes=count * DTYPE_BYTES.get(dtype, 0),
             dtype=dtype,
-            shape=tensor.shape,
+            shape=shape,
         )
     if tensor.shape[-1] % block.values:
         raise ModelError(
@@ -187,7 +196,7 @@ def _source(file: GgufFile, tensor: GgufTensor) -> TensorSource:
         offset=tensor.offset,
         num_bytes=count // block.values * block.num_bytes,
         dtype=tensor.kind,
-        shape=tensor.shape,
+        shape=shape,
     )
     packed = Packed(
         scheme=tensor.kind,

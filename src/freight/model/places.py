@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from freight.model.families import Either, Fused, Place
+from freight.model.families import Either, Fused, Place, Stacked
 from freight.model.switches import ModelConfig
 
 __all__ = ["locate"]
@@ -35,14 +35,19 @@ def locate(
     if matched:
         key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
     place = _choose(tensors[key], config)
+    if isinstance(place, Stacked):
+        assert config.experts is not None
+        rows, *columns = shapes[name]
+        whole = (config.experts.num_experts * rows, *columns)
+        return place.tensor.format(i=layer), int(expert) * rows, whole
     if not isinstance(place, Fused):
         return place.format(i=layer, e=expert), 0, shapes[name]
-    rows = [shapes[prefix + part][0] for part in place.of]
-    first_row = sum(rows[: place.of.index(name.removeprefix(prefix))])
-    return place.tensor.format(i=layer), first_row, (sum(rows), *shapes[name][1:])
+    parts = [shapes[prefix + part][0] for part in place.of]
+    first_row = sum(parts[: place.of.index(name.removeprefix(prefix))])
+    return place.tensor.format(i=layer), first_row, (sum(parts), *shapes[name][1:])
 
 
-def _choose(place: Place, config: ModelConfig) -> str | Fused:
+def _choose(place: Place, config: ModelConfig) -> str | Fused | Stacked:
     while isinstance(place, Either):
         place = place.then if getattr(config, place.switch) else place.otherwise
     return place
