@@ -18,6 +18,7 @@ from freight.errors import InputError
 from freight.model.checkpoint import resolve
 from freight.model.compression import packed_formats
 from freight.model.config import read_config
+from freight.model.gguf_tensors import find_gguf
 from freight.runtime.options import EngineOptions
 
 __all__ = ["compress_ahead", "compress_model"]
@@ -55,8 +56,10 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     if options.dummy_seed is not None:
         return
     config = read_config(model_dir)
-    sources = resolve(config, model_dir)
     bits, group_size = options.weight_bits, options.group_size
+    if bits is None and config.packing is None and find_gguf(model_dir) is None:
+        return
+    sources = resolve(config, model_dir)
     if bits is None and not packed_formats(sources):
         return
     from freight.runtime.compressed_files import announcement, are_kept, default_directory

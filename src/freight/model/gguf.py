@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 
-__all__ = ["TYPE_NAMES", "GgufFile", "GgufTensor", "read_gguf"]
+__all__ = ["GgufFile", "GgufTensor", "read_gguf"]
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -39,7 +39,7 @@ _ALIGNMENT: Final = 32
 _MOST_DIMS: Final = 4
 _MOST_NESTED: Final = 4
 
-TYPE_NAMES: Final = {
+_TYPE_NAMES: Final = {
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -100,7 +100,7 @@ def read_gguf(path: Path, *, with_arrays: bool = False) -> GgufFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, _Cursor(data, with_arrays))
-    except (OSError, ValueError, KeyError, IndexError, struct.error, OverflowError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
         raise ModelError(
             f"The file {path} was opened.",
             f"It is damaged, cut short, or no GGUF file of version 2 or 3 ({error}).",
@@ -132,7 +132,7 @@ class _Cursor:
     def text(self) -> str:
         size = self.count()
         self.offset += size
-        return self.data[self.offset - size : self.offset].decode("utf-8", "surrogateescape")
+        return self.data[self.offset - size : self.offset].decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _TEXT:
@@ -149,7 +149,8 @@ class _Cursor:
             return None
         for _ in range(count):
             if inner == _TEXT:
-                self.offset += self.count()
+                size = self.count()
+                self.offset += size
             else:
                 self.value(inner, depth + 1)
         return None
@@ -188,4 +189,4 @@ def _entries(cursor: _Cursor, count: int) -> Iterator[tuple[str, str, tuple[int,
         dims = [cursor.number(10) for _ in range(num_dims)]
         kind = cursor.number(4)
         offset = cursor.number(10)
-        yield name, TYPE_NAMES.get(kind, f"type {kind}"), tuple(reversed(dims)), offset
+        yield name, _TYPE_NAMES.get(kind, f"type {kind}"), tuple(reversed(dims)), offset

@@ -42,6 +42,12 @@ _KEYS: Final = {
 }
 _MIXTRAL: Final = "MixtralForCausalLM"
 _GEMMA2_27B_LAYERS: Final = 46
+_ROPE_NUMBERS: Final = (
+    "rope.dimension_count",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+)
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -94,6 +100,9 @@ def _is_mixtral(architecture: str, own: Mapping[str, Any]) -> bool:
 def _problem(architecture: str, own: Mapping[str, Any]) -> str:
     if architecture not in _CLASSES:
         return f"It holds a model of architecture {architecture}"
+    for key in (*_KEYS.values(), *_ROPE_NUMBERS):
+        if not isinstance(own.get(key, 0), int | float):
+            return f"It does not say {key} as one number"
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int):
             return f"It does not say {key} as one whole number"
