@@ -4,6 +4,9 @@ that a plan must know of.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 
 from freight.kernels.paged import append_rows, attend_single_queries
@@ -14,27 +17,29 @@ from freight.kernels.threads import (
     quantise_on_cpu,
     scale_on_cpu,
 )
-from freight.model.number_format import Grouped
+from freight.model.number_format import Compressed, Grouped, PerRow
 
 __all__ = ["warm_up"]
 
 _FORMAT = Grouped(bits=4, group_size=64)
 
 
-def warm_up(dtype: torch.dtype, *, kv_format: Grouped | None, in_integers: bool) -> None:
-    """For a model that computes with ``dtype``, or makes its products of integers, and keeps keys
-    and values so."""
-    if in_integers:
+def warm_up(
+    dtype: torch.dtype, *, weights: Iterable[Compressed | None], kv_format: Grouped | None
+) -> None:
+    """For a model that computes with ``dtype`` and keeps its weights, keys and values so."""
+    kinds = set(weights)
+    for is_wide in {own.wide for own in (*kinds, kv_format) if isinstance(own, Grouped)}:
+        _warm_up_products(dtype, replace(_FORMAT, wide=is_wide))
+    if PerRow() in kinds:
         _warm_up_integers(dtype)
-    else:
-        _warm_up_products(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
 
 
-def _warm_up_products(dtype: torch.dtype) -> None:
-    raw = torch.zeros(1, _FORMAT.row_bytes(64), dtype=torch.uint8)
-    dequantise_on_cpu(raw, 64, _FORMAT, torch.empty(1, 64, dtype=dtype))
-    product_on_cpu(raw, _FORMAT, torch.zeros(1, 64))
+def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
+    raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
+    dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
+    product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 
 def _warm_up_integers(dtype: torch.dtype) -> None:
