@@ -195,7 +195,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rms_norm_eps": 0}, "norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq"),
         ({"rope_scaling": {"type": "spiral"}}, "'spiral' is not known"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor is '2'"),

@@ -31,15 +31,18 @@ def search(
     rows: int = 128,
     shape: tuple[int, int] = (128, 16),
     wishes: Wishes | None = None,
+    table_dtype: str = "bfloat16",
 ) -> Choice:
     file = resources.files("freight.model") / "configs" / f"{model}.json"
     with resources.as_file(file) as path:
         config = read_config(path)
     prompt, new = shape
+    sources = imagined_sources(config, "bfloat16")
+    sources["embedding"] = replace(sources["embedding"], dtype=table_dtype)
     planner = Planner(
         config=config,
         programme=build_programme(config),
-        sources=imagined_sources(config, "bfloat16"),
+        sources=sources,
         dtype="bfloat16",
         workload=Workload.of_alike(rows, prompt, new),
         compute_tier="gpu" if "gpu" in room else "cpu",
@@ -84,6 +87,19 @@ def test_more_bandwidth_is_never_slower(link: str) -> None:
     slow = search("llama-3-8b", machine, ROOMS[0])
     fast = search("llama-3-8b", faster(machine, link, 4.0), ROOMS[0])
     assert fast.forecast.seconds <= slow.forecast.seconds * 1.02
+
+
+def test_of_a_compressed_table_only_rows_are_made_plain() -> None:
+    """Looking them up takes next to nothing, however they are kept."""
+    room: dict[Tier, int] = {"cpu": 64 * GIB, "disk": 500 * GIB}
+    shares = Wishes(weights=Split(cpu=1.0), kv=Split(cpu=1.0), micro_batch_size=16)
+    found = [
+        search(
+            "llama-3-8b", find_machine("cpu-server"), room, wishes=shares, table_dtype=dtype
+        ).forecast.seconds
+        for dtype in ("bfloat16", "int4g32f32")
+    ]
+    assert found[1] == pytest.approx(found[0], rel=0.01)
 
 
 def test_what_was_wished_is_kept() -> None:

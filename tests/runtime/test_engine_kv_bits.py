@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from freight.errors import InputError
@@ -23,6 +24,8 @@ from freight.runtime.options import EngineOptions
 
 from . import tiny
 from .test_engine_compressed import there_and_back
+from .test_engine_packed import WAYS
+from .test_engine_packed import make as quantised
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -73,6 +76,12 @@ def expected(
     directory: Path, kv_bits: int | None, group_size: int = 64, share: float = 1.0, **sizes: Any
 ) -> list[list[int]]:
     model = tiny.make_model(directory, **{**SIZES, **sizes})
+    return answers_of(model, kv_bits, group_size, share)
+
+
+def answers_of(
+    model: PreTrainedModel, kv_bits: int | None, group_size: int, share: float
+) -> list[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         changed = approximate(modeling_llama.eager_attention_forward, kv_bits, group_size, share)
         patch.setattr(modeling_llama, "eager_attention_forward", changed)
@@ -112,6 +121,15 @@ def test_bits_and_shares(
     answers = expected(tmp_path, kv_bits, group_size, share)
     options = {"kv_bits": kv_bits, "group_size": group_size, "sparse_attention": share}
     with tiny.engine(tmp_path, PROMPTS, STEPS, **placed, **options) as engine:
+        assert tiny.run(engine, PROMPTS, STEPS) == answers
+
+
+@pytest.mark.parametrize("name", ["awq", "compressed-tensors"])
+def test_of_a_checkpoint_that_is_quantised(name: str, tmp_path: Path) -> None:
+    """Weights with scales of their own widths, keys and values beside them in groups."""
+    answers = answers_of(quantised(tmp_path, WAYS[name]), 8, 64, 1.0)
+    options = {**tiny.ON_SIM, "kv_bits": 8, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS, STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS, STEPS) == answers
 
 

@@ -1,4 +1,5 @@
-"""``freight compress``: a model's matrices made small, once, ahead of the runs that use them.
+"""``freight compress``: a model's matrices made small, once, ahead of the runs that use them; those
+of a checkpoint that is quantised already put into the form that runs read.
 
 Runs call it themselves, in a process of its own: what compressing takes would count against their
 memory.
@@ -15,7 +16,9 @@ from pathlib import Path
 from freight.entrypoints.model_source import find_model
 from freight.errors import InputError
 from freight.model.checkpoint import resolve
+from freight.model.compression import packed_formats
 from freight.model.config import read_config
+from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import find_compression
 from freight.runtime.options import EngineOptions
 
@@ -24,24 +27,25 @@ __all__ = ["compress_ahead", "compress_model"]
 
 def compress_model(arguments: argparse.Namespace) -> int:
     """Make what is not kept yet; returns the exit status."""
+    from freight.runtime.compressed_files import compressed_sources, default_directory
+
+    model_dir = find_model(arguments.model)
+    config = read_config(model_dir)
+    sources = resolve(config, model_dir)
     compression = find_compression(
         weight_bits=arguments.weight_bits,
         group_size=arguments.group_size,
         compute=arguments.compute,
     )
-    if compression is None:
+    if compression is None and not packed_formats(sources):
         raise InputError(
             "No number of bits was given.",
-            "Weights are compressed to 4 or to 8 bits.",
+            "Weights are compressed to 4 or to 8 bits; the checkpoint is not quantised already.",
             "Pass --weight-bits 4.",
         )
-    from freight.runtime.compressed_files import compressed_sources, default_directory
-
-    model_dir = find_model(arguments.model)
-    config = read_config(model_dir)
     places = compressed_sources(
         config,
-        resolve(config, model_dir),
+        sources,
         compression,
         directory=Path(arguments.compressed_dir or default_directory()),
         say=lambda text: print(text, file=sys.stderr),
@@ -53,22 +57,27 @@ def compress_model(arguments: argparse.Namespace) -> int:
 
 def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str], None]) -> None:
     """Compress, by another process, what the engine will want and is not kept yet. Where that
-    fails, the engine does it and says why not; where it will compute otherwise, nothing is done."""
-    compression = options.compression
-    if compression is None or options.dummy_seed is not None:
-        return
-    from freight.runtime.compressed_files import are_kept, default_directory
-    from freight.runtime.device import choose_compute, choose_dtype, find_device
-
-    device = find_device(options.device)
-    dtype = choose_dtype(options.dtype, device)
-    if choose_compute(options.compute, device, dtype, lambda _: None) != options.compute:
+    fails, the engine does it and says why not."""
+    if options.dummy_seed is not None:
         return
     config = read_config(model_dir)
-    directory = options.compressed_dir or default_directory()
-    if are_kept(config, resolve(config, model_dir), compression, directory=directory):
+    if options.compression is None and config.packing is None and find_gguf(model_dir) is None:
         return
-    say(f"compressing the weights ({compression}), once, into {directory}")
+    from freight.runtime.compressed_files import (
+        announcement,
+        are_kept,
+        default_directory,
+        settle_compute,
+    )
+    from freight.runtime.device import choose_dtype, find_device
+
+    device, sources = find_device(options.device), resolve(config, model_dir)
+    dtype = choose_dtype(options.dtype, device)
+    options = settle_compute(options, sources, device, dtype, lambda _: None)
+    directory = options.compressed_dir or default_directory()
+    if are_kept(config, sources, options.compression, directory=directory):
+        return
+    say(announcement(options.compression, directory))
     flags = ["--compute", options.compute, "--group-size", str(options.group_size)]
     if options.weight_bits is not None:
         flags += ["--weight-bits", str(options.weight_bits)]

@@ -55,8 +55,8 @@ Record = dict[str, Any]
 class LLM:
     """A model on this machine. Each call of ``generate`` or ``chat`` plans for its own rows.
 
-    ``model`` is a directory, a Hugging Face Hub id, or "demo". Sizes are "8GiB" or bytes:
-    ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
+    ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo". Sizes are "8GiB" or
+    bytes: ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Final
 
+from freight.entrypoints.gguf_model import directory_of_gguf
 from freight.errors import InputError, ModelError
+from freight.model.gguf_tensors import find_gguf
 from freight.runtime.options import EngineOptions
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
@@ -30,7 +32,8 @@ _HUB_DUPLICATES: Final = ("consolidated*", "original/*")
 
 
 def find_model(name: str | None) -> Path:
-    """The directory of a model, downloaded from the Hub if ``name`` is an id there."""
+    """The directory of a model, downloaded from the Hub if ``name`` is an id there; for a GGUF file
+    one that is made."""
     if name is None:
         raise InputError(
             "No model was given.",
@@ -44,12 +47,14 @@ def find_model(name: str | None) -> Path:
         return Path(MODEL_DIR)
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return _directory_of(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return directory_of_gguf(path)
     if path.exists():
         raise InputError(
             f"--model {name} was given.",
             "It is a file.",
-            "Give the directory that holds config.json and the weights.",
+            "Give the directory that holds config.json and the weights, or a .gguf file.",
         )
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise InputError(
@@ -61,10 +66,20 @@ def find_model(name: str | None) -> Path:
 
 
 def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
-    """The model's tokenizer. Random weights can do without: then the rows are token ids."""
-    if options.dummy_seed is not None and not has_tokenizer(model_dir):
+    """The model's tokenizer. Random weights and GGUF files can do without: then the rows are token
+    ids."""
+    can_do_without = options.dummy_seed is not None or find_gguf(model_dir) is not None
+    if can_do_without and not has_tokenizer(model_dir):
         return None
     return Tokenizer(model_dir)
+
+
+def _directory_of(path: Path) -> Path:
+    """The directory itself, unless all that it has is a GGUF file."""
+    if (path / "config.json").is_file():
+        return path
+    file = find_gguf(path)
+    return path if file is None else directory_of_gguf(file)
 
 
 def _download(hub_id: str) -> Path:

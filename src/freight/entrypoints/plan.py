@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.entrypoints.frontier import draw, frontiers, require_plots
+from freight.entrypoints.model_source import find_model
 from freight.entrypoints.plan_report import (
     Question,
     as_points,
@@ -31,11 +32,19 @@ from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine, read_machine
 from freight.model.approximation import approximate
-from freight.model.checkpoint import TensorSource, imagined_sources
-from freight.model.compression import choose_formats, compressed_places
+from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.compression import (
+    announced_formats,
+    choose_formats,
+    compressed_places,
+    packed_formats,
+    refuse_compression,
+)
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
+from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import Compression, find_compression
+from freight.model.sources import TensorSource
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Split, Tier
 from freight.plan.samples import rehearse
@@ -55,14 +64,14 @@ _USABLE_SHARE: Final = 0.95
 
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
-    config, workload = _find_config(arguments.model), _read_workload(arguments)
+    config, stored = _find_model(arguments.model)
+    workload, wishes = _read_workload(arguments), _read_wishes(arguments)
     config = approximate(
         config,
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,
         attended_share=arguments.sparse_attention,
     )
-    wishes = _read_wishes(arguments)
     questions = [
         Question(
             model=arguments.model,
@@ -74,6 +83,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             wishes=wishes,
             dollars_per_kwh=arguments.electricity,
             compression=_read_compression(arguments, machine),
+            stored=stored,
         )
         for machine in _find_machines([*arguments.machine, *arguments.compare])
     ]
@@ -155,10 +165,14 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
 
 
 def _sources(question: Question) -> Mapping[str, TensorSource]:
-    sources = imagined_sources(question.config, question.dtype)
-    if question.compression is None:
-        return sources
-    formats = choose_formats(question.config, sources, question.compression)
+    """Where weights would lie: compressed if asked for, or as the checkpoint has quantised them, by
+    its own word where it is at hand, else by that of config.json."""
+    config, compression = question.config, question.compression
+    sources = question.stored or imagined_sources(config, question.dtype)
+    formats = packed_formats(sources) or announced_formats(config, sources)
+    if compression is not None:
+        refuse_compression(formats, compression)
+        formats = choose_formats(config, sources, compression)
     return compressed_places(sources, formats, Path("compressed"))
 
 
@@ -169,8 +183,9 @@ def bundled_configs() -> list[str]:
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
-def _find_config(name: str | None) -> ModelConfig:
-    """A bundled one by name, a config.json, or a model's directory."""
+def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
+    """A bundled one by name, a config.json, or a model's directory or GGUF file; the tensors where
+    they are there and quantised."""
     if name is None:
         raise InputError(
             "No model was given.",
@@ -180,7 +195,7 @@ def _find_config(name: str | None) -> ModelConfig:
     if name in bundled_configs():
         file = resources.files("freight.model") / "configs" / f"{name}.json"
         with resources.as_file(file) as path:
-            return read_config(path)
+            return read_config(path), {}
     if not Path(name).exists():
         close = difflib.get_close_matches(name.lower(), bundled_configs(), n=3)
         raise InputError(
@@ -188,7 +203,14 @@ def _find_config(name: str | None) -> ModelConfig:
             "There is no such file or directory, and no bundled configuration of that name.",
             f"Did you mean {' or '.join(close)}?" if close else f"Bundled are {_listed()}.",
         )
-    return read_config(Path(name))
+    path = Path(name)
+    if path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf"):
+        return read_config(path), {}
+    path = find_model(name)
+    config = read_config(path)
+    is_packed = config.packing is not None and any(path.glob("*.safetensors"))
+    stored = resolve(config, path) if is_packed or find_gguf(path) is not None else {}
+    return config, stored if packed_formats(stored) else {}
 
 
 def _listed() -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
 from freight.model.number_format import Compression
+from freight.model.sources import TensorSource
 from freight.plan.default import Wishes
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
@@ -37,7 +38,8 @@ _TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A model on a machine, with some work, budgets and wishes."""
+    """A model on a machine, with some work, budgets and wishes. ``stored`` are the tensors of a
+    checkpoint that is at hand and quantised already."""
 
     model: str
     config: ModelConfig
@@ -48,6 +50,7 @@ class Question:
     wishes: Wishes
     dollars_per_kwh: float
     compression: Compression | None
+    stored: Mapping[str, TensorSource] = field(default_factory=dict)
 
     @property
     def in_integers(self) -> bool:
@@ -59,6 +62,8 @@ class Question:
 
     @property
     def model_bytes(self) -> int:
+        if self.stored:
+            return sum(path.stat().st_size for path in {own.path for own in self.stored.values()})
         return DTYPE_BYTES[self.dtype] * count_parameters(self.config)
 
 
@@ -212,6 +217,8 @@ def _flags(policy: Policy) -> str:
 
 def _compression(question: Question) -> str:
     told = ""
+    if question.stored or question.config.packing is not None:
+        told += ", quantised by its checkpoint"
     if question.compression is not None:
         products = ", integer products" if question.in_integers else ""
         told += f", matrices in {question.compression}{products}"

@@ -82,7 +82,7 @@ def _hash_files(model_dir: Path, names: tuple[str, ...]) -> str:
 
 def _hash_weights(model_dir: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(model_dir.glob("*.safetensors")):
+    for path in sorted([*model_dir.glob("*.safetensors"), *model_dir.glob("*.gguf")]):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(f"{path.name} {size}\n".encode())

@@ -13,7 +13,14 @@ import torch
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
 from freight.model.number_format import Grouped
 
-__all__ = ["GroupedRows", "dequantise", "dequantise_reference", "quantise", "small_product"]
+__all__ = [
+    "GroupedRows",
+    "dequantise",
+    "dequantise_reference",
+    "join_rows",
+    "quantise",
+    "small_product",
+]
 
 _FEW_TOKENS: Final = 16
 _MOST: Final = 65504.0
@@ -57,6 +64,15 @@ def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
     codes = (wide - lowest.float()[..., None]) / torch.where(step > 0, step, 1.0)
     codes = codes.round_().clamp_(0, number_format.levels)
     codes = torch.where(step > 0, codes, 0.0).to(torch.uint8)
+    return join_rows(codes, scale, lowest, number_format)
+
+
+def join_rows(
+    codes: torch.Tensor, scale: torch.Tensor, lowest: torch.Tensor, number_format: Grouped
+) -> torch.Tensor:
+    """codes uint8 [rows, groups, group size], scales and minima [rows, groups] in the format's own
+    type, as uint8 [rows, row bytes]."""
+    rows, _, size = codes.shape
     if number_format.code_bits == 4:
         codes = codes[..., : size // 2] | codes[..., size // 2 :] << 4
     return torch.cat(
@@ -72,8 +88,8 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     codes = rows.raw[:, :border].view(count, groups, -1)
     if number_format.code_bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-    scale = rows.raw[:, border : border + 2 * groups].view(torch.float16).float()
-    lowest = rows.raw[:, border + 2 * groups :].view(torch.float16).float()
+    factors = rows.raw[:, border:].view(torch.float32 if number_format.wide else torch.float16)
+    scale, lowest = factors[:, :groups].float(), factors[:, groups:].float()
     values = codes.float() * scale[..., None] + lowest[..., None]
     out.copy_(values.view(count, columns))
 

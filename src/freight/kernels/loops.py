@@ -46,28 +46,34 @@ def _group(raw, first, scale, lowest, size, bits, values):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _factors(halves, first, factors, words):  # type: ignore[no-untyped-def]
-    """A row's scales and minima, from place ``first`` on, from float16 to float32: the bits moved
-    to where float32 has them make a number that is 2^112 times too small. None is infinite."""
+def _factors(numbers, first, factors, words):  # type: ignore[no-untyped-def]
+    """A row's scales and minima, from place ``first`` on, as float32, which they may be already.
+    float16's bits moved to where float32 has them make a number that is 2^112 times too small. None
+    is infinite."""
+    if numbers.itemsize == 4:
+        for j in range(factors.shape[0]):
+            i = np.uintp(j)
+            words[i] = np.uint32(numbers[first + i])
+        return
     for j in range(factors.shape[0]):
         i = np.uintp(j)
-        half = np.uint32(halves[first + i])
+        half = np.uint32(numbers[first + i])
         words[i] = (half & np.uint32(0x7FFF)) << np.uint32(13)
     for j in range(factors.shape[0]):
         i = np.uintp(j)
         factors[i] *= np.float32(5.192296858534828e33)
     for j in range(factors.shape[0]):
         i = np.uintp(j)
-        words[i] |= (np.uint32(halves[first + i]) & np.uint32(0x8000)) << _SIXTEEN
+        words[i] |= (np.uint32(numbers[first + i]) & np.uint32(0x8000)) << _SIXTEEN
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _plain_row(raw, halves, size, bits, factors, words, values):  # type: ignore[no-untyped-def]
-    """One row's bytes, and the same as uint16, to its values in float32; ``factors`` and their
-    ``words`` are scratch for two numbers a group."""
+def _plain_row(raw, numbers, size, bits, factors, words, values):  # type: ignore[no-untyped-def]
+    """One row's bytes, and the same as uint16 or uint32, whichever is as wide as a scale, to its
+    values in float32; ``factors`` and their ``words`` are scratch for two numbers a group."""
     groups = np.uintp(factors.shape[0] // 2)
     own, step = np.uintp(size), np.uintp(size * bits // 8)
-    _factors(halves, groups * step // np.uintp(2), factors, words)
+    _factors(numbers, groups * step // np.uintp(numbers.itemsize), factors, words)
     for group in range(groups):
         g = np.uintp(group)
         some = values[g * own : g * own + own]
@@ -75,16 +81,16 @@ def _plain_row(raw, halves, size, bits, factors, words, values):  # type: ignore
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def to_float32(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
-    """raw uint8 [rows, row bytes], the same as uint16, to out [rows, columns]."""
+def to_float32(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
+    """raw uint8 [rows, row bytes], the same as numbers of a scale's width, to out [rows, cols]."""
     factors = np.empty(2 * (out.shape[1] // size), np.float32)
     words = factors.view(np.uint32)
     for row in range(out.shape[0]):
-        _plain_row(raw[row], halves[row], size, bits, factors, words, out[row])
+        _plain_row(raw[row], numbers[row], size, bits, factors, words, out[row])
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def to_bfloat16(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
+def to_bfloat16(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
     """Likewise, the upper halves of the float32 values, rounded to the nearest, ties to even."""
     columns = out.shape[1]
     values = np.empty(columns, np.float32)
@@ -92,7 +98,7 @@ def to_bfloat16(raw, halves, size, bits, out):  # type: ignore[no-untyped-def]
     factors = np.empty(2 * (columns // size), np.float32)
     words = factors.view(np.uint32)
     for row in range(out.shape[0]):
-        _plain_row(raw[row], halves[row], size, bits, factors, words, values)
+        _plain_row(raw[row], numbers[row], size, bits, factors, words, values)
         for j in range(columns):
             i = np.uintp(j)
             word = value_words[i]
@@ -110,7 +116,7 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def product(raw, halves, size, bits, x, out):  # type: ignore[no-untyped-def]
+def product(raw, numbers, size, bits, x, out):  # type: ignore[no-untyped-def]
     """out [rows, tokens] = rows times x [tokens, columns], in float32: each row is made plain in
     the nearest cache and used for all tokens."""
     columns = x.shape[1]
@@ -118,7 +124,7 @@ def product(raw, halves, size, bits, x, out):  # type: ignore[no-untyped-def]
     factors = np.empty(2 * (columns // size), np.float32)
     words = factors.view(np.uint32)
     for row in range(out.shape[0]):
-        _plain_row(raw[row], halves[row], size, bits, factors, words, values)
+        _plain_row(raw[row], numbers[row], size, bits, factors, words, values)
         for token in range(x.shape[0]):
             out[row, token] = _dot(values, x[token])
 

@@ -61,20 +61,28 @@ def product_on_cpu(
 ) -> torch.Tensor | None:
     """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
     such loop."""
-    loops, source = find_loops(), raw.numpy()
-    if loops is None or not source.flags.c_contiguous or source.ctypes.data % 2:
+    loops, source, numbers = find_loops(), raw.numpy(), _numbers(raw, number_format)
+    if loops is None or numbers is None:
         return None
-    halves, wide = source.view(np.uint16), x.float().contiguous().numpy()
+    wide = x.float().contiguous().numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
     size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.rows.product(source[own], halves[own], size, bits, wide, target[own])
+        loops.rows.product(source[own], numbers[own], size, bits, wide, target[own])
 
     share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return out.t()
+
+
+def _numbers(raw: torch.Tensor, number_format: Grouped) -> npt.NDArray[Any] | None:
+    """The rows as whole numbers as wide as a scale; None where they do not lie as loops want."""
+    source, size = raw.numpy(), number_format.factor_bytes
+    if not source.flags.c_contiguous or source.ctypes.data % size or source.shape[1] % size:
+        return None
+    return source.view(np.uint32 if number_format.wide else np.uint16)
 
 
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
@@ -105,16 +113,15 @@ def dequantise_on_cpu(
         target, is_wide = out.numpy(), True
     else:
         return False
-    source = raw.numpy()
-    if not source.flags.c_contiguous or source.ctypes.data % 2:
+    source, numbers = raw.numpy(), _numbers(raw, number_format)
+    if numbers is None:
         return False
-    halves = source.view(np.uint16)
     loop = loops.rows.to_float32 if is_wide else loops.rows.to_bfloat16
     size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loop(source[own], halves[own], size, bits, target[own])
+        loop(source[own], numbers[own], size, bits, target[own])
 
     share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return True

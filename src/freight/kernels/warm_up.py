@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +21,7 @@ from freight.kernels.threads import (
     quantise_on_cpu,
     scale_on_cpu,
 )
-from freight.model.number_format import Grouped
+from freight.model.number_format import Compressed, Grouped, PerRow
 
 __all__ = ["warm_up"]
 
@@ -27,13 +29,15 @@ _FORMAT: Final = Grouped(bits=4, group_size=64)
 _MADV_DONTNEED: Final = 4
 
 
-def warm_up(dtype: torch.dtype, *, kv_format: Grouped | None, in_integers: bool) -> None:
-    """For a model that computes with ``dtype``, or makes its products of integers, and keeps keys
-    and values so."""
-    if in_integers:
+def warm_up(
+    dtype: torch.dtype, *, weights: Iterable[Compressed | None], kv_format: Grouped | None
+) -> None:
+    """For a model that computes with ``dtype`` and keeps its weights, keys and values so."""
+    kinds = set(weights)
+    for is_wide in {own.wide for own in (*kinds, kv_format) if isinstance(own, Grouped)}:
+        _warm_up_products(dtype, replace(_FORMAT, wide=is_wide))
+    if PerRow() in kinds:
         _warm_up_integers(dtype)
-    else:
-        _warm_up_products(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
     _let_go_of_compiler()
 
@@ -52,10 +56,10 @@ def _let_go_of_compiler() -> None:
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
-def _warm_up_products(dtype: torch.dtype) -> None:
-    raw = torch.zeros(1, _FORMAT.row_bytes(64), dtype=torch.uint8)
-    dequantise_on_cpu(raw, 64, _FORMAT, torch.empty(1, 64, dtype=dtype))
-    product_on_cpu(raw, _FORMAT, torch.zeros(1, 64))
+def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
+    raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
+    dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
+    product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 
 def _warm_up_integers(dtype: torch.dtype) -> None:

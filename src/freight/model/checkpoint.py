@@ -1,85 +1,42 @@
-"""Where each tensor of a checkpoint lies: file, byte range, type and shape.
+"""Where each tensor that a model asks for lies in its checkpoint: file, byte range, type and shape.
 
-Reads the headers of safetensors files by hand and never a weight; knows no tensors in memory and
-no tiers. The format: 8 bytes little-endian length, a JSON object of that length that gives each
-tensor's type, shape and byte range, then the data (https://github.com/huggingface/safetensors).
+Matches the tensors of safetensors files or of a GGUF file with the names of the model's family.
+Never reads a weight; knows no tensors in memory and no tiers.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from freight.errors import ModelError
 from freight.model.decoder import tensor_shapes
-from freight.model.families import FAMILIES, Either, Fused, Place
+from freight.model.families import FAMILIES, Place
+from freight.model.gguf import read_gguf
+from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
+from freight.model.number_format import find_compressed
+from freight.model.packed_tensors import find_packed
+from freight.model.places import locate
+from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
+from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
-__all__ = [
-    "SAFETENSORS_NAMES",
-    "TensorSource",
-    "imagined_sources",
-    "locate",
-    "open_checkpoint",
-    "resolve",
-]
+__all__ = ["TensorSource", "imagined_sources", "open_checkpoint", "resolve"]
 
-SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-_DTYPES: Final = {name: dtype for dtype, name in SAFETENSORS_NAMES.items()}
-_SINGLE: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_POINTER: Final = b"version https://git-lfs"
 _FETCH_AGAIN: Final = "Fetch these files again from where the model was published."
 _MOST_LISTED: Final = 24
-# "layers.3.mlp.up" and "layers.3.experts.7.up": layer, expert, what is left.
-_NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSource:
-    """Bytes ``offset`` to ``offset + num_bytes`` of the file at ``path``, row-major.
-
-    ``dtype`` is a name such as "bfloat16"; types that Freight does not run keep their safetensors
-    name ("F8_E4M3").
-    """
-
-    path: Path
-    offset: int
-    num_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    def rows(self, start: int, count: int) -> TensorSource:
-        """The part that holds ``count`` rows (entries of the first dim) from ``start`` on."""
-        num_rows = self.shape[0]
-        assert 0 <= start and 0 <= count and start + count <= num_rows, (start, count, self.shape)
-        row_bytes = self.num_bytes // num_rows if num_rows else 0
-        return replace(
-            self,
-            offset=self.offset + start * row_bytes,
-            num_bytes=count * row_bytes,
-            shape=(count, *self.shape[1:]),
-        )
 
 
 def open_checkpoint(model_dir: Path) -> dict[str, TensorSource]:
-    """All tensors of the checkpoint in ``model_dir`` by the names it gives them.
+    """All tensors of the safetensors checkpoint in ``model_dir`` by the names it gives them.
 
     Raises ModelError where there is none, or with all that is wrong with its files.
     """
     model_dir = Path(model_dir)
     problems: list[str] = []
-    if (model_dir / _SINGLE).is_file():
-        tensors = _read_header(model_dir / _SINGLE, problems)
-    elif (model_dir / _INDEX).is_file():
-        tensors = _read_shards(model_dir, problems)
-    else:
+    tensors = read_safetensors(model_dir, problems)
+    if tensors is None:
         raise _absence(model_dir)
     _raise_any(f"The checkpoint in {model_dir} was opened.", problems, _FETCH_AGAIN)
     return tensors
@@ -88,28 +45,55 @@ def open_checkpoint(model_dir: Path) -> dict[str, TensorSource]:
 def resolve(config: ModelConfig, model_dir: Path) -> dict[str, TensorSource]:
     """Logical name -> source, for every tensor that ``config`` asks for, fused ones cut apart.
 
-    Extra tensors are ignored. Raises ModelError with every tensor that is absent, of another
-    shape, or of a type that is not supported.
+    Quantised ones are ``packed``: they must be converted before they can be used. Extra tensors are
+    ignored. Raises ModelError with every tensor that is absent, of another shape, or of a type that
+    is not supported.
     """
-    found = open_checkpoint(model_dir)
+    path = find_gguf(Path(model_dir))
+    if path is None:
+        found, tensors = open_checkpoint(model_dir), FAMILIES[config.family].tensors
+        sources, problems = _match(config, found, tensors)
+    else:
+        file = read_gguf(path)
+        sources, problems = _match(config, gguf_tensors(file), names_of(config, file))
+        sources = adapt(config, file, sources)
+    _raise_any(
+        f"The checkpoint in {model_dir} was matched with its config.json.",
+        problems,
+        "Use the config.json that belongs to these weights, in bfloat16, float16 or float32, or "
+        "quantised in a way that Freight reads.",
+    )
+    return sources
+
+
+def _match(
+    config: ModelConfig, found: Mapping[str, TensorSource], tensors: Mapping[str, Place]
+) -> tuple[dict[str, TensorSource], list[str]]:
     shapes = tensor_shapes(config)
     sources: dict[str, TensorSource] = {}
     problems: dict[str, None] = {}
     for name in shapes:
-        tensor, first_row, whole = locate(config, shapes, name)
-        # Some checkpoints hold the model inside the head's, without its prefix.
-        source = found.get(tensor) or found.get(tensor.partition(".")[2])
-        problem = _mismatch(tensor, source, whole)
-        if problem or source is None:
-            problems[problem] = None
-        else:
+        tensor, first_row, whole = locate(tensors, config, shapes, name)
+        source, wrong = _find(config, found, tensor, whole)
+        problems |= dict.fromkeys(wrong)
+        if source is not None:
             sources[name] = source.rows(first_row, shapes[name][0])
-    _raise_any(
-        f"The checkpoint in {model_dir} was matched with its config.json.",
-        list(problems),
-        "Use the config.json that belongs to these weights, in bfloat16, float16 or float32.",
-    )
-    return sources
+    return sources, list(problems)
+
+
+def _find(
+    config: ModelConfig, found: Mapping[str, TensorSource], tensor: str, shape: tuple[int, ...]
+) -> tuple[TensorSource | None, list[str]]:
+    # Some checkpoints hold the model inside the head's, without its prefix.
+    names = (tensor, tensor.partition(".")[2])
+    source = found.get(names[0]) or found.get(names[1])
+    if source is None and config.packing is not None and len(shape) == 2:
+        for name in names:
+            packed, problems = find_packed(found, name, shape, config.packing)
+            if packed is not None or problems:
+                return packed, problems
+    problem = _mismatch(tensor, source, shape)
+    return (None, [problem]) if problem else (source, [])
 
 
 def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:
@@ -129,38 +113,12 @@ def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]
     return sources
 
 
-def locate(
-    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], name: str
-) -> tuple[str, int, tuple[int, ...]]:
-    """The checkpoint tensor that holds ``name``, the first of its rows there, and its shape."""
-    if name == "head.weight" and config.tied_embeddings:
-        name = "embedding"
-    matched = _NUMBERED.match(name)
-    layer, expert, rest = matched.groups() if matched else ("", "", "")
-    prefix = f"layers.{layer}." if matched else ""
-    key = name
-    if matched:
-        key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
-    place = _choose(FAMILIES[config.family].tensors[key], config)
-    if not isinstance(place, Fused):
-        return place.format(i=layer, e=expert), 0, shapes[name]
-    rows = [shapes[prefix + part][0] for part in place.of]
-    first_row = sum(rows[: place.of.index(name.removeprefix(prefix))])
-    return place.tensor.format(i=layer), first_row, (sum(rows), *shapes[name][1:])
-
-
-def _choose(place: Place, config: ModelConfig) -> str | Fused:
-    while isinstance(place, Either):
-        place = place.then if getattr(config, place.switch) else place.otherwise
-    return place
-
-
 def _mismatch(tensor: str, source: TensorSource | None, expected: tuple[int, ...]) -> str:
     if source is None:
         return f"{tensor} is missing"
     if source.shape != expected:
         return f"{tensor} has shape {list(source.shape)}, expected {list(expected)}"
-    if source.dtype not in DTYPE_BYTES:
+    if source.dtype not in DTYPE_BYTES and find_compressed(source.dtype) is None:
         return f"{tensor} is of type {source.dtype}, which is not supported"
     return ""
 
@@ -186,85 +144,6 @@ def _absence(model_dir: Path) -> ModelError:
         )
     return ModelError(
         asked,
-        f"It holds neither {_SINGLE} nor {_INDEX}.",
+        f"It holds neither {SINGLE} nor {INDEX}, nor a .gguf file.",
         "Fetch the weights, or ask for dummy weights.",
-    )
-
-
-def _read_shards(model_dir: Path, problems: list[str]) -> dict[str, TensorSource]:
-    index = model_dir / _INDEX
-    try:
-        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted({str(shard) for shard in placed.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(f"{_INDEX} is damaged ({type(error).__name__}: {error})")
-        return {}
-    headers: dict[str, dict[str, TensorSource]] = {}
-    for shard in shards:
-        if Path(shard).name != shard:
-            problems.append(f"{_INDEX} names {shard!r}, which is outside the model's directory")
-        elif not (model_dir / shard).is_file():
-            problems.append(f"{_INDEX} names {shard}, which is not there")
-        else:
-            headers[shard] = _read_header(model_dir / shard, problems)
-    if problems:
-        return {}
-    lost = [f"{shard} lacks {name}" for name, shard in placed.items() if name not in headers[shard]]
-    problems += [f"{item}, which {_INDEX} places there" for item in lost]
-    return {} if lost else {name: headers[shard][name] for name, shard in placed.items()}
-
-
-def _read_header(path: Path, problems: list[str]) -> dict[str, TensorSource]:
-    """The tensors of one safetensors file; what is wrong with it goes to ``problems``."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(len(_POINTER))
-        header_bytes = int.from_bytes(start[:8], "little")
-        if start == _POINTER:
-            problems.append(f"{path.name} is a git-lfs pointer, not the weights")
-        elif size < 8:
-            problems.append(f"{path.name} is cut short: it has {size} bytes, not even a header")
-        elif header_bytes > size - 8:
-            problems.append(
-                f"{path.name} is damaged or cut short: it announces {header_bytes} bytes of "
-                f"header and has {size} bytes in all"
-            )
-        else:
-            file.seek(8)
-            return _parse_header(path, size, file.read(header_bytes), problems)
-    return {}
-
-
-def _parse_header(
-    path: Path, size: int, header: bytes, problems: list[str]
-) -> dict[str, TensorSource]:
-    data_start = 8 + len(header)
-    try:
-        entries = dict(json.loads(header))
-        entries.pop("__metadata__", None)
-        tensors = {name: _parse_entry(path, data_start, item) for name, item in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(f"the header of {path.name} is damaged ({type(error).__name__}: {error})")
-        return {}
-    expected = max((item.offset + item.num_bytes for item in tensors.values()), default=data_start)
-    if expected > size:
-        problems.append(
-            f"{path.name} is cut short: its header asks for {expected} bytes, it has {size}"
-        )
-        return {}
-    return tensors
-
-
-def _parse_entry(path: Path, data_start: int, entry: Mapping[str, Any]) -> TensorSource:
-    """One tensor of a header. Raises ValueError, KeyError or TypeError where it makes no sense."""
-    first, end = (int(offset) for offset in entry["data_offsets"])
-    shape = tuple(int(size) for size in entry["shape"])
-    dtype = _DTYPES.get(entry["dtype"], str(entry["dtype"]))
-    num_bytes = end - first
-    if first < 0 or num_bytes < 0 or any(size < 0 for size in shape):
-        raise ValueError(f"a tensor of shape {list(shape)} at bytes {first} to {end}")
-    if dtype in DTYPE_BYTES and num_bytes != math.prod(shape) * DTYPE_BYTES[dtype]:
-        raise ValueError(f"{num_bytes} bytes for a {dtype} tensor of shape {list(shape)}")
-    return TensorSource(
-        path=path, offset=data_start + first, num_bytes=num_bytes, dtype=dtype, shape=shape
     )

@@ -1,24 +1,35 @@
 """Which of a model's weights are compressed, and where they would lie.
 
-Matrices that products use are; the embedding's table, of which rows are looked up, is not, nor a
-head that shares it; nor, for integer products, a router, whose least error sends a token to another
-expert. Knows names and shapes, no tensors.
+By wish, all matrices that products use; the embedding's table, of which rows are looked up, stays
+plain then, and a head that shares it, and, for integer products, a router, whose least error sends
+a token to another expert. Or those that the checkpoint has quantised already, as they are. Knows
+names and shapes, no tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from freight.model.checkpoint import TensorSource
+from freight.errors import InputError
 from freight.model.decoder import build_programme
-from freight.model.number_format import Compressed, Compression
+from freight.model.families import FAMILIES
+from freight.model.number_format import Compression, find_compressed, row_bytes
+from freight.model.packed_tensors import becomes
+from freight.model.places import locate
+from freight.model.sources import TensorSource
 from freight.model.switches import ModelConfig
 from freight.quantities import align_up
 
-__all__ = ["ALIGNMENT", "choose_formats", "compressed_places"]
+__all__ = [
+    "ALIGNMENT",
+    "announced_formats",
+    "choose_formats",
+    "compressed_places",
+    "packed_formats",
+    "refuse_compression",
+]
 
 ALIGNMENT: Final = 4096
 """Where tensors begin in the file of compressed weights: on a block, so that whole blocks are
@@ -26,33 +37,90 @@ theirs."""
 
 
 def choose_formats(
-    config: ModelConfig, sources: Mapping[str, TensorSource], compression: Compression
-) -> dict[str, Compressed]:
-    """The format of each tensor that is compressed, in the order of the units that use them."""
-    formats: dict[str, Compressed] = {}
-    for unit in build_programme(config).units[1:]:
-        if compression.is_for_integers and unit.kind == "router":
-            continue
-        for weight in unit.weights:
-            if not weight.is_matrix or (weight.name == "head.weight" and config.tied_embeddings):
-                continue
-            number_format = compression.fit(sources[weight.name].shape[-1])
-            if number_format is not None:
-                formats.setdefault(weight.name, number_format)
+    config: ModelConfig, sources: Mapping[str, TensorSource], compression: Compression | None
+) -> dict[str, str]:
+    """The format of each tensor that is compressed, in the order of the units that use them, beside
+    those that are packed without being quantised; None: of those that the checkpoint has packed.
+    InputError where there is something to compress that is quantised already."""
+    formats = packed_formats(sources)
+    if compression is None:
+        return formats
+    refuse_compression(formats, compression)
+    for name in _matrices(config, with_routers=not compression.is_for_integers):
+        number_format = compression.fit(sources[name].shape[-1])
+        if number_format is not None:
+            formats[name] = number_format.name
     return formats
 
 
+def packed_formats(sources: Mapping[str, TensorSource]) -> dict[str, str]:
+    """What each tensor becomes that the checkpoint has packed; of two that are one, the first."""
+    first: dict[object, str] = {}
+    for name, source in sources.items():
+        if source.packed is not None:
+            first.setdefault(_identity(source), name)
+    return {name: sources[name].dtype for name in first.values()}
+
+
+def _identity(source: TensorSource) -> object:
+    """The same for two names of one tensor."""
+    first_row = 0 if source.packed is None else source.packed.first_row
+    return source.path, source.offset, first_row, source.shape
+
+
+def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) -> dict[str, str]:
+    """What config.json alone says that they become: the layers' matrices, but routers and what it
+    leaves out."""
+    if config.packing is None:
+        return {}
+    tensors = FAMILIES[config.family].tensors
+    shapes = {name: source.shape for name, source in sources.items()}
+    formats = {}
+    for name in _matrices(config, with_routers=False):
+        module = locate(tensors, config, shapes, name)[0].removesuffix(".weight")
+        if name.startswith("layers.") and not config.packing.skips(module):
+            own = becomes(config.packing, sources[name].shape[-1], config.dtype)
+            formats[name] = own.name
+    return formats
+
+
+def refuse_compression(formats: Mapping[str, str], compression: Compression) -> None:
+    """InputError where one of the formats that a checkpoint has is a compressed one."""
+    if not any(map(find_compressed, formats.values())):
+        return
+    raise InputError(
+        f"{compression.flag} was given.",
+        "The model's checkpoint is quantised already, and is run exactly as it is.",
+        f"Leave {compression.flag.split()[0]} out, or take the checkpoint that is not quantised.",
+    )
+
+
+def _matrices(config: ModelConfig, *, with_routers: bool) -> dict[str, None]:
+    """Names of the matrices that products use, in the order of the units."""
+    return {
+        weight.name: None
+        for unit in build_programme(config).units[1:]
+        if with_routers or unit.kind != "router"
+        for weight in unit.weights
+        if weight.is_matrix and not (weight.name == "head.weight" and config.tied_embeddings)
+    }
+
+
 def compressed_places(
-    sources: Mapping[str, TensorSource], formats: Mapping[str, Compressed], path: Path
+    sources: Mapping[str, TensorSource], formats: Mapping[str, str], path: Path
 ) -> dict[str, TensorSource]:
-    """All tensors, the compressed ones one after the other in the file at ``path``."""
-    places = dict(sources)
+    """All tensors, those with a format one after the other in the file at ``path``."""
+    made: dict[object, TensorSource] = {}
     offset = 0
-    for name, number_format in formats.items():
-        rows, columns = sources[name].shape
-        size = rows * number_format.row_bytes(columns)
-        places[name] = replace(
-            sources[name], path=path, offset=offset, num_bytes=size, dtype=number_format.name
+    for name, dtype in formats.items():
+        source = sources[name]
+        rows, *columns = source.shape
+        size = rows * row_bytes(dtype, *columns or [1])
+        made[_identity(source) if source.packed else name] = TensorSource(
+            path=path, offset=offset, num_bytes=size, dtype=dtype, shape=source.shape
         )
         offset = align_up(offset + size, ALIGNMENT)
-    return places
+    return {
+        name: made.get(_identity(source) if source.packed else name, source)
+        for name, source in sources.items()
+    }

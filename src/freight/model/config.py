@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS, FAMILIES, Family, Key
+from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_rope
 from freight.model.switches import DTYPE_BYTES, Experts, ModelConfig, refusal
@@ -109,6 +110,7 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
     return ModelConfig(
         family=name,
         rope=RopeConfig(rotary_dim=rotary_dim, **rope) if has_rope else None,
+        packing=read_packing(raw, place),
         **switches,
     )
 
@@ -132,19 +134,11 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
 
 
 def _unsupported(raw: Mapping[str, Any], family: Family) -> list[str]:
-    problems = [
+    return [
         f"{name} is {raw[name]!r}, only {value!r} is supported"
         for name, value in family.demands.items()
         if raw.get(name, value) != value
     ]
-    quantization = raw.get("quantization_config")
-    if quantization:
-        given = isinstance(quantization, Mapping)
-        method = quantization.get("quant_method") if given else None
-        problems.append(
-            f"the checkpoint is quantised ({method or 'quantization_config'}), not supported yet"
-        )
-    return problems
 
 
 def _activation(config: RawConfig, key: Key) -> str:

@@ -24,8 +24,10 @@ import numpy.typing as npt
 import torch
 
 from freight.errors import BudgetError, InputError
-from freight.model.checkpoint import SAFETENSORS_NAMES, locate
 from freight.model.decoder import tensor_shapes
+from freight.model.families import FAMILIES
+from freight.model.places import locate
+from freight.model.safetensors_files import SAFETENSORS_NAMES
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 from freight.quantities import MIB, align_up, format_bytes
 
@@ -131,7 +133,7 @@ def _layout(config: ModelConfig) -> _Layout:
     shapes = tensor_shapes(config)
     placed: dict[str, dict[int, str]] = {}
     for name in shapes:
-        tensor, first_row, _ = locate(config, shapes, name)
+        tensor, first_row, _ = locate(FAMILIES[config.family].tensors, config, shapes, name)
         placed.setdefault(tensor, {}).setdefault(first_row, name)
     return {
         tensor: [(parts[row], shapes[parts[row]]) for row in sorted(parts)]

@@ -7,7 +7,7 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -45,7 +45,7 @@ from freight.model.programme import (
 )
 from freight.model.workspace import Workspace
 
-__all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit"]
+__all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit", "select_rows"]
 
 Rows = torch.Tensor | GroupedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
@@ -202,6 +202,21 @@ def _tiles(
             tile = workspace.take(*some.shape, dtype=dtype)
             dequantise(some, tile)
             yield begin, tile
+
+
+def select_rows(
+    rows: torch.Tensor | GroupedRows, ids: torch.Tensor, out: torch.Tensor, workspace: Workspace
+) -> None:
+    """out [n, columns] = the rows of these numbers, compressed ones made plain a tile at a time."""
+    if isinstance(rows, torch.Tensor):
+        torch.index_select(rows, 0, ids, out=out)
+        return
+    for begin in range(0, len(ids), TILE_ROWS):
+        some, target = ids[begin : begin + TILE_ROWS], out[begin : begin + TILE_ROWS]
+        with workspace.frame():
+            raw = workspace.take(len(some), rows.raw.shape[1], dtype=torch.uint8)
+            torch.index_select(rows.raw, 0, some, out=raw)
+            dequantise(replace(rows, raw=raw), target)
 
 
 def _split(step: Split, frame: Frame) -> None:

@@ -2,11 +2,12 @@
 that products are made of.
 
 A group is some neighbours of a row that share a scale and a minimum (FlexGen, section 5): value =
-minimum + code * scale. A row is its codes, then its scales, then its minima, both in float16. Of a
-group's 4-bit codes byte j holds those of values j and j + group / 2, so that both halves are
-neighbours in memory. Codes of 3 bits are stored as 4: they save nothing more, and are there to show
-what is lost (the paper's negative control). For integer products a row has one scale, in float32
-behind its signed codes, and no minimum: value = code * scale. Knows sizes, no tensors.
+minimum + code * scale. A row is its codes, then its scales, then its minima, both in float16, or in
+float32 where they come from a checkpoint that was quantised already and float16 could not hold them
+exactly. Of a group's 4-bit codes byte j holds those of values j and j + group / 2, so that both
+halves are neighbours in memory. Codes of 3 bits are stored as 4: they save nothing more, and are
+there to show what is lost (the paper's negative control). For integer products a row has one scale,
+in float32 behind its signed codes, and no minimum: value = code * scale. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SUMS: Final = 1 << 20
 
 COMPUTES: Final = ("plain", "int8")
 
-_NAME: Final = re.compile(r"int([348])g(\d+)")
+_NAME: Final = re.compile(r"int([348])g(\d+)(f32)?")
 _SMALLEST_GROUP: Final = 16
 _ALIGNMENT: Final = 4
 _MOST_COLUMNS: Final = (2**31 - 1) // 127**2
@@ -56,14 +57,15 @@ _MOST_COLUMNS: Final = (2**31 - 1) // 127**2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grouped:
-    """Integers of ``bits`` in groups of ``group_size``."""
+    """Integers of ``bits`` in groups of ``group_size``; ``wide``: scales and minima in float32."""
 
     bits: int
     group_size: int
+    wide: bool = False
 
     @property
     def name(self) -> str:
-        return f"int{self.bits}g{self.group_size}"
+        return f"int{self.bits}g{self.group_size}{'f32' if self.wide else ''}"
 
     @property
     def levels(self) -> int:
@@ -75,12 +77,17 @@ class Grouped:
         """What a code takes."""
         return max(4, self.bits)
 
+    @property
+    def factor_bytes(self) -> int:
+        """Of one scale, or one minimum."""
+        return 4 if self.wide else 2
+
     def code_bytes(self, columns: int) -> int:
         return columns * self.code_bits // 8
 
     def row_bytes(self, columns: int) -> int:
         """Codes, scales and minima of a row."""
-        return self.code_bytes(columns) + 4 * (columns // self.group_size)
+        return self.code_bytes(columns) + 2 * self.factor_bytes * (columns // self.group_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +123,11 @@ class Compression:
     def is_for_integers(self) -> bool:
         """Whether products are made of the integers themselves."""
         return self.group_size is None
+
+    @property
+    def flag(self) -> str:
+        """What asks for it on the command line, but for the size of the groups."""
+        return "--compute int8" if self.is_for_integers else f"--weight-bits {self.bits}"
 
     def __str__(self) -> str:
         sharing = "a scale per row" if self.group_size is None else f"groups of {self.group_size}"
@@ -162,7 +174,9 @@ def find_compressed(dtype: str) -> Compressed | None:
     if dtype == PerRow().name:
         return PerRow()
     found = _NAME.fullmatch(dtype)
-    return found and Grouped(bits=int(found[1]), group_size=int(found[2]))
+    return found and Grouped(
+        bits=int(found[1]), group_size=int(found[2]), wide=found[3] is not None
+    )
 
 
 def row_bytes(dtype: str, columns: int) -> int:

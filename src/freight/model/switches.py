@@ -11,6 +11,7 @@ from typing import Final
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS
 from freight.model.number_format import DTYPE_BYTES, Grouped
+from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "refusal"]
@@ -58,6 +59,7 @@ class ModelConfig:
     begins ``position_offset`` rows before position 0). ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
     head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width).
+    ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
     kept as, None for the type that is computed with; of the keys that a single query sees, the
@@ -99,6 +101,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     dtype: str
+    packing: Packing | None = None
     kv_format: Grouped | None = None
     attended_share: float = 1.0
 

@@ -240,7 +240,10 @@ class Cost:
         return plain_s + self._num_elements(unit, Grouped) / self.unit.plain_per_s
 
     def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
-        """Of a unit's weights that are compressed like this."""
+        """Of a unit's weights that are compressed like this, and are made plain or multiplied as
+        they are for each chunk: of the embedding's table a few rows are looked up."""
+        if unit.kind == "embedding":
+            return 0
         own = (w for w in unit.weights if isinstance(self.compressed.get(w.name), kind))
         return sum(w.num_elements for w in own)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from freight.errors import BudgetError
-from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
+from freight.model.sources import TensorSource
 from freight.plan.forms import Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out

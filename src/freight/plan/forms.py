@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from freight.model.checkpoint import TensorSource
 from freight.model.programme import Programme, Unit, Weight
+from freight.model.sources import TensorSource
 
 __all__ = ["BLOCK", "Forms", "find_forms", "in_file_order"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from freight.model.checkpoint import TensorSource
 from freight.model.number_format import Compressed, find_compressed, row_bytes
 from freight.model.programme import Programme, Unit, Weight
+from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
 from freight.plan.policy import Policy, Split, Tier
@@ -186,8 +186,8 @@ class WeightLayout:
 
     @property
     def compressed(self) -> dict[str, Compressed]:
-        """Weights of the forms that are compressed, by name, and how."""
-        parts = (part for form in self.forms for part in form.parts)
+        """Weights of the forms and the embedding's table that are compressed, by name, and how."""
+        parts = (*self.embedding, *(part for form in self.forms for part in form.parts))
         return {part.weight.name: part.compressed for part in parts if part.compressed}
 
     @property
@@ -227,7 +227,7 @@ def lay_out(
         parts = (part for unit in heads for part in lay_out_unit(unit).parts)
         embedding = tuple(part for part in parts if part.weight.name == "head.weight")
     else:
-        embedding = tuple(_split([table], policy.embedding or policy.weights, {}, dtype))
+        embedding = tuple(_split([table], policy.embedding or policy.weights, sources, dtype))
     return WeightLayout(
         programme=programme,
         entrance=_stay(programme.embedding, beside, policy.compute_tier, dtype),

@@ -1,4 +1,5 @@
-"""A checkpoint's matrices compressed once and kept in a directory, for every later run.
+"""A checkpoint's matrices compressed once and kept in a directory, for every later run: by wish, or
+because they are quantised in a way that is not read in place.
 
 The directory has the rows in one file and a note of what they were made of. It is made under
 another name and gets its own when it is whole: what was interrupted is begun anew. Tensors are
@@ -12,7 +13,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +25,29 @@ from freight.kernels.grouped import quantise
 from freight.kernels.integers import quantise_rows
 from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
-from freight.model.checkpoint import TensorSource
-from freight.model.compression import choose_formats, compressed_places
+from freight.model.compression import (
+    choose_formats,
+    compressed_places,
+    packed_formats,
+    refuse_compression,
+)
 from freight.model.config import ModelConfig
-from freight.model.number_format import Compressed, Compression, Grouped
+from freight.model.number_format import Compressed, Compression, Grouped, find_compressed
+from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_up, format_bytes
-from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.runtime.device import ComputeDevice, choose_compute
+from freight.runtime.loaders import CheckpointFiles, bounce_bytes, torch_dtype
+from freight.runtime.options import EngineOptions
+from freight.runtime.packed_rows import check_order, packed_rows
 
-__all__ = ["are_kept", "compressed_sources", "default_directory"]
+__all__ = [
+    "announcement",
+    "are_kept",
+    "compressed_sources",
+    "default_directory",
+    "settle_compute",
+    "sources_of_run",
+]
 
 _VERSION: Final = 1
 _CHUNK_BYTES: Final = 16 * MIB
@@ -44,50 +61,123 @@ def default_directory() -> Path:
     return Path(cache) / "freight" / "compressed"
 
 
+def settle_compute(
+    options: EngineOptions,
+    sources: Mapping[str, TensorSource],
+    device: ComputeDevice,
+    dtype: str,
+    say: Callable[[str], None],
+) -> EngineOptions:
+    """With the products that the device will make; ``say`` is told where it is not as asked.
+    InputError where what is to be compressed is quantised already, whichever they are."""
+    if options.compression is not None:
+        refuse_compression(packed_formats(sources), options.compression)
+    return replace(options, compute=choose_compute(options.compute, device, dtype, say))
+
+
+def sources_of_run(
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    options: EngineOptions,
+    say: Callable[[str], None],
+) -> Mapping[str, TensorSource]:
+    """The tensors as a run reads them: those of the checkpoint, or of what is made of it."""
+    return compressed_sources(
+        config,
+        sources,
+        options.compression,
+        directory=options.compressed_dir or default_directory(),
+        say=say,
+    )
+
+
 def compressed_sources(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    compression: Compression,
+    compression: Compression | None,
     *,
     directory: Path,
     say: Callable[[str], None],
 ) -> dict[str, TensorSource]:
-    """``sources`` with the matrices compressed: as they are kept, or made now.
+    """``sources`` with the matrices compressed, or with those that the checkpoint has quantised
+    already in the form that runs use: as they are kept, or made now.
 
     BudgetError where the disk has no room for them.
     """
-    formats = choose_formats(config, sources, compression)
-    marks = _marks(sources, formats, compression)
-    own = directory / _key(marks)
-    places = compressed_places(sources, formats, own / "weights.bin")
-    if not _is_whole(own, places, formats):
-        shutil.rmtree(own, ignore_errors=True)
-        say(f"compressing the weights ({compression}), once, into {own}")
-        _make(own, places, sources, formats, marks)
-    return places
+    work = _plan(config, sources, compression, directory)
+    if work.formats and not _is_whole(work):
+        shutil.rmtree(work.own, ignore_errors=True)
+        say(announcement(compression, work.own))
+        _make(work, sources)
+    return dict(work.places)
 
 
 def are_kept(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    compression: Compression,
+    compression: Compression | None,
     *,
     directory: Path,
 ) -> bool:
     """Whether ``compressed_sources`` would find them made."""
-    formats = choose_formats(config, sources, compression)
-    own = directory / _key(_marks(sources, formats, compression))
-    return _is_whole(own, compressed_places(sources, formats, own / "weights.bin"), formats)
+    work = _plan(config, sources, compression, directory)
+    return not work.formats or _is_whole(work)
 
 
-def _marks(
+def announcement(compression: Compression | None, directory: Path) -> str:
+    """What to say before weights are compressed or converted."""
+    what = "converting the quantised weights"
+    if compression is not None:
+        what = f"compressing the weights ({compression})"
+    return f"{what}, once, into {directory}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What is to be made: ``own`` is its directory, ``marks`` what it depends on."""
+
+    own: Path
+    places: Mapping[str, TensorSource]
+    formats: Mapping[str, str]
+    marks: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        ends = (self.places[name].offset + self.places[name].num_bytes for name in self.formats)
+        return align_up(max(ends, default=0), _BLOCK)
+
+
+def _plan(
+    config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Compressed],
-    compression: Compression,
-) -> dict[str, str]:
-    marks = {"version": str(_VERSION), "bits": str(compression.bits)}
-    marks["group size"] = str(compression.group_size)
-    return marks | {str(path): mark for path, mark in _identify(sources, formats)}
+    compression: Compression | None,
+    directory: Path,
+) -> _Work:
+    formats = choose_formats(config, sources, compression)
+    marks = {"version": str(_VERSION)}
+    if compression is None:
+        marks["packed"] = _hash_packing(sources, formats)
+    else:
+        marks["bits"], marks["group size"] = str(compression.bits), str(compression.group_size)
+    marks |= {str(path): mark for path, mark in _identify(sources, formats)}
+    own = directory / _key(marks)
+    return _Work(
+        own=own,
+        places=compressed_places(sources, formats, own / "weights.bin"),
+        formats=formats,
+        marks=marks,
+    )
+
+
+def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str]) -> str:
+    """What a conversion does beside reading the files: config.json says it, too."""
+    done = []
+    for name, dtype in formats.items():
+        own = sources[name].packed
+        assert own is not None
+        numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.head_rows)
+        done.append([name, dtype, own.scheme, *numbers, own.minus_one])
+    return hashlib.sha256(json.dumps(done).encode()).hexdigest()
 
 
 def _key(marks: Mapping[str, str]) -> str:
@@ -95,10 +185,10 @@ def _key(marks: Mapping[str, str]) -> str:
 
 
 def _identify(
-    sources: Mapping[str, TensorSource], formats: Mapping[str, Compressed]
+    sources: Mapping[str, TensorSource], formats: Mapping[str, str]
 ) -> Iterator[tuple[Path, str]]:
     """Files by size, time and header: another checkpoint has other compressed weights."""
-    for path in sorted({sources[name].path for name in formats}):
+    for path in sorted({part.path for name in formats for part in _parts(sources[name])}):
         stat = path.stat()
         with path.open("rb") as file:
             start = file.read(64 * 1024)
@@ -106,18 +196,22 @@ def _identify(
         yield path.resolve(), f"{stat.st_size} bytes, {stat.st_mtime_ns}, {hashed}"
 
 
-def _is_whole(
-    own: Path, places: Mapping[str, TensorSource], formats: Mapping[str, Compressed]
-) -> bool:
+def _parts(source: TensorSource) -> Iterable[TensorSource]:
+    """The tensors of the checkpoint that have to be read."""
+    return [source] if source.packed is None else source.packed.parts.values()
+
+
+def _is_whole(work: _Work) -> bool:
     """Whether what is kept is what it was when it was made: its size, and each tensor's start."""
     try:
-        note = json.loads((own / "index.json").read_text("utf-8"))
-        with (own / "weights.bin").open("rb") as file:
-            if os.fstat(file.fileno()).st_size != _size(places, formats):
+        note = json.loads((work.own / "index.json").read_text("utf-8"))
+        with (work.own / "weights.bin").open("rb") as file:
+            if os.fstat(file.fileno()).st_size != work.num_bytes:
                 return False
-            for name in formats:
-                file.seek(places[name].offset)
-                start = file.read(min(_SAMPLE_BYTES, places[name].num_bytes))
+            for name in work.formats:
+                place = work.places[name]
+                file.seek(place.offset)
+                start = file.read(min(_SAMPLE_BYTES, place.num_bytes))
                 if note["starts"][name] != zlib.crc32(start):
                     return False
     except (OSError, ValueError, KeyError, TypeError):
@@ -125,32 +219,23 @@ def _is_whole(
     return True
 
 
-def _size(places: Mapping[str, TensorSource], formats: Mapping[str, Compressed]) -> int:
-    end = max((places[name].offset + places[name].num_bytes for name in formats), default=0)
-    return align_up(end, _BLOCK)
-
-
-def _make(
-    own: Path,
-    places: Mapping[str, TensorSource],
-    sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Compressed],
-    marks: Mapping[str, str],
-) -> None:
+def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
+    own = work.own
     draft = own.with_name(f"{own.name}.{os.getpid()}")
-    size = _size(places, formats)
     try:
         for left in own.parent.glob(f"{own.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir(parents=True)
         free = shutil.disk_usage(draft).free
-        if free < size:
+        if free < work.num_bytes:
             raise BudgetError(
-                f"{format_bytes(size)} of compressed weights were to be written to {own.parent}.",
+                f"{format_bytes(work.num_bytes)} of compressed weights were to be written to "
+                f"{own.parent}.",
                 f"{format_bytes(free)} are free there.",
                 "Free some space, or name another directory with --compressed-dir.",
             )
-        note = {"made of": marks, "starts": _write(draft / "weights.bin", places, sources, formats)}
+        starts = _write(draft / "weights.bin", work, sources)
+        note = {"made of": work.marks, "starts": starts}
         (draft / "index.json").write_text(json.dumps(note, indent=1), "utf-8")
         draft.replace(own)
     except OSError as error:
@@ -163,34 +248,43 @@ def _make(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(
-    path: Path,
-    places: Mapping[str, TensorSource],
-    sources: Mapping[str, TensorSource],
-    formats: Mapping[str, Compressed],
-) -> dict[str, Any]:
+def _write(path: Path, work: _Work, sources: Mapping[str, TensorSource]) -> dict[str, Any]:
     """Write the file; the checksum of each tensor's start."""
-    size = bounce_bytes(sources)
+    parts = (part for name in work.formats for part in _parts(sources[name]))
+    size = bounce_bytes({str(number): part for number, part in enumerate(parts)})
     arena = host_arena(align_up(size, _BLOCK))
     files = CheckpointFiles(sources, Traffic(), arena.take(size, "read buffer"))
     starts = {}
     try:
+        check_order(files, sources)
         with path.open("wb") as file:
-            for name, number_format in formats.items():
-                file.seek(places[name].offset)
+            for name, dtype in work.formats.items():
+                file.seek(work.places[name].offset)
                 start = b""
-                for rows in _plain_rows(files, name, sources[name]):
-                    data = _compress(rows, number_format).numpy().tobytes()
+                for rows in _rows(files, name, sources[name], dtype):
+                    data = rows.numpy().tobytes()
                     start += data[: _SAMPLE_BYTES - len(start)]
                     file.write(data)
                 starts[name] = zlib.crc32(start)
-            file.truncate(_size(places, formats))
+            file.truncate(work.num_bytes)
             file.flush()
             os.fsync(file.fileno())
     finally:
         files.close()
         arena.close()
     return starts
+
+
+def _rows(
+    files: CheckpointFiles, name: str, source: TensorSource, dtype: str
+) -> Iterator[torch.Tensor]:
+    """A tensor's rows as they are kept, uint8 [rows, bytes], some at a time."""
+    number_format = find_compressed(dtype)
+    if dtype == source.dtype or number_format is None:
+        yield from packed_rows(files, name, source)
+        return
+    for rows in _plain_rows(files, name, source):
+        yield _compress(rows, number_format)
 
 
 def _compress(rows: torch.Tensor, number_format: Compressed) -> torch.Tensor:
@@ -201,15 +295,26 @@ def _compress(rows: torch.Tensor, number_format: Compressed) -> torch.Tensor:
 
 def _plain_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:
     """A tensor in float32, some rows at a time. ModelError where a value is no number."""
-    num_rows, columns = source.shape
-    step = max(1, _CHUNK_BYTES // (4 * columns))
-    for first in range(0, num_rows, step):
-        rows = torch.empty(min(step, num_rows - first), columns)
-        files.fill(name, first, rows)
+    for rows in _rows_in_place(files, name, source):
         if not bool(torch.isfinite(rows).all()):
             raise ModelError(
                 f"{name} of {source.path.name} was to be compressed.",
                 "It has values that are infinite or not numbers.",
                 "Run it uncompressed, or fetch the weights again.",
             )
+        yield rows
+
+
+def _rows_in_place(
+    files: CheckpointFiles, name: str, source: TensorSource
+) -> Iterator[torch.Tensor]:
+    num_rows, columns = source.shape
+    if source.packed is not None:
+        for raw in packed_rows(files, name, source):
+            yield raw.view(torch_dtype(source.dtype)).float()
+        return
+    step = max(1, _CHUNK_BYTES // (4 * columns))
+    for first in range(0, num_rows, step):
+        rows = torch.empty(min(step, num_rows - first), columns)
+        files.fill(name, first, rows)
         yield rows

@@ -19,12 +19,13 @@ from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
-from freight.model.checkpoint import TensorSource, imagined_sources, resolve
+from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
-from freight.model.number_format import Compression
+from freight.model.number_format import find_compressed
+from freight.model.sources import TensorSource
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
@@ -36,10 +37,9 @@ from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
-from freight.runtime.compressed_files import compressed_sources, default_directory
+from freight.runtime.compressed_files import compressed_sources, settle_compute, sources_of_run
 from freight.runtime.device import (
     ComputeDevice,
-    choose_compute,
     choose_dtype,
     find_device,
     quiet_allocator,
@@ -97,13 +97,12 @@ def build_engine(
         sources: Mapping[str, TensorSource] = resolve(config, model_dir)
     else:
         sources = imagined_sources(config, dtype)
-    options = replace(options, compute=choose_compute(options.compute, device, dtype, say))
-    if options.compression is not None:
-        sources = _compressed(config, sources, options, options.compression, say)
+    options = settle_compute(options, sources, device, dtype, say)
+    sources = _as_kept(config, sources, options, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.
-    in_integers = options.compression is not None and options.compression.is_for_integers
-    warm_up(torch_dtype(dtype), kv_format=config.kv_format, in_integers=in_integers)
+    weights = (find_compressed(source.dtype) for source in sources.values())
+    warm_up(torch_dtype(dtype), weights=weights, kv_format=config.kv_format)
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan, told = plan_run(config, sources, dtype, device, options, workload)
     return Engine(
@@ -118,24 +117,18 @@ def build_engine(
     )
 
 
-def _compressed(
+def _as_kept(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
     options: EngineOptions,
-    compression: Compression,
     say: Callable[[str], None],
 ) -> Mapping[str, TensorSource]:
-    """The weights compressed; random ones are written and compressed when the plan is known."""
-    if options.dummy_seed is not None:
-        formats = choose_formats(config, sources, compression)
-        return compressed_places(sources, formats, Path("compressed"))
-    return compressed_sources(
-        config,
-        sources,
-        compression,
-        directory=options.compressed_dir or default_directory(),
-        say=say,
-    )
+    """The weights compressed, or as the checkpoint has compressed them; random ones are written and
+    compressed when the plan is known."""
+    if options.dummy_seed is None:
+        return sources_of_run(config, sources, options, say)
+    formats = choose_formats(config, sources, options.compression)
+    return compressed_places(sources, formats, Path("compressed"))
 
 
 class Engine:
@@ -202,15 +195,13 @@ class Engine:
             ) from error
         directory = Path(self._dummy_dir.name)
         write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
-        sources = resolve(self.config, directory)
-        if compression is not None:
-            sources = compressed_sources(
-                self.config,
-                sources,
-                compression,
-                directory=directory / "compressed",
-                say=lambda _: None,
-            )
+        sources = compressed_sources(
+            self.config,
+            resolve(self.config, directory),
+            compression,
+            directory=directory / "compressed",
+            say=lambda _: None,
+        )
         self.plan = self.plan.with_sources(self.config, sources, dtype)
         return sources
 

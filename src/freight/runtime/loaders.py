@@ -13,9 +13,9 @@ import torch
 
 from freight.memory.disk import BLOCK, DirectFile, Traffic
 from freight.memory.transfer import host_view
-from freight.model.checkpoint import TensorSource
 from freight.model.dummy import dummy_rows
 from freight.model.number_format import find_compressed
+from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_down, align_up
 
 __all__ = [
@@ -68,7 +68,7 @@ class CheckpointFiles:
         num_rows = out.shape[0]
         source = self.sources[name]
         row_bytes = source.num_bytes // (source.shape[0] if len(source.shape) > 1 else 1)
-        step = max(1, (self._bounce.numel() - 2 * BLOCK) // row_bytes)
+        step = max(1, self.most_bytes // row_bytes)
         for begin in range(0, num_rows, step):
             count = min(step, num_rows - begin)
             rows = self.rows(source, (first_row + begin) * row_bytes, count, row_bytes)
@@ -77,17 +77,25 @@ class CheckpointFiles:
     def rows(self, source: TensorSource, offset: int, count: int, row_bytes: int) -> torch.Tensor:
         """``count`` rows from byte ``offset`` of a tensor on, in its own dtype, until the next
         call."""
-        size = count * row_bytes
+        dtype = torch_dtype(source.dtype)
+        raw = self.read(source, offset, count * row_bytes)
+        if raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()  # a file whose data is not even aligned to its own elements
+        return raw.view(dtype).view(count, -1)
+
+    def read(self, source: TensorSource, offset: int, size: int) -> torch.Tensor:
+        """So many bytes of a tensor, no more than the buffer holds, until the next call."""
         begin = align_down(source.offset + offset, BLOCK)
         end = align_up(source.offset + offset + size, BLOCK)
         stretch = self._bounce[: end - begin]
         self.file(source.path).read(begin, host_view(stretch), size)
         skip = source.offset + offset - begin
-        dtype = torch_dtype(source.dtype)
-        raw = stretch[skip : skip + size]
-        if skip % dtype.itemsize:
-            raw = raw.clone()  # a file whose data is not even aligned to its own elements
-        return raw.view(dtype).view(count, -1)
+        return stretch[skip : skip + size]
+
+    @property
+    def most_bytes(self) -> int:
+        """That one read brings."""
+        return self._bounce.numel() - 2 * BLOCK
 
     def close(self) -> None:
         for file in self._files.values():

@@ -19,7 +19,7 @@ from freight.memory.transfer import Link, host_view
 from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit
+from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit, select_rows
 from freight.model.programme import Embed, Programme, Unit
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
@@ -288,7 +288,7 @@ class Performer:
             ids = torch.from_numpy(token_ids[here] - first).to(x.device)
             with self._workspace.frame():
                 found = self._workspace.take(len(ids), x.shape[1], dtype=x.dtype)
-                torch.index_select(rows, 0, ids, out=found)
+                select_rows(rows, ids, found, self._workspace)
                 x.index_copy_(0, places, found)
 
     def _attention(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:

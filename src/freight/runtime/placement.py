@@ -15,8 +15,8 @@ from freight.memory.activations import Activations
 from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
 from freight.memory.kv_cache import Home, KVCache
 from freight.memory.tier import Arena, device_arena, host_arena
-from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
+from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
 from freight.plan.ring import ring_blocks

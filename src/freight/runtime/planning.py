@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from freight.hardware.machine import Machine
-from freight.model.checkpoint import TensorSource
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
+from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner, Wishes
 from freight.plan.forecast import Forecast
 from freight.plan.policy import Split, Tier

@@ -6,22 +6,25 @@ Binds the plan's layout to tensors. Knows names and rows, not what they mean.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from freight.kernels.grouped import GroupedRows
+from freight.kernels.grouped import GroupedRows, dequantise
 from freight.kernels.integers import IntegerRows
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import Rows, WeightParts
-from freight.model.number_format import PerRow
+from freight.model.number_format import Compressed, Grouped, PerRow, find_compressed
 from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
 
 __all__ = ["EmbeddingTable", "WeightStore"]
+
+TableRows = torch.Tensor | GroupedRows
+"""Rows that are looked up."""
 
 _ALIGNMENT = 64
 _JOIN_BYTES = 32 * 1024
@@ -119,18 +122,18 @@ class WeightStore:
             found.setdefault(part.weight.name, []).append((part.first_row, own))
         return found
 
-    def resident_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
+    def resident_rows(self, name: str) -> list[tuple[int, TableRows]]:
         """(first row in the tensor, rows) of what stays here of a tensor."""
         return [
-            (part.weight.first_row + part.first_row, tensor)
+            (part.weight.first_row + part.first_row, _as_table(part, tensor))
             for own in self._units
             for part, tensor in own.resident
             if part.weight.name == name
         ]
 
-    def host_rows(self, name: str) -> list[tuple[int, torch.Tensor]]:
+    def host_rows(self, name: str) -> list[tuple[int, TableRows]]:
         """Likewise of those that lie on the cpu tier while another one computes."""
-        rows = []
+        rows: list[tuple[int, TableRows]] = []
         for unit, own in zip(self._layout.all_units, self._units, strict=True):
             offset = 0
             for streamed in unit.streamed:
@@ -138,7 +141,8 @@ class WeightStore:
                 if part.tier == "cpu":
                     if part.weight.name == name:
                         tensor = _view(own.host, offset, part)
-                        rows.append((part.weight.first_row + part.first_row, tensor))
+                        first_row = part.weight.first_row + part.first_row
+                        rows.append((first_row, _as_table(part, tensor)))
                     offset = _after(offset, part)
         return rows
 
@@ -152,12 +156,29 @@ def _is_foreign(streamed: SlotPart, dtype: torch.dtype) -> bool:
 
 def _as_rows(part: Part, tensor: torch.Tensor) -> Rows:
     """What a product takes: the rows, or the compressed rows with what they mean."""
-    number_format = part.compressed
+    if isinstance(part.compressed, PerRow):
+        return IntegerRows(raw=tensor, columns=part.weight.num_columns)
+    return _read_as(part.compressed, tensor, part.weight.num_columns)
+
+
+def _as_table(part: Part, tensor: torch.Tensor) -> TableRows:
+    return _read_as(part.compressed, tensor, part.weight.num_columns)
+
+
+def _read_as(number_format: Compressed | None, tensor: torch.Tensor, columns: int) -> TableRows:
     if number_format is None:
         return tensor
-    if isinstance(number_format, PerRow):
-        return IntegerRows(raw=tensor, columns=part.weight.num_columns)
-    return GroupedRows(raw=tensor, columns=part.weight.num_columns, number_format=number_format)
+    assert isinstance(number_format, Grouped)  # no table is made for integer products
+    return GroupedRows(raw=tensor, columns=columns, number_format=number_format)
+
+
+def _select(rows: TableRows, ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Rows by their numbers, compressed ones made plain in the type of ``like``."""
+    if isinstance(rows, torch.Tensor):
+        return rows.index_select(0, ids)
+    found = torch.empty(len(ids), rows.columns, dtype=like.dtype)
+    dequantise(replace(rows, raw=rows.raw.index_select(0, ids)), found)
+    return found
 
 
 def _after(offset: int, part: Part) -> int:
@@ -228,11 +249,11 @@ class EmbeddingTable:
                 for tier in ("gpu", "cpu", "disk")
             }
             placed, _ = _place(by_tier[layout.compute_tier], near, loader)
-            self.near = [(part.first_row, tensor) for part, tensor in placed]
+            self.near = [(part.first_row, _as_table(part, tensor)) for part, tensor in placed]
             self._host = []
             if layout.compute_tier == "gpu":
                 placed, _ = _place(by_tier["cpu"], host, loader)
-                self._host = [(part.first_row, tensor) for part, tensor in placed]
+                self._host = [(part.first_row, _as_table(part, tensor)) for part, tensor in placed]
 
     def far_places(self, token_ids: np.ndarray) -> np.ndarray:
         """Places of the tokens whose rows are not near."""
@@ -246,7 +267,7 @@ class EmbeddingTable:
         left = np.ones(len(token_ids), dtype=bool)
         for first, rows in self._host:
             here = (token_ids >= first) & (token_ids < first + rows.shape[0])
-            found = rows.index_select(0, torch.from_numpy(token_ids[here] - first))
+            found = _select(rows, torch.from_numpy(token_ids[here] - first), out)
             out.index_copy_(0, torch.from_numpy(np.flatnonzero(here)), found)
             left &= ~here
         places = np.flatnonzero(left)
@@ -273,8 +294,9 @@ class EmbeddingTable:
             ):
                 end += 1
             first, last = int(ids[begin]), int(ids[end - 1])
-            rows = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
-            found = rows.index_select(0, torch.from_numpy(ids[begin:end] - first))
+            raw = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
+            rows = _read_as(find_compressed(source.dtype), raw, source.shape[1])
+            found = _select(rows, torch.from_numpy(ids[begin:end] - first), out)
             out.index_copy_(0, torch.from_numpy(places[begin:end]), found.to(out.dtype))
             begin = end
 

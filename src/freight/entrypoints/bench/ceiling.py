@@ -103,7 +103,7 @@ class Ceiling:
         return max(self.bounds, key=self.bounds.__getitem__)
 
 
-def model_cost(config: ModelConfig, *, weight_size: int, element_size: int) -> ModelCost:
+def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) -> ModelCost:
     """Of a model whose weights take ``weight_size`` bytes each in a file or in memory, whichever is
     less, and whose keys and values take ``element_size``.
 

@@ -111,7 +111,7 @@ def drop_caches() -> None:
 
 def forget_files(directory: Path) -> None:
     """Drop a directory's weights from the page cache, which needs no rights."""
-    for path in directory.glob("*.safetensors"):
+    for path in [*directory.glob("*.safetensors"), *directory.glob("*.gguf")]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -23,9 +23,12 @@ from freight.entrypoints.bench.machine import (
 from freight.entrypoints.bench.own_run import own_options
 from freight.entrypoints.bench.work import Work
 from freight.memory.tier import process_bytes, system_memory_bytes
-from freight.model.checkpoint import TensorSource, resolve
+from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
-from freight.runtime.device import ComputeDevice, choose_compute, choose_dtype, find_device
+from freight.model.number_format import row_bytes
+from freight.model.sources import TensorSource
+from freight.runtime.compressed_files import settle_compute, sources_of_run
+from freight.runtime.device import ComputeDevice, choose_dtype, find_device
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.planning import plan_run
@@ -37,27 +40,28 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     """Number format, rates, memory and ceiling. ``budget_bytes`` is that of the process, or None
     for what the machine has."""
     config = read_config(FilePath(job["model"]))
-    sources = resolve(config, FilePath(job["model"]))
     options, work = own_options(job), Work(**job["work"])
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
+    notes: list[str] = []
+    sources: Mapping[str, TensorSource] = resolve(config, FilePath(job["model"]))
+    options = settle_compute(options, sources, device, dtype, notes.append)
+    # What is to be compressed or converted is made here: it would count in a measured process.
+    sources = sources_of_run(config, sources, options, lambda _: None)
     plan_run(config, sources, dtype, device, options, work.workload())
     budget = job["budget_bytes"] or system_memory_bytes()
     paths, disk_depth = _paths(budget, options, device, sources)
     rows = product_rows(work)
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows)
-    weight_size = _weight_size(dtype, sources)
-    notes: list[str] = []
-    compute = choose_compute(options.compute, device, dtype, notes.append)
-    if compute == "int8":
+    if options.compute == "int8":
         in_integers = measure_products(config, device.torch_device, torch.int8, rows)
         products = {count: max(rate, in_integers[count]) for count, rate in products.items()}
-        weight_size = 1
+    weight_size = _weight_size(dtype, sources)
     cost = model_cost(config, weight_size=weight_size, element_size=DTYPE_BYTES[dtype])
     ceiling = find_ceiling(cost, work, paths, products)
     return {
         "dtype": dtype,
-        "compute": compute,
+        "compute": options.compute,
         "notes": notes,
         "device": _device_name(device),
         "budget_bytes": budget,
@@ -100,9 +104,10 @@ def _device_room(device: ComputeDevice, budget: int | None) -> int:
     return budget - min(total - free, budget - device.room_bytes(budget))
 
 
-def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> int:
-    """Bytes of a weight in the file or in the computation, whichever is less."""
-    return min(DTYPE_BYTES[dtype], *(DTYPE_BYTES[source.dtype] for source in sources.values()))
+def _weight_size(dtype: str, sources: Mapping[str, TensorSource]) -> float:
+    """Bytes of a weight in the file or in the computation, whichever is less, of any matrix."""
+    columns = ((source.dtype, source.shape[-1]) for source in sources.values())
+    return min(DTYPE_BYTES[dtype], *(row_bytes(own, count) / count for own, count in columns))
 
 
 def _parameter_bytes(dtype: str, sources: Mapping[str, TensorSource]) -> int:

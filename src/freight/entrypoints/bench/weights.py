@@ -20,7 +20,7 @@ from freight.model.config import DTYPE_BYTES, read_config
 
 __all__ = ["find_config", "provide_weights", "write_weights"]
 
-_WEIGHTS: Final = "*.safetensors"
+_WEIGHTS: Final = ("*.safetensors", "*.gguf")
 
 
 def find_config(name: str | None) -> Path:
@@ -45,7 +45,7 @@ def provide_weights(
     """A directory with config and weights. A config.json that is named itself, or that has none
     beside it, gets random weights in ``work_dir`` unless they are there."""
     named_config = model is not None and Path(model).name == "config.json"
-    if any(model_dir.glob(_WEIGHTS)) and not (dummy or named_config):
+    if _has_weights(model_dir) and not (dummy or named_config):
         return model_dir
     config = read_config(model_dir)
     dtype = config.dtype if dtype == "auto" else dtype
@@ -55,10 +55,14 @@ def provide_weights(
     directory = work_dir / f"random-{named}"
     _make_directory(directory)
     shutil.copyfile(model_dir / "config.json", directory / "config.json")
-    if not any(directory.glob(_WEIGHTS)):
+    if not _has_weights(directory):
         job = {"task": "write weights", "directory": str(directory), "dtype": dtype}
         run_or_raise(job, f"Random weights were to be written to {directory}.")
     return directory
+
+
+def _has_weights(directory: Path) -> bool:
+    return any(any(directory.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def write_weights(job: Mapping[str, Any]) -> dict[str, Any]:

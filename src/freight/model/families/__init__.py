@@ -17,9 +17,17 @@ from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.opt import OPT
 from freight.model.families.phi3 import PHI3
 from freight.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
-from freight.model.families.table import ACTIVATIONS, Either, Family, Fused, Key, Place
+from freight.model.families.table import (
+    ACTIVATIONS,
+    Either,
+    Family,
+    Fused,
+    Key,
+    Place,
+    Stacked,
+)
 
-__all__ = ["ACTIVATIONS", "FAMILIES", "Either", "Family", "Fused", "Key", "Place"]
+__all__ = ["ACTIVATIONS", "FAMILIES", "Either", "Family", "Fused", "Key", "Place", "Stacked"]
 
 FAMILIES: Final[dict[str, Family]] = {
     "llama": LLAMA,

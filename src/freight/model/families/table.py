@@ -17,6 +17,7 @@ __all__ = [
     "Fused",
     "Key",
     "Place",
+    "Stacked",
     "fixed",
     "read",
     "required",
@@ -62,6 +63,13 @@ class Fused:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stacked:
+    """Rows of one checkpoint tensor, which stacks those of all experts."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Either:
     """One of two places, by a flag of the configuration."""
 
@@ -70,7 +78,7 @@ class Either:
     otherwise: Place
 
 
-Place = str | Fused | Either
+Place = str | Fused | Stacked | Either
 """Where a logical tensor lies in the checkpoint."""
 
 

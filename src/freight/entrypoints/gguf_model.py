@@ -1,0 +1,86 @@
+"""A model's directory for a GGUF file that comes alone: what is missing beside it is made, once, of
+what it says itself, and kept.
+
+The directory has links to the file and to what does lie beside it. Knows files, no tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from freight.errors import InputError
+from freight.model.gguf import read_gguf
+from freight.model.gguf_config import config_of_gguf
+from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
+from freight.runtime.tokenizer import has_tokenizer
+
+__all__ = ["directory_of_gguf"]
+
+_VERSION: Final = 1
+_BESIDE: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+)
+
+
+def directory_of_gguf(path: Path) -> Path:
+    """A directory with the file, a config.json and, where its tokenizer can be made, that. Raises
+    ModelError where the file cannot be run without a config.json beside it."""
+    path = path.resolve()
+    found = [path.parent / name for name in _BESIDE if (path.parent / name).is_file()]
+    own = _kept() / _key(path, found)
+    if own.is_dir():
+        return own
+    file = read_gguf(path, with_arrays=True)
+    names = {beside.name for beside in found}
+    made: dict[str, Mapping[str, Any] | None] = {}
+    if "config.json" not in names:
+        made["config.json"] = config_of_gguf(file)
+    if not has_tokenizer(path.parent):
+        made["tokenizer.json"] = tokenizer_of_gguf(file)
+    if "tokenizer_config.json" not in names:
+        made["tokenizer_config.json"] = tokenizer_config_of_gguf(file)
+    draft = own.with_name(f"{own.name}.{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        for beside in (path, *found):
+            (draft / beside.name).symlink_to(beside)
+        for name, content in made.items():
+            if content is not None:
+                (draft / name).write_text(json.dumps(content), "utf-8")
+        draft.replace(own)
+    except OSError as error:
+        if not own.is_dir():  # another process may have made it in the meantime
+            raise InputError(
+                f"A configuration for {path.name} was to be kept in {own.parent}.",
+                f"The system refused: {error.strerror}.",
+                "Set XDG_CACHE_HOME to a directory that can be written.",
+            ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return own
+
+
+def _kept() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "freight" / "gguf"
+
+
+def _key(path: Path, beside: list[Path]) -> str:
+    """Another file, or other files beside it, make another directory."""
+    marks = [str(_VERSION)]
+    for file in (path, *beside):
+        stat = file.stat()
+        marks += [str(file), str(stat.st_size), str(stat.st_mtime_ns)]
+    return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:24]

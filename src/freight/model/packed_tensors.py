@@ -1,0 +1,123 @@
+"""The tensors that hold a quantised matrix in a safetensors checkpoint, and what it becomes.
+
+AWQ and GPTQ keep it turned, [in, out], as ``qweight``, ``qzeros`` and ``scales``;
+compressed-tensors as ``weight_packed``, ``weight_scale`` and, where it is not symmetric,
+``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. Knows names,
+types and shapes; reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from freight.model.number_format import Grouped
+from freight.model.packing import Packing
+from freight.model.sources import Packed, TensorSource
+
+__all__ = ["becomes", "find_packed"]
+
+_FLOATS: Final = ("float16", "bfloat16", "float32")
+_TURNED: Final[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+_WORD_BITS: Final = 32
+Shape = tuple[int, ...]
+
+
+def becomes(packing: Packing, columns: int, scale_dtype: str) -> Grouped:
+    """The format that holds such a matrix exactly: float16 has room for half of the levels times a
+    scale of its own, a power of two, and for no other minimum."""
+    return Grouped(
+        bits=packing.bits,
+        group_size=packing.group_size or columns,
+        wide=not (packing.symmetric and scale_dtype == "float16"),
+    )
+
+
+def find_packed(
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape, packing: Packing
+) -> tuple[TensorSource | None, list[str]]:
+    """The matrix [rows, columns] that ``tensor``, of the unquantised checkpoint, would be. None and
+    no problems where the checkpoint has nothing under its name."""
+    base = tensor.removesuffix(".weight")
+    turned = packing.scheme != "compressed-tensors"
+    names = _TURNED if turned else _upright(packing)
+    optional = ("g_idx", "weight_g_idx")
+    parts = {n: found[f"{base}.{n}"] for n in (*names, *optional) if f"{base}.{n}" in found}
+    if names[0] not in parts:
+        return None, []
+    problems = [f"{base}.{name} is missing" for name in names if name not in parts]
+    problems = problems or _misfits(base, parts, shape, packing)
+    if problems:
+        return None, problems
+    codes = parts[names[0]]
+    scales = parts["scales" if turned else "weight_scale"]
+    own = becomes(packing, shape[1], scales.dtype)
+    source = TensorSource(
+        path=codes.path,
+        offset=codes.offset,
+        num_bytes=codes.num_bytes,
+        dtype=own.name,
+        shape=shape,
+        packed=Packed(
+            scheme=packing.scheme,
+            parts=parts,
+            bits=packing.bits,
+            group_size=own.group_size,
+            zero_shift=packing.zero_shift,
+        ),
+    )
+    return source, []
+
+
+def _upright(packing: Packing) -> tuple[str, ...]:
+    names = ("weight_packed", "weight_scale")
+    return names if packing.symmetric else (*names, "weight_zero_point")
+
+
+def _misfits(
+    base: str, parts: Mapping[str, TensorSource], shape: Shape, packing: Packing
+) -> list[str]:
+    """What is wrong with types and shapes; a wrong group size shows in those of the scales."""
+    columns = shape[1]
+    size = packing.group_size or columns
+    if columns % size or (size % 2 and packing.bits == 4) or columns * packing.bits % _WORD_BITS:
+        return [f"{base} has {columns} columns, which groups of {size} do not fill"]
+    problems = []
+    for name, expected in _expected(shape, packing, size).items():
+        part = parts.get(name)
+        if part is None or part.shape in expected:
+            continue
+        shapes = " or ".join(str(list(item)) for item in expected)
+        problems.append(
+            f"{base}.{name} has shape {list(part.shape)}, groups of {size} make it {shapes}"
+        )
+    for name, part in parts.items():
+        # Older files of compressed-tensors have zero points as they are, not packed.
+        words = ("I32", "I8") if name == "weight_zero_point" else ("I32",)
+        allowed = _FLOATS if "scale" in name else words
+        if part.dtype not in allowed:
+            problems.append(
+                f"{base}.{name} is of type {part.dtype}, it must be {' or '.join(allowed)}"
+            )
+    return problems
+
+
+def _expected(shape: Shape, packing: Packing, size: int) -> dict[str, tuple[Shape, ...]]:
+    """The shapes that each part may have."""
+    rows, columns = shape
+    groups, each = columns // size, _WORD_BITS // packing.bits
+    if packing.scheme != "compressed-tensors":
+        awq = packing.scheme == "awq"
+        words = (columns, rows // each) if awq else (columns // each, rows)
+        return {
+            "qweight": (words,),
+            "qzeros": ((groups, rows // each),),
+            "scales": ((groups, rows),),
+            "g_idx": ((columns,),),
+        }
+    return {
+        "weight_packed": ((rows, columns // each),),
+        "weight_scale": ((rows, groups),),
+        "weight_zero_point": ((-(-rows // each), groups), (rows, groups)),
+        "weight_g_idx": ((columns,),),
+    }

@@ -1,0 +1,162 @@
+"""What config.json says of a checkpoint whose matrices are quantised already.
+
+Three ways are read: AWQ, GPTQ and compressed-tensors, where they keep whole numbers of 4 or 8 bits
+for the weights alone. Everything else is refused by its name. Knows no files and no bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from freight.errors import ModelError
+
+__all__ = ["Packing", "read_packing"]
+
+_READABLE: Final = (
+    "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
+    "(pack-quantized, weights of 4 and 8 bits) and GGUF."
+)
+_ADVICE: Final = (
+    "Fetch the model in one of these, or as it was before: --weight-bits 4 makes it small here."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """``scheme``: "awq", "gptq" or "compressed-tensors". ``group_size`` None: a row is one group.
+
+    ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
+    ``skipped``: patterns of the modules that stay plain.
+    """
+
+    scheme: str
+    bits: int
+    group_size: int | None
+    symmetric: bool = False
+    zero_shift: int = 0
+    skipped: tuple[str, ...] = ()
+
+    def skips(self, module: str) -> bool:
+        return any(re.search(pattern, module) for pattern in self.skipped)
+
+
+def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
+    """How the matrices are packed, by the ``quantization_config`` of a config.json; None where they
+    are not. Raises ModelError that names the way where it is not one that is read."""
+    given = raw.get("quantization_config", raw.get("compression_config"))
+    if not given:
+        return None
+    if not isinstance(given, Mapping):
+        raise _refusal(place, f"quantization_config {given!r}")
+    method = str(given.get("quant_method"))
+    readers = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors}
+    if method not in readers:
+        raise _refusal(place, method if "quant_method" in given else "an unnamed way")
+    try:
+        found = readers[method](given, place)
+        found.skips("")  # whatever is no pattern shows
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+        raise _refusal(place, f"{method}, in a form that is not known ({error!r})") from error
+
+
+def _awq(given: Mapping[str, Any], place: str) -> Packing:
+    version = str(given.get("version", given.get("format", "gemm"))).lower()
+    if version != "gemm" or given.get("backend") == "llm-awq":
+        raise _refusal(place, f"awq ({'llm-awq' if version == 'gemm' else version})")
+    skipped = given.get("modules_to_not_convert") or ()
+    return Packing(
+        scheme="awq",
+        bits=_bits(given["bits"] if "bits" in given else given["w_bit"], (4,), "awq", place),
+        group_size=_group_size(given.get("group_size", given.get("q_group_size"))),
+        skipped=tuple(re.escape(str(name)) for name in skipped),
+    )
+
+
+def _gptq(given: Mapping[str, Any], place: str) -> Packing:
+    stored = str(given.get("checkpoint_format") or given.get("format") or "gptq").lower()
+    if given.get("is_marlin_format"):
+        stored = "marlin"
+    if stored not in ("gptq", "gptq_v2"):
+        raise _refusal(place, f"gptq ({stored})")
+    own = dict(given.get("dynamic") or {})
+    if any(not name.startswith("-:") for name in own):
+        raise _refusal(place, "gptq (dynamic: other bits or groups for some modules)")
+    return Packing(
+        scheme="gptq",
+        bits=_bits(given["bits"], (4, 8), "gptq", place),
+        group_size=_group_size(given.get("group_size")),
+        # The first version of the format stores zero points less one.
+        zero_shift=1 if stored == "gptq" else 0,
+        skipped=tuple(name.removeprefix("-:") for name in own),
+    )
+
+
+def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
+    for name in ("kv_cache_scheme", "transform_config"):
+        if given.get(name):
+            raise _refusal(place, f"compressed-tensors ({name})")
+    sparsity = (given.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise _refusal(place, f"compressed-tensors ({sparsity})")
+    groups = list(given["config_groups"].values())
+    found = {_scheme_of(group, given.get("format"), place) for group in groups}
+    if len(found) != 1:
+        raise _refusal(place, f"compressed-tensors ({len(found)} different schemes)")
+    bits, group_size, symmetric = found.pop()
+    return Packing(
+        scheme="compressed-tensors",
+        bits=bits,
+        group_size=group_size,
+        symmetric=symmetric,
+        skipped=tuple(_pattern(str(name)) for name in given.get("ignore") or ()),
+    )
+
+
+def _scheme_of(
+    group: Mapping[str, Any], stored: str | None, place: str
+) -> tuple[int, int | None, bool]:
+    """Bits, group size and whether there are no zero points."""
+    stored = group.get("format") or stored
+    if stored != "pack-quantized":
+        raise _refusal(place, f"compressed-tensors ({stored})")
+    weights = group["weights"]
+    if group.get("input_activations") or group.get("output_activations"):
+        raise _refusal(place, "compressed-tensors (quantised activations)")
+    if weights.get("type", "int") != "int":
+        raise _refusal(place, f"compressed-tensors (weights of type {weights['type']})")
+    strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
+    if strategy not in ("group", "channel"):
+        raise _refusal(place, f"compressed-tensors (one scale for each {strategy})")
+    bits = _bits(weights["num_bits"], (4, 8), "compressed-tensors", place)
+    group_size = _group_size(weights["group_size"]) if strategy == "group" else None
+    return bits, group_size, bool(weights.get("symmetric", True))
+
+
+def _pattern(name: str) -> str:
+    """An entry of ``ignore``: a module's name, or an expression that its name begins with."""
+    if name.startswith("re:"):
+        return f"^(?:{name.removeprefix('re:')})"
+    return f"^{re.escape(name)}$"
+
+
+def _bits(value: object, known: tuple[int, ...], method: str, place: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in known:
+        raise _refusal(place, f"{method} ({value} bits)")
+    return value
+
+
+def _group_size(value: object) -> int | None:
+    """-1 stands for a whole row. Raises ValueError where it is no size, or a tiny one."""
+    if not isinstance(value, int) or isinstance(value, bool) or not (value == -1 or value >= 16):
+        raise ValueError(f"group_size {value!r}")
+    return None if value == -1 else value
+
+
+def _refusal(place: str, way: str) -> ModelError:
+    return ModelError(
+        f"{place} describes a checkpoint that is quantised with {way}.", _READABLE, _ADVICE
+    )

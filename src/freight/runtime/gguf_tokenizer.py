@@ -1,0 +1,158 @@
+"""A tokenizer.json out of what a GGUF file says of its tokenizer, where that is a byte-level BPE.
+
+How text is split before merges is only named there; the names that are known here are those of the
+models that are run. Knows JSON and metadata, no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from freight.model.gguf import GgufFile
+
+__all__ = ["tokenizer_config_of_gguf", "tokenizer_of_gguf"]
+
+_CONTROL: Final = 3
+_USER_DEFINED: Final = 4
+
+# The patterns of the models' own tokenizer.json files.
+_LLAMA3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Splitting:
+    """``pattern`` None: GPT-2's. ``whole_words``: one that is a token is not merged. ``adds_start``
+    where the file does not say so itself."""
+
+    pattern: str | None = None
+    digits: bool = False
+    composed: bool = False
+    whole_words: bool = False
+    adds_start: bool = False
+
+
+_OF_LLAMA3: Final = _Splitting(pattern=_LLAMA3, whole_words=True, adds_start=True)
+_SPLITTINGS: Final[Mapping[str, _Splitting]] = {
+    "gpt-2": _Splitting(),
+    "smollm": _Splitting(digits=True),
+    "llama3": _OF_LLAMA3,
+    "llama-v3": _OF_LLAMA3,
+    "llama-bpe": _OF_LLAMA3,
+    "qwen2": _Splitting(pattern=_QWEN2, composed=True),
+    "deepseek-r1-qwen": _Splitting(pattern=_QWEN2, composed=True),
+    "tekken": _Splitting(pattern=_TEKKEN, whole_words=True, adds_start=True),
+}
+
+
+def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
+    """The content of a tokenizer.json; None where the file's tokenizer is of a kind that is not
+    made here."""
+    said = _said(file)
+    splitting = _SPLITTINGS.get(str(said.get("pre")))
+    tokens, merges = said.get("tokens"), said.get("merges")
+    if said.get("model") != "gpt2" or splitting is None or not tokens or not merges:
+        return None
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, said.get("token_type") or []),
+        "normalizer": {"type": "NFC"} if splitting.composed else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _splitters(splitting)},
+        "post_processor": _ends(said, tokens, splitting),
+        "decoder": _byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": splitting.whole_words,
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [merge.split(" ") for merge in merges],
+        },
+    }
+
+
+def tokenizer_config_of_gguf(file: GgufFile) -> dict[str, Any]:
+    """The content of a tokenizer_config.json: the chat template and the tokens that it may name."""
+    said, found = _said(file), {}
+    tokens = said.get("tokens") or []
+    for name in ("bos", "eos"):
+        number = said.get(f"{name}_token_id")
+        if isinstance(number, int) and 0 <= number < len(tokens):
+            found[f"{name}_token"] = tokens[number]
+    template = file.metadata.get("tokenizer.chat_template")
+    return found if template is None else {**found, "chat_template": template}
+
+
+def _said(file: GgufFile) -> Mapping[str, Any]:
+    prefix = "tokenizer.ggml."
+    return {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+
+
+def _added(tokens: list[str], kinds: list[int]) -> list[dict[str, Any]]:
+    """Tokens that are found in the text before it is split."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": number, "content": token, **plain, "special": kind == _CONTROL}
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _splitters(splitting: _Splitting) -> list[dict[str, Any]]:
+    if splitting.pattern is None:
+        digits = [{"type": "Digits", "individual_digits": True}] if splitting.digits else []
+        return [*digits, _byte_level(use_regex=True)]
+    pattern = {"Regex": splitting.pattern}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return [split, _byte_level(use_regex=False)]
+
+
+def _ends(said: Mapping[str, Any], tokens: list[str], splitting: _Splitting) -> dict[str, Any]:
+    """Special tokens around a prompt."""
+    single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    special: dict[str, Any] = {}
+    start, end = said.get("bos_token_id"), said.get("eos_token_id")
+    for number, is_added, place in (
+        (start, said.get("add_bos_token", splitting.adds_start), 0),
+        (end, said.get("add_eos_token", False), len(single) + 1),
+    ):
+        if is_added and isinstance(number, int) and 0 <= number < len(tokens):
+            token = tokens[number]
+            single.insert(place, {"SpecialToken": {"id": token, "type_id": 0}})
+            special[token] = {"id": token, "ids": [number], "tokens": [token]}
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": special,
+    }

@@ -1,0 +1,130 @@
+"""Rows of a checkpoint's quantised tensors, read and put into the form that runs use.
+
+A tensor at a time: blocks are read as rows are wanted, words that lie across the rows all at once,
+which takes a matrix's size in its few bits. Nothing is rounded; what would have to be is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from freight.errors import ModelError
+from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
+from freight.model.gguf_tensors import BLOCKS
+from freight.model.number_format import Grouped, find_compressed
+from freight.model.sources import Packed, TensorSource
+from freight.quantities import MIB
+from freight.runtime.loaders import CheckpointFiles
+
+__all__ = ["check_order", "packed_rows"]
+
+_CHUNK_VALUES: Final = 4 * MIB
+_TYPES: Final = {
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
+
+
+def packed_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:
+    """All rows of a packed tensor in the form that ``source.dtype`` names, some at a time, uint8
+    [rows, bytes]. ModelError where a value is no number, or not held exactly."""
+    assert source.packed is not None
+    number_format = find_compressed(source.dtype)
+    if number_format is None:
+        yield from _plain_rows(files, source, source.packed)
+        return
+    assert isinstance(number_format, Grouped)
+    parts = _unpacked(files, source, source.packed)
+    for own in parts:
+        rows = exact_rows(own, number_format)
+        if rows is None:
+            raise ModelError(
+                f"{name} of {source.path.name} was to be converted.",
+                "It has scales that are infinite, no numbers, or of more digits than can be kept "
+                "exactly.",
+                "Fetch the weights again, or take a checkpoint with scales of 16 bits.",
+            )
+        yield rows
+
+
+def check_order(files: CheckpointFiles, sources: Mapping[str, TensorSource]) -> None:
+    """ModelError where columns do not belong to their groups in the order in which they lie."""
+    for name, source in sources.items():
+        packed = source.packed
+        order = None if packed is None else _order(packed)
+        if packed is None or order is None:
+            continue
+        found = _whole(files, order).flatten()
+        if not torch.equal(found, torch.arange(len(found), dtype=torch.int32) // packed.group_size):
+            raise ModelError(
+                f"{name} of {source.path.name} was to be converted.",
+                "Its columns are shared out to groups in the order of their activations (GPTQ "
+                "with desc_act, act-order), which is not supported.",
+                "Take a checkpoint of the same model that was quantised with desc_act false.",
+            )
+
+
+def _order(packed: Packed) -> TensorSource | None:
+    return packed.parts.get("g_idx") or packed.parts.get("weight_g_idx")
+
+
+def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> Iterator[Unpacked]:
+    if packed.scheme in BLOCKS:
+        size = BLOCKS[packed.scheme].num_bytes
+        for raw in _raw_rows(files, source, packed):
+            yield unpack_blocks(packed.scheme, raw, size)
+        return
+    order = _order(packed)
+    parts = {name: _whole(files, part) for name, part in packed.parts.items() if part is not order}
+    num_rows, columns = source.shape
+    step = max(1, _CHUNK_VALUES // columns)
+    for begin in range(packed.first_row, packed.first_row + num_rows, step):
+        end = min(begin + step, packed.first_row + num_rows)
+        yield unpack_words(packed, parts, begin, end)
+
+
+def _plain_rows(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    """Rows that are not quantised, but were changed."""
+    for raw in _raw_rows(files, source, packed):
+        if packed.minus_one:
+            values = raw.view(_TYPES[packed.scheme]).float() - 1.0
+            yield values.view(torch.uint8)
+        else:
+            yield raw
+
+
+def _raw_rows(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    """The bytes of the rows, uint8 [rows, bytes], those of a head unwoven."""
+    part = packed.parts["rows"]
+    row_bytes = part.num_bytes // part.shape[0]
+    whole = packed.head_rows or 1
+    step = whole * max(1, files.most_bytes // (row_bytes * whole))
+    for begin in range(packed.first_row, packed.first_row + source.shape[0], step):
+        count = min(step, packed.first_row + source.shape[0] - begin)
+        raw = _read(files, part, begin * row_bytes, count * row_bytes).view(count, row_bytes)
+        if packed.head_rows:
+            raw = raw.view(-1, whole // 2, 2, row_bytes).transpose(1, 2).reshape(count, row_bytes)
+        yield raw
+
+
+def _whole(files: CheckpointFiles, part: TensorSource) -> torch.Tensor:
+    return _read(files, part, 0, part.num_bytes).view(_TYPES[part.dtype]).view(part.shape)
+
+
+def _read(files: CheckpointFiles, part: TensorSource, offset: int, size: int) -> torch.Tensor:
+    """So many bytes in a tensor of their own."""
+    out = torch.empty(size, dtype=torch.uint8)
+    for begin in range(0, size, files.most_bytes):
+        count = min(files.most_bytes, size - begin)
+        out[begin : begin + count].copy_(files.read(part, offset + begin, count))
+    return out

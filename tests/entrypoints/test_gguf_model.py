@@ -1,0 +1,193 @@
+"""A GGUF file alone is a model: its config.json and tokenizer.json are made of what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig
+
+from freight import LLM, SamplingParams
+from freight.entrypoints.cli import main
+from freight.entrypoints.model_source import find_model
+from freight.errors import ModelError
+from freight.model.config import read_config
+from freight.runtime.tokenizer import Tokenizer
+
+from ..jobs.tiny_model import write_tiny_tokenizer
+from ..runtime import tiny
+from ..runtime.gguf_files import describe_tokenizer, write_gguf
+from ..runtime.test_engine_gguf import CONFIGS, SIZES, mixed
+
+TEXTS = ["the cat sat on the mat 1234", " naïve 日本 😀\n\n  don't  ", "</s>x<s>"]
+
+
+def write(
+    directory: Path,
+    architecture: str,
+    config: PretrainedConfig,
+    pre: str = "gpt-2",
+    describe: Callable[[Any], None] = lambda _: None,
+    kind_of: Callable[[str], Kind] = mixed,
+) -> tuple[Path, Any]:
+    """A GGUF file with nothing beside it, and the model that it means."""
+    model = tiny.make_model(directory / "theirs", config=config)
+    content = json.loads(
+        (write_tiny_tokenizer(directory / "theirs") / "tokenizer.json").read_text()
+    )
+
+    def say(writer: Any) -> None:
+        describe_tokenizer(writer, content, pre)
+        describe(writer)
+
+    path = directory / "own" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    return path, write_gguf(model, path, architecture, kind_of, say)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "mistral"])
+def test_the_configuration_is_that_of_config_json(name: str, tmp_path: Path) -> None:
+    architecture, config = CONFIGS[name]
+    path, _ = write(tmp_path, architecture, config)
+    made, theirs = read_config(find_model(str(path))), read_config(tmp_path / "theirs")
+    if architecture == "gemma2":  # as the published models have it, but for the largest
+        theirs = replace(theirs, attention_scalar=float(theirs.head_dim))
+    assert made.norm_eps == pytest.approx(theirs.norm_eps, rel=1e-7)  # the file has it in float32
+    assert replace(made, dtype=theirs.dtype, norm_eps=theirs.norm_eps) == theirs
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """The file, and what transformers answers to each of the texts."""
+    path, model = write(tmp_path_factory.mktemp("alone"), "llama", LlamaConfig(**SIZES))
+    tokenizer = Tokenizer(path.parents[1] / "theirs")
+    prompts = [tokenizer.encode(text) for text in TEXTS]
+    return path, tiny.tokens(tiny.reference(model, prompts, 5))
+
+
+def until_end(token_ids: list[int]) -> list[int]:
+    return token_ids[: token_ids.index(1)] if 1 in token_ids else token_ids
+
+
+def test_the_api_answers(alone: tuple[Path, list[list[int]]], tmp_path: Path) -> None:
+    path, wanted = alone
+    for model in (path, path.parent):
+        with LLM(model, dtype="float32") as llm:
+            answers = llm.generate(TEXTS, SamplingParams(max_tokens=5))
+            assert [list(answer.token_ids) for answer in answers] == list(map(until_end, wanted))
+
+
+def test_the_commands_answer(
+    alone: tuple[Path, list[list[int]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, wanted = alone
+    rows = [{"prompt": text, "max_tokens": 5} for text in TEXTS]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ["--model", str(path), "--dtype", "float32", "-o", str(tmp_path / "out.jsonl")]
+    assert main(["run", str(tmp_path / "in.jsonl"), *flags]) == 0
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    decode = Tokenizer(path.parents[1] / "theirs").decode
+    assert [row["text"] for row in found] == [decode(until_end(ids)) for ids in wanted]
+    assert main(["compress", "--model", str(path)]) == 0
+    assert Path(capsys.readouterr().out.strip(), "weights.bin").is_file()
+    plan = ["plan", "--model", str(path), "--machine", "laptop", "--workload", "64:8"]
+    assert main([*plan, "--rows", "8"]) == 0
+    assert "quantised by its checkpoint" in capsys.readouterr().out
+    for asked in (["--weight-bits", "4"], ["--compute", "int8"]):
+        for command in ([*plan, "--rows", "8"], ["compress", "--model", str(path)]):
+            assert main([*command, *asked]) == 2
+            assert "quantised already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_the_tokenizer_is_that_of_transformers(pre: str, tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "llama", LlamaConfig(**SIZES), pre)
+    own = Tokenizer(find_model(str(path)))
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+    @settings(deadline=None, max_examples=80)
+    @given(st.one_of(st.sampled_from(TEXTS), st.text(st.characters(codec="ascii"), max_size=30)))
+    def agree(text: str) -> None:
+        ids = own.encode(text)
+        assert ids[1:] == theirs.encode(text, add_special_tokens=False) and ids[0] == 0
+        assert own.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+    agree()
+    assert own.eos_token_ids == {1}
+
+
+def test_llama_3_rotates_by_the_factors_of_the_file(tmp_path: Path) -> None:
+    """As the converter of llama.cpp writes them: one number for each frequency."""
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    config = LlamaConfig(**SIZES, rope_parameters=scaling)
+    low, high = 32 / 1.0, 32 / 4.0
+    factors = []
+    for i in range(0, 64, 2):
+        length = 2 * np.pi * 10_000.0 ** (i / 64)
+        smooth = (32 / length - 1.0) / (4.0 - 1.0)
+        between = 1 / ((1 - smooth) / 8.0 + smooth)
+        factors.append(1.0 if length < high else 8.0 if length > low else between)
+
+    def add_factors(writer: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+    path, model = write(tmp_path, "llama", config, describe=add_factors)
+    prompts = tiny.prompts(4, 100)
+    wanted = tiny.tokens(tiny.reference(model, prompts, 6))
+    options = {**tiny.ON_CPU, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(find_model(str(path)), prompts, 6, **options) as engine:
+        engine.tokenizer = None  # with no end of sequence, every row makes all its tokens
+        assert tiny.run(engine, prompts, 6) == wanted
+
+
+def test_without_a_tokenizer_rows_are_token_ids(tmp_path: Path) -> None:
+    path, model = write(tmp_path, "llama", LlamaConfig(**SIZES), pre="one of its own")
+    wanted = tiny.tokens(tiny.reference(model, [[5, 6, 7]], 5))
+    (answer,) = LLM(path, dtype="float32").generate([[5, 6, 7]], SamplingParams(max_tokens=5))
+    assert list(answer.token_ids) == wanted[0]
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        LLM(path).generate("text")
+    # One that lies beside it is used.
+    theirs = tmp_path / "theirs/tokenizer.json"
+    (path.parent / "tokenizer.json").write_bytes(theirs.read_bytes())
+    own = Tokenizer(find_model(str(path)))
+    assert own.encode(TEXTS[0]) == Tokenizer(theirs.parent).encode(TEXTS[0])
+
+
+def test_made_once_and_anew_for_another_file(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "qwen3", CONFIGS["qwen3"][1])
+    made = find_model(str(path))
+    assert find_model(str(path)) == find_model(str(path.parent)) == made != path.parent
+    path.touch()
+    assert find_model(str(path)) != made
+
+
+@pytest.mark.parametrize(
+    ("architecture", "describe", "words"),
+    [
+        ("qwen2", lambda w: w.add_expert_count(8), "a model of 8 experts"),
+        ("gemma3", lambda _: None, "It holds a model of architecture gemma3"),
+    ],
+)
+def test_other_models_are_refused(
+    architecture: str, describe: Callable[[Any], None], words: str, tmp_path: Path
+) -> None:
+    path, _ = write(tmp_path, architecture, CONFIGS["qwen2"][1], describe=describe)
+    with pytest.raises(ModelError) as caught:
+        find_model(str(path))
+    assert words in str(caught.value)

@@ -1,0 +1,124 @@
+"""What config.json says of quantised checkpoints: read, or refused by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freight.errors import ModelError
+from freight.model.packing import Packing, read_packing
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": GROUP},
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+}
+
+
+def read(config: Any) -> Packing | None:
+    return read_packing({"quantization_config": config}, "config.json")
+
+
+def test_what_is_read() -> None:
+    assert read_packing({}, "config.json") is None
+    assert read(AWQ) == Packing(scheme="awq", bits=4, group_size=128)
+    assert read({**AWQ, "group_size": -1, "version": "GEMM"}) == Packing(
+        scheme="awq", bits=4, group_size=None
+    )
+    old = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64}
+    assert read(old) == Packing(scheme="awq", bits=4, group_size=64)
+    assert read(GPTQ) == Packing(scheme="gptq", bits=4, group_size=128, zero_shift=1)
+    newer = {**GPTQ, "checkpoint_format": "gptq_v2", "bits": 8}
+    assert read(newer) == Packing(scheme="gptq", bits=8, group_size=128)
+    found = read(COMPRESSED)
+    assert found is not None
+    assert (found.bits, found.group_size, found.symmetric) == (4, 32, True)
+    channel = {"num_bits": 8, "strategy": "channel", "symmetric": False}
+    found = read({**COMPRESSED, "config_groups": {"a": {**GROUP, "weights": channel}}})
+    assert found is not None
+    assert (found.bits, found.group_size, found.symmetric) == (8, None, False)
+
+
+def test_modules_that_stay() -> None:
+    compressed, awq = read(COMPRESSED), read({**AWQ, "modules_to_not_convert": ["o_proj"]})
+    assert compressed is not None and awq is not None
+    assert compressed.skips("lm_head") and not compressed.skips("model.lm_head_norm")
+    assert compressed.skips("model.layers.3.mlp.gate")
+    assert not compressed.skips("model.layers.3.mlp.gate_proj")
+    assert awq.skips("model.layers.0.self_attn.o_proj")
+    gptq = read({**GPTQ, "dynamic": {r"-:.*\.mlp\..*": {}}})
+    assert gptq is not None
+    assert gptq.skips("model.layers.0.mlp.up_proj") and not gptq.skips("model.layers.0.self_attn")
+
+
+def compressed(**group: Any) -> dict[str, Any]:
+    return {**COMPRESSED, "config_groups": {"group_0": {**GROUP, **group}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "way"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8"),
+        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"load_in_8bit": True}, "an unnamed way"),
+        ("awq", "quantization_config 'awq'"),
+        ({**AWQ, "version": "gemv"}, "awq (gemv)"),
+        ({**AWQ, "version": "marlin"}, "awq (marlin)"),
+        ({**AWQ, "backend": "llm-awq"}, "awq (llm-awq)"),
+        ({**AWQ, "bits": 3}, "awq (3 bits)"),
+        ({**GPTQ, "bits": 2}, "gptq (2 bits)"),
+        ({**GPTQ, "bits": True}, "gptq (True bits)"),
+        ({**GPTQ, "is_marlin_format": True}, "gptq (marlin)"),
+        ({**GPTQ, "checkpoint_format": "bitblas"}, "gptq (bitblas)"),
+        ({**GPTQ, "dynamic": {"+:.*up_proj": {"bits": 8}}}, "gptq (dynamic"),
+        ({**GPTQ, "group_size": 0}, "gptq, in a form that is not known"),
+        ({"quant_method": "gptq"}, "gptq, in a form that is not known"),
+        ({**COMPRESSED, "format": "float-quantized"}, "compressed-tensors (float-quantized)"),
+        ({**COMPRESSED, "format": "marlin-24"}, "compressed-tensors (marlin-24)"),
+        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "(kv_cache_scheme)"),
+        ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
+        (compressed(input_activations={"num_bits": 8}), "(quantised activations)"),
+        (compressed(weights={**WEIGHTS, "type": "float"}), "(weights of type float)"),
+        (compressed(weights={**WEIGHTS, "strategy": "block"}), "(one scale for each block)"),
+        (compressed(weights={**WEIGHTS, "num_bits": 3}), "compressed-tensors (3 bits)"),
+        ({**COMPRESSED, "config_groups": {}}, "(0 different schemes)"),
+        ({**COMPRESSED, "ignore": ["re:("]}, "compressed-tensors, in a form that is not known"),
+    ],
+)
+def test_other_ways_are_named(config: Any, way: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(config)
+    assert "is quantised with" in caught.value.asked and way in caught.value.asked
+    assert "Freight reads AWQ" in caught.value.limit and caught.value.advice
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+KEYS = sorted({*AWQ, *GPTQ, *COMPRESSED, "dynamic", "checkpoint_format", "sparsity_config"})
+
+
+@given(
+    base=st.sampled_from([AWQ, GPTQ, COMPRESSED]),
+    more=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=2),
+    weights=st.dictionaries(st.sampled_from(sorted(WEIGHTS)), JSON, max_size=2),
+)
+def test_any_json_is_read_or_refused(base: Any, more: Any, weights: Any) -> None:
+    config = {**base, **compressed(weights={**WEIGHTS, **weights})} | {**base, **more}
+    try:
+        found = read(config)
+    except ModelError:
+        return
+    assert found is None or found.bits in (4, 8)

@@ -1,0 +1,230 @@
+"""GGUF files beside a config.json: tokens are those of transformers with what the file means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from freight.errors import ModelError
+from freight.model.checkpoint import resolve
+from freight.model.config import read_config
+from freight.runtime import device
+
+from . import tiny
+from .gguf_files import write_gguf
+from .test_engine_compressed import compress
+from .test_engine_packed import NAMES, plain_tensors
+from .test_engine_policies import POLICIES, PROMPTS
+
+STEPS = 6
+SIZES: dict[str, Any] = {
+    **tiny.SIZES,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "pad_token_id": None,
+}
+CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
+    "llama": ("llama", LlamaConfig(**SIZES)),
+    "llama, biases and tied head": (
+        "llama",
+        LlamaConfig(**SIZES, attention_bias=True, tie_word_embeddings=True),
+    ),
+    "mistral": ("llama", MistralConfig(**SIZES, sliding_window=8)),
+    "qwen2": ("qwen2", Qwen2Config(**SIZES)),
+    "qwen3": ("qwen3", Qwen3Config(**SIZES, head_dim=128)),
+    "mixtral": (
+        "llama",
+        MixtralConfig(
+            **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, head_dim=64
+        ),
+    ),
+    "qwen3_moe": (
+        "qwen3moe",
+        Qwen3MoeConfig(
+            **SIZES,
+            head_dim=64,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+        ),
+    ),
+    "phi3": ("phi3", Phi3Config(**SIZES, sliding_window=None, tie_word_embeddings=False)),
+    "gemma2": ("gemma2", Gemma2Config(**SIZES, head_dim=128, sliding_window=8)),
+}
+
+
+def mixed(name: str) -> Kind:
+    """As in files of llama.cpp called Q4_K_M, more or less."""
+    if "gate_inp" in name:
+        return Kind.F32
+    if "token_embd" in name or "output.weight" == name or "attn_v" in name:
+        return Kind.Q6_K
+    return Kind.Q4_K
+
+
+def of(kind: Kind) -> Callable[[str], Kind]:
+    return lambda _: kind
+
+
+def prepare(
+    directory: Path,
+    name: str,
+    kind_of: Callable[[str], Kind],
+    describe: Callable[[Any], None] = lambda _: None,
+) -> list[list[int]]:
+    """Write config.json and a GGUF file; the answers of transformers."""
+    architecture, config = CONFIGS[name]
+    model = tiny.make_model(directory, config=config)
+    (directory / "model.safetensors").unlink()
+    write_gguf(model, directory / "tiny.gguf", architecture, kind_of, describe)
+    return tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+
+
+def answer(directory: Path, kept: Path, **options: Any) -> list[list[int]]:
+    with tiny.engine(directory, PROMPTS[:5], STEPS, **options, compressed_dir=kept) as engine:
+        return tiny.run(engine, PROMPTS[:5], STEPS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    answers = prepare(tmp_path, name, mixed)
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        assert answer(tmp_path, tmp_path / "kept", **options) == answers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"],
+)
+def test_types(kind: str, tmp_path: Path) -> None:
+    answers = prepare(tmp_path, "llama", of(Kind[kind]))
+    assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_what_is_not_quantised_can_be_compressed(kind: str, tmp_path: Path) -> None:
+    """Rows that are woven in the file are put in order first."""
+    architecture, config = CONFIGS["llama, biases and tied head"]
+    model = tiny.make_model(tmp_path, config=config)
+    (tmp_path / "model.safetensors").unlink()
+    write_gguf(model, tmp_path / "tiny.gguf", architecture, of(Kind[kind]))
+    answers = tiny.tokens(tiny.reference(compress(model, 4, 64), PROMPTS[:5], STEPS))
+    assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM, weight_bits=4) == answers
+
+
+def test_what_is_not_quantised_can_be_made_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are those of the same weights in safetensors."""
+    monkeypatch.setattr(device, "computes_int8", lambda dtype: True)
+    architecture, config = CONFIGS["llama, biases and tied head"]
+    model = tiny.make_model(tmp_path, config=config)
+    options = {**tiny.ON_SIM, "compute": "int8"}
+    answers = answer(tmp_path, tmp_path / "kept", **options)
+    (tmp_path / "model.safetensors").unlink()
+    write_gguf(model, tmp_path / "tiny.gguf", architecture, of(Kind.F32))
+    assert answer(tmp_path, tmp_path / "kept", **options) == answers
+
+
+@pytest.fixture(scope="module")
+def mixed_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+@pytest.fixture(scope="module")
+def mixed_tokens(mixed_dir: Path) -> list[list[int]]:
+    return prepare(mixed_dir, "llama, biases and tied head", mixed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu: all in memory",
+        "cpu: all on disk",
+        "cpu: odd mix, K=5",
+        "sim: all on the device",
+        "sim: weights on cpu",
+        "sim: weights on disk",
+        "sim: odd mix, K=7",
+    ],
+)
+def test_same_tokens_wherever_the_compressed_table_lies(
+    name: str, mixed_dir: Path, mixed_tokens: list[list[int]]
+) -> None:
+    assert answer(mixed_dir, mixed_dir / "kept", **POLICIES[name]) == mixed_tokens
+
+
+def add_tokens(writer: Any) -> None:
+    writer.add_token_list([str(number) for number in range(tiny.VOCAB)])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_values_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    """The reader of transformers, which nobody here wrote, finds the same values in the file."""
+    prepare(tmp_path, architecture, mixed, describe=add_tokens)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
+    found = plain_tensors(tmp_path, tmp_path / "kept")
+    assert torch.equal(found["embedding"], theirs.model.embed_tokens.weight)
+    for layer, block in enumerate(theirs.model.layers):
+        for own, name in NAMES.items():
+            assert torch.equal(found[f"layers.{layer}.{own}"], block.get_submodule(name).weight)
+        if architecture == "gemma2":
+            wanted = block.post_feedforward_layernorm.weight
+            assert torch.equal(found[f"layers.{layer}.mlp.post_norm"], wanted)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (cut, "cut short: its header asks for"),
+        (lambda path: path.write_bytes(path.read_bytes()[:300]), "damaged, cut short"),
+        (lambda path: path.write_bytes(b""), "damaged, cut short"),
+        (lambda path: path.write_bytes(b"GGML" + path.read_bytes()[4:]), "not begin with GGUF"),
+        (
+            lambda path: path.write_bytes(b"GGUF\x00\x00\x00\x03" + path.read_bytes()[8:]),
+            "its version is",
+        ),
+        (lambda path: path.with_name("b.gguf").touch(), "2 GGUF files"),
+    ],
+)
+def test_damaged_files_are_refused(
+    spoil: Callable[[Path], Any], words: str, tmp_path: Path
+) -> None:
+    prepare(tmp_path, "llama", of(Kind.Q8_0))
+    spoil(tmp_path / "tiny.gguf")
+    with pytest.raises(ModelError) as caught:
+        resolve(read_config(tmp_path), tmp_path)
+    assert words in str(caught.value)
+
+
+def test_other_types_and_models_are_named(tmp_path: Path) -> None:
+    prepare(tmp_path, "qwen2", lambda name: Kind.Q2_K if "ffn_up" in name else Kind.Q8_0)
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight is of type Q2_K, which is not"):
+        resolve(read_config(tmp_path), tmp_path)
+    CONFIGS["llama"][1].save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="It holds a model of architecture qwen2"):
+        resolve(read_config(tmp_path), tmp_path)

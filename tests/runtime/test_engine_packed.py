@@ -1,0 +1,413 @@
+"""Checkpoints that are quantised already: what is computed with is what their formats mean, bit for
+bit, and the tokens are those of transformers with such weights, under every kind of policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config, PreTrainedModel
+
+from freight.entrypoints.compress import compress_ahead
+from freight.errors import InputError, ModelError
+from freight.kernels.grouped import GroupedRows, dequantise
+from freight.memory.disk import Traffic
+from freight.memory.tier import host_arena
+from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.compression import announced_formats, packed_formats
+from freight.model.config import read_config
+from freight.model.number_format import Grouped, find_compressed
+from freight.quantities import align_up
+from freight.runtime import device
+from freight.runtime.compressed_files import compressed_sources
+from freight.runtime.loaders import CheckpointFiles, bounce_bytes
+from freight.runtime.options import EngineOptions
+
+from . import packed, tiny
+from .test_engine_policies import POLICIES, PROMPTS
+
+STEPS = 6
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How matrices are quantised and packed, and what config.json says of it."""
+
+    config: dict[str, Any]
+    turn: Callable[[packed.Quantised], packed.Tensors]
+    quantise: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, weight: torch.Tensor) -> tuple[packed.Quantised, packed.Tensors]:
+        own = packed.quantise(weight, **self.quantise)
+        return own, self.turn(own)
+
+
+def awq(group_size: int, **more: Any) -> Way:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "version": "gemm"}
+    return Way(
+        config={**config, "zero_point": True, **more},
+        turn=packed.awq,
+        quantise={"bits": 4, "group_size": group_size},
+    )
+
+
+def gptq(bits: int, group_size: int, *, symmetric: bool, version: int = 1, **more: Any) -> Way:
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group_size, "sym": symmetric}
+    if version == 2:
+        config["checkpoint_format"] = "gptq_v2"
+    return Way(
+        config={**config, "desc_act": False, **more},
+        turn=lambda own: packed.gptq(own, less=2 - version),
+        quantise={"bits": bits, "group_size": group_size, "symmetric": symmetric},
+    )
+
+
+def compressed(
+    bits: int,
+    group_size: int,
+    *,
+    symmetric: bool,
+    dtype: torch.dtype = torch.float16,
+    packs_zeros: bool = True,
+    **more: Any,
+) -> Way:
+    is_channel = group_size == -1
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "channel" if is_channel else "group",
+        "group_size": None if is_channel else group_size,
+        "actorder": None,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, **more}
+    return Way(
+        config={
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+        },
+        turn=lambda own: packed.compressed_tensors(own, symmetric, packs_zeros),
+        quantise={
+            "bits": bits,
+            "group_size": group_size,
+            "symmetric": symmetric,
+            "dtype": dtype,
+        },
+    )
+
+
+WAYS = {
+    "awq": awq(64),
+    "awq, rows": awq(-1),
+    "gptq": gptq(4, 128, symmetric=False),
+    "gptq, symmetric": gptq(4, 32, symmetric=True),
+    "gptq, version 2": gptq(4, 64, symmetric=False, version=2),
+    "gptq, 8 bits": gptq(8, 64, symmetric=False),
+    "gptq, rows": gptq(8, -1, symmetric=True),
+    "compressed-tensors": compressed(4, 128, symmetric=True),
+    "compressed-tensors, asymmetric": compressed(4, 32, symmetric=False),
+    "compressed-tensors, plain zeros": compressed(4, 64, symmetric=False, packs_zeros=False),
+    "compressed-tensors, bfloat16": compressed(4, 64, symmetric=True, dtype=torch.bfloat16),
+    "compressed-tensors, 8 bits": compressed(8, -1, symmetric=True),
+    "compressed-tensors, 8 bits, asymmetric": compressed(8, 128, symmetric=False),
+}
+
+
+def make(directory: Path, way: Way) -> PreTrainedModel:
+    dtype = way.quantise.get("dtype", torch.float16)
+    model = tiny.make_model(directory, dtype=dtype, **SIZES)
+    return packed.rewrite(model, directory, way.config, way)
+
+
+def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
+    """What is converted, as the engine's loops make it plain, by logical names."""
+    config = read_config(directory)
+    sources = compressed_sources(
+        config,
+        resolve(config, directory),
+        None,
+        directory=kept,
+        say=lambda _: None,
+    )
+    size = bounce_bytes(sources)
+    files = CheckpointFiles(sources, Traffic(), host_arena(align_up(size, 4096)).take(size, "test"))
+    found = {}
+    for name, source in sources.items():
+        if source.path.name != "weights.bin":
+            continue
+        own = find_compressed(source.dtype)
+        found[name] = torch.empty(source.shape)
+        if own is None:
+            files.fill(name, 0, found[name].view(1, -1))
+            continue
+        assert isinstance(own, Grouped)
+        rows, columns = source.shape
+        raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
+        files.fill(name, 0, raw)
+        dequantise(GroupedRows(raw=raw, columns=columns, number_format=own), found[name])
+    files.close()
+    return found
+
+
+NAMES = {
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_values_and_tokens(name: str, tmp_path: Path) -> None:
+    model = make(tmp_path / "model", WAYS[name])
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    assert len(found) == 2 * len(NAMES)
+    for layer, block in enumerate(model.model.layers):
+        for own, theirs in NAMES.items():
+            wanted = block.get_submodule(theirs).weight
+            assert torch.equal(found[f"layers.{layer}.{own}"], wanted), own
+    # What a plan without the weights takes from config.json alone is what they are.
+    config = read_config(tmp_path / "model")
+    packed_as = packed_formats(resolve(config, tmp_path / "model"))
+    assert announced_formats(config, imagined_sources(config, "float32")) == packed_as
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    options = {**tiny.ON_CPU, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **options) as engine:
+        assert len(engine.plan.layout.compressed) == len(NAMES)  # layers are alike
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+@pytest.fixture(scope="module")
+def awq_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("awq")
+
+
+@pytest.fixture(scope="module")
+def awq_tokens(awq_dir: Path) -> list[list[int]]:
+    return tiny.tokens(tiny.reference(make(awq_dir, WAYS["awq"]), PROMPTS, STEPS))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu: all in memory",
+        "cpu: all on disk, one block",
+        "cpu: odd mix",
+        "sim: weights on cpu",
+        "sim: all on disk",
+        "sim: odd mix",
+        "sim: attention on both",
+    ],
+)
+def test_same_tokens_under_every_policy(
+    name: str, awq_dir: Path, awq_tokens: list[list[int]]
+) -> None:
+    options = {**POLICIES[name], "compressed_dir": awq_dir / "kept"}
+    with tiny.engine(awq_dir, PROMPTS, STEPS, **options) as engine:
+        assert tiny.run(engine, PROMPTS, STEPS) == awq_tokens
+
+
+def test_without_numba_the_reference_is_used(
+    awq_dir: Path, awq_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from freight.kernels import threads
+
+    monkeypatch.setattr(threads, "find_loops", lambda: None)
+    options = {**tiny.ON_SIM, "compressed_dir": awq_dir / "kept"}
+    with tiny.engine(awq_dir, PROMPTS, STEPS, **options) as engine:
+        assert tiny.run(engine, PROMPTS, STEPS) == awq_tokens
+
+
+@pytest.mark.parametrize("way", ["awq", "gptq, 8 bits", "compressed-tensors, asymmetric"])
+def test_stacked_projections_and_modules_that_stay(way: str, tmp_path: Path) -> None:
+    config = Phi3Config(
+        **{**tiny.SIZES, **SIZES}, pad_token_id=0, tie_word_embeddings=False, sliding_window=None
+    )
+    model = tiny.make_model(tmp_path, config=config)
+    own = WAYS[way]
+    packed.rewrite(model, tmp_path, own.config, own, stays=lambda name: "layers.1.mlp" in name)
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    options = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
+        names = engine.plan.layout.compressed
+        assert "layers.0.mlp.gate" in names and "layers.1.mlp.gate" not in names
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+def convert(directory: Path, kept: Path, said: list[str]) -> Path:
+    """Where the conversion is kept."""
+    config = read_config(directory)
+    places = compressed_sources(
+        config,
+        resolve(config, directory),
+        None,
+        directory=kept,
+        say=said.append,
+    )
+    return next(place.path for place in places.values() if place.path.name == "weights.bin")
+
+
+def test_converted_once_and_anew_when_damaged_or_different(tmp_path: Path) -> None:
+    make(tmp_path / "model", WAYS["gptq"])
+    kept: Path = tmp_path / "kept"
+    said: list[str] = []
+    path = convert(tmp_path / "model", kept, said)
+    whole = path.read_bytes()
+    assert convert(tmp_path / "model", kept, said) == path and len(said) == 1
+    for damage in (whole[:-4096], b"\xff" * 64 + whole[64:]):
+        path.write_bytes(damage)
+        assert convert(tmp_path / "model", kept, said) == path
+        assert path.read_bytes() == whole
+    left = path.parent.with_name(f"{path.parent.name}.12345")
+    path.parent.rename(left)  # as a process leaves it that is killed while it writes
+    convert(tmp_path / "model", kept, said)
+    assert path.read_bytes() == whole and not left.exists() and len(said) == 4
+    # The same files, by another config.json: other zero points.
+    raw = json.loads((tmp_path / "model/config.json").read_text())
+    raw["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    (tmp_path / "model/config.json").write_text(json.dumps(raw))
+    other = convert(tmp_path / "model", kept, said)
+    assert other != path and other.read_bytes() != whole
+
+
+def spoil(directory: Path, change: Callable[[packed.Tensors], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+BASE = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("way", "change", "words"),
+    [
+        ("awq", lambda t: t.pop(f"{BASE}.qzeros"), "qzeros is missing"),
+        ("gptq", lambda t: t.pop(f"{BASE}.scales"), "scales is missing"),
+        (
+            "gptq",
+            lambda t: t.update({f"{BASE}.scales": t[f"{BASE}.scales"].repeat(2, 1)}),
+            "scales has shape [2, 256], groups of 128 make it [1, 256]",
+        ),
+        (
+            "awq",
+            lambda t: t.update({f"{BASE}.qweight": t[f"{BASE}.qweight"][:64].clone()}),
+            "qweight has shape [64, 32]",
+        ),
+        (
+            "compressed-tensors",
+            lambda t: t.update({f"{BASE}.weight_packed": t[f"{BASE}.weight_packed"].short()}),
+            "weight_packed is of type I16, it must be I32",
+        ),
+        (
+            "compressed-tensors, asymmetric",
+            lambda t: t.pop(f"{BASE}.weight_zero_point"),
+            "weight_zero_point is missing",
+        ),
+        (
+            "compressed-tensors",
+            lambda t: t.pop(f"{BASE}.weight_packed"),
+            f"{BASE}.weight is missing",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    way: str, change: Callable[[packed.Tensors], Any], words: str, tmp_path: Path
+) -> None:
+    make(tmp_path, WAYS[way])
+    spoil(tmp_path, change)
+    with pytest.raises(ModelError) as caught:
+        resolve(read_config(tmp_path), tmp_path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "change", "words"),
+    [
+        ("gptq", lambda t: t[f"{BASE}.g_idx"].copy_(t[f"{BASE}.g_idx"].flip(0)), None),
+        (
+            "gptq, 8 bits",
+            lambda t: t[f"{BASE}.g_idx"].copy_(t[f"{BASE}.g_idx"].flip(0)),
+            "desc_act",
+        ),
+        ("awq", lambda t: t[f"{BASE}.scales"].fill_(float("inf")), "infinite"),
+        (
+            "compressed-tensors",
+            lambda t: t.update({f"{BASE}.weight_scale": torch.full((256, 1), 1 / 3)}),
+            "more digits",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_exactly_is_refused(
+    way: str, change: Callable[[packed.Tensors], Any], words: str | None, tmp_path: Path
+) -> None:
+    make(tmp_path / "model", WAYS[way])
+    spoil(tmp_path / "model", change)
+    if words is None:  # one group: there is no other order
+        convert(tmp_path / "model", tmp_path / "kept", [])
+        return
+    with pytest.raises(ModelError) as caught:
+        convert(tmp_path / "model", tmp_path / "kept", [])
+    assert words in str(caught.value)
+    assert not any((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("asked", [{"weight_bits": 4}, {"compute": "int8"}])
+def test_another_compression_on_top_is_refused(
+    asked: dict[str, Any], is_fast: bool, awq_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By runs and ahead of them, whatever products the machine would make."""
+    monkeypatch.setattr(device, "computes_int8", lambda dtype: is_fast)
+    options = {**tiny.ON_CPU, **asked}
+    with pytest.raises(InputError, match="quantised already") as caught:
+        tiny.engine(awq_dir, PROMPTS, STEPS, **options).__enter__()
+    assert caught.value.asked.startswith("--weight-bits 4" if "weight_bits" in asked else "--comp")
+    with pytest.raises(InputError, match="quantised already"):
+        compress_ahead(EngineOptions(device="cpu", **asked), awq_dir, lambda _: None)
+
+
+@pytest.mark.parametrize("way", ["gptq, version 2", "compressed-tensors"])
+def test_experts(way: str, tmp_path: Path) -> None:
+    """Each expert's matrices are packed; the router stays as it is."""
+    sizes = {**tiny.SIZES, **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+    tiny.make_model(tmp_path, config=MixtralConfig(**sizes, sliding_window=None))
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = dict(tensors)
+    for name in [name for name in tensors if ".experts." in name or "_proj.weight" in name]:
+        own, parts = WAYS[way](tensors.pop(name))
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": x for part, x in parts.items()}
+        plain[name] = own.plain
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "plain/config.json").write_text(json.dumps(raw))
+    described = {**raw, "quantization_config": WAYS[way].config}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", attn_implementation="eager")
+    answers = tiny.tokens(tiny.reference(model.eval(), PROMPTS[:5], STEPS))
+    options = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
+        names = engine.plan.layout.compressed
+        assert "layers.0.experts.3.down" in names or "layers.0.experts.0.down" in names
+        assert not any("router" in name for name in names)
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
