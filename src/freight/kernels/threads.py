@@ -30,13 +30,16 @@ __all__ = [
 ]
 
 _LEAST_ROWS = 16
+_WIDTH = 16
+"""Codes that a loop takes at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loops:
     """The modules that numba compiles."""
 
-    rows: Any
+    groups: Any
+    integers: Any
     attention: Any
     append: Any
 
@@ -45,10 +48,15 @@ class Loops:
 def find_loops() -> Loops | None:
     """The compiled loops, None where numba is not installed."""
     try:
-        from freight.kernels import append_loops, attention_loops, loops
+        from freight.kernels import append_loops, attention_loops, group_loops, integer_loops
     except ImportError:
         return None
-    return Loops(rows=loops, attention=attention_loops, append=append_loops)
+    return Loops(
+        groups=group_loops,
+        integers=integer_loops,
+        attention=attention_loops,
+        append=append_loops,
+    )
 
 
 @cache
@@ -64,22 +72,25 @@ def product_on_cpu(
     loops, source, numbers = find_loops(), raw.numpy(), _numbers(raw, number_format)
     if loops is None or numbers is None:
         return None
-    wide = x.float().contiguous().numpy()
+    wide = x.float().contiguous().view(-1).numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
     size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.rows.product(source[own], numbers[own], size, bits, wide, target[own])
+        loops.groups.product(source[own], numbers[own], size, bits, wide, x.shape[1], target[own])
 
     share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return out.t()
 
 
 def _numbers(raw: torch.Tensor, number_format: Grouped) -> npt.NDArray[Any] | None:
-    """The rows as whole numbers as wide as a scale; None where they do not lie as loops want."""
+    """The rows as whole numbers as wide as a scale; None where they do not lie as loops want, or
+    groups are no whole vectors."""
     source, size = raw.numpy(), number_format.factor_bytes
+    if number_format.group_size * number_format.code_bits < 8 * _WIDTH:
+        return None
     if not source.flags.c_contiguous or source.ctypes.data % size or source.shape[1] % size:
         return None
     return source.view(np.uint32 if number_format.wide else np.uint16)
@@ -108,20 +119,19 @@ def dequantise_on_cpu(
     if loops is None or not out.is_contiguous():
         return False
     if out.dtype is torch.bfloat16:
-        target, is_wide = out.view(torch.int16).numpy().view(np.uint16), False
+        target = out.view(torch.int16).numpy().view(np.uint16)
     elif out.dtype is torch.float32:
-        target, is_wide = out.numpy(), True
+        target = out.numpy()
     else:
         return False
     source, numbers = raw.numpy(), _numbers(raw, number_format)
     if numbers is None:
         return False
-    loop = loops.rows.to_float32 if is_wide else loops.rows.to_bfloat16
     size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loop(source[own], numbers[own], size, bits, target[own])
+        loops.groups.make_plain(source[own], numbers[own], size, bits, target[own])
 
     share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
     return True
@@ -141,7 +151,9 @@ def quantise_on_cpu(
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.rows.to_int8(words[first * pitch :], shift, pitch, border, targets[own], factors[own])
+        loops.integers.to_int8(
+            words[first * pitch :], shift, pitch, border, targets[own], factors[own]
+        )
 
     share(np.ones(x.shape[0], np.int64), work, _LEAST_ROWS)
     return True
@@ -162,7 +174,7 @@ def scale_on_cpu(
     if loops is None or not _has_words(out):
         return False
     is_wide = out.dtype is torch.float32
-    loop = loops.rows.scale_to_float32 if is_wide else loops.rows.scale_to_bfloat16
+    loop = loops.integers.scale_to_float32 if is_wide else loops.integers.scale_to_bfloat16
     words, pitch = _words(out), out.stride(0)
     target = words.view(np.float32) if is_wide else words
     source, factors, own_factors = sums.numpy(), token_scales.numpy(), row_scales.numpy()

@@ -22,6 +22,7 @@ __all__ = [
     "WIDTH",
     "add",
     "bits_of",
+    "factor_at",
     "half_at",
     "is_above",
     "larger",
@@ -38,7 +39,6 @@ __all__ = [
     "rounded",
     "splat",
     "store",
-    "store_bfloat16",
     "subtract",
     "total",
     "two_to",
@@ -141,32 +141,30 @@ def load_high(context, array, index):  # type: ignore[no-untyped-def]
     return _VECTOR(array, types.uintp), high
 
 
+def _store_float32(builder: Any, vector: Any, place: Any) -> None:
+    builder.store(vector, place).align = 4
+
+
+def _store_bfloat16(builder: Any, vector: Any, place: Any) -> None:
+    words, sixteen = builder.bitcast(vector, _WORDS), _constant(_WORD, 16)
+    odd = builder.and_(builder.lshr(words, sixteen), _constant(_WORD, 1))
+    words = builder.add(words, builder.add(odd, _constant(_WORD, 0x7FFF)))
+    halves = builder.trunc(builder.lshr(words, sixteen), ir.VectorType(_SHORT, WIDTH))
+    builder.store(halves, place).align = 2
+
+
+_STORES = {types.float32: (_FLOAT, _store_float32), types.uint16: (_SHORT, _store_bfloat16)}
+
+
 @intrinsic
 def store(context, array, index, value):  # type: ignore[no-untyped-def]
-    """Sixteen numbers into a float32 array."""
+    """Sixteen numbers into a float32 array, or a uint16 one that holds bfloat16: rounded to the
+    nearest, ties to even."""
+    kind, put = _STORES[array.dtype]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data, place, vector = arguments
-        at = _place(context, builder, signature.args[0], data, place, _FLOAT)
-        builder.store(vector, at).align = 4
-        return context.get_dummy_value()
-
-    return types.none(array, types.uintp, _VECTOR), generate
-
-
-@intrinsic
-def store_bfloat16(context, array, index, value):  # type: ignore[no-untyped-def]
-    """Sixteen numbers into a uint16 array as bfloat16: rounded to the nearest, ties to even."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, place, vector = arguments
-        at = _place(context, builder, signature.args[0], data, place, _SHORT)
-        words = builder.bitcast(vector, _WORDS)
-        sixteen = _constant(_WORD, 16)
-        odd = builder.and_(builder.lshr(words, sixteen), _constant(_WORD, 1))
-        words = builder.add(words, builder.add(odd, _constant(_WORD, 0x7FFF)))
-        halves = builder.trunc(builder.lshr(words, sixteen), ir.VectorType(_SHORT, WIDTH))
-        builder.store(halves, at).align = 2
+        put(builder, vector, _place(context, builder, signature.args[0], data, place, kind))
         return context.get_dummy_value()
 
     return types.none(array, types.uintp, _VECTOR), generate
@@ -300,6 +298,14 @@ def half_at(halves, index):  # type: ignore[no-untyped-def]
     bits = np.uint32(halves[index])
     size = of_bits((bits & np.uint32(0x7FFF)) << np.uint32(13)) * np.float32(2.0**112)
     return of_bits(bits_of(size) | (bits & np.uint32(0x8000)) << np.uint32(16))
+
+
+@njit(nogil=True, inline="always")
+def factor_at(numbers, index):  # type: ignore[no-untyped-def]
+    """A float16 by its bits, from a uint16 array, or a float32, from a uint32 one."""
+    if numbers.itemsize == 2:
+        return half_at(numbers, index)
+    return of_bits(np.uint32(numbers[index]))
 
 
 @intrinsic
