@@ -1,5 +1,5 @@
-"""Loops over rows of integers in groups, which numba compiles. Each works on some rows, alone; threads
-are the caller's business.
+"""Loops over rows of integers in groups, which numba compiles. Each works on some rows, alone;
+threads are the caller's business.
 """
 
 from __future__ import annotations
