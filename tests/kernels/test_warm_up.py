@@ -5,29 +5,54 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
+import sys
+
 import torch
 
-from freight.kernels import loops
+from freight.kernels import append_loops, attention_loops, group_loops
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.pages import Pages
 from freight.kernels.warm_up import warm_up
-from freight.model.number_format import Grouped
+from freight.model.number_format import Grouped, fit_head
 
+dtype = getattr(torch, sys.argv[1])
 own = Grouped(bits=8, group_size=32, wide=True)
-warm_up(torch.float32, weights=[None, own], kv_format=None)
-used = (loops.product, loops.to_float32)
+kept = fit_head(4, 64, 96)
+warm_up(dtype, weights=[None, own], kv_format=kept)
+used = (
+    group_loops.product,
+    group_loops.make_plain,
+    attention_loops.attend_heads,
+    append_loops.append_tokens,
+)
 compiled = [len(loop.signatures) for loop in used]
-assert compiled == [1, 1], compiled
+assert all(compiled), compiled
 rows = GroupedRows(
     raw=torch.zeros(40, own.row_bytes(96), dtype=torch.uint8), columns=96, number_format=own
 )
-dequantise(rows, torch.empty(40, 96))
+dequantise(rows, torch.empty(40, 96, dtype=dtype))
 assert small_product(torch.zeros(3, 96), rows) is not None
+raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
+pages = Pages(
+    raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept
+)
+places, k = torch.tensor([3, 4]), torch.zeros(2, 2, 96, dtype=dtype)
+append_rows(pages, torch.tensor([0, 2]), places, k, k)
+q = torch.zeros(2, 6, 96, dtype=dtype)
+assert attend_single_queries(
+    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5
+)
 assert [len(loop.signatures) for loop in used] == compiled
 """
 
 
-def test_nothing_is_left_to_compile() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_is_left_to_compile(dtype: str) -> None:
     """For scales in float32, too; in a process that has compiled nothing else."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    command = [sys.executable, "-c", SCRIPT, dtype]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
