@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -237,6 +237,7 @@ JSON = st.recursive(
 ROPE_KEYS = ["type", "factor", "rope_theta", "short_factor", "truncate", "low_freq_factor"]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
     raw = {**data.draw(st.sampled_from([LLAMA, MISTRAL, QWEN2])), "rope_scaling": {**LLAMA3_ROPE}}

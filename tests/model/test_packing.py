@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freight.errors import ModelError
@@ -110,6 +110,7 @@ JSON = st.recursive(
 KEYS = sorted({*AWQ, *GPTQ, *COMPRESSED, "dynamic", "checkpoint_format", "sparsity_config"})
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     base=st.sampled_from([AWQ, GPTQ, COMPRESSED]),
     more=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=2),
