@@ -215,8 +215,11 @@ class Machine:
         }
         return replace(self, links={**self.links, **links})
 
-    def with_simulated_device(self, memory_bytes: int, bytes_per_s: float | None) -> Machine:
-        """The same with a simulated device: the CPU once more, behind links of that rate."""
+    def with_simulated_device(
+        self, memory_bytes: int, bytes_per_s: float | None, *, shares_cores: bool = True
+    ) -> Machine:
+        """The same with a simulated device: the CPU once more, behind links of that rate. It
+        ``shares_cores`` with the CPU's own attention unless threads are few enough for both."""
         cpu = self.units["cpu"]
         # Without a limit it copies as memory does: every byte is read and written.
         most = cpu.memory_bytes_per_s / 2
@@ -226,12 +229,9 @@ class Machine:
         half = Curve.constant(0.5)
         # A copy takes one of the cores for as long as it would take without a limit.
         left = Curve.constant(1.0 - 0.5 * rate / most)
-        shared = (
-            ("compute", "cpu attention", half),
-            ("cpu attention", "compute", half),
-            ("compute", "host to device", left),
-            ("compute", "device to host", left),
-        )
+        copied = (("compute", "host to device", left), ("compute", "device to host", left))
+        attended = (("compute", "cpu attention", half), ("cpu attention", "compute", half))
+        shared = (*attended, *copied) if shares_cores else ()
         return replace(
             self,
             beside=(

@@ -375,7 +375,7 @@ class _Terms:
                     "device to host", answers + self.rows * token, "activations"
                 ),
             }
-            if self.machine.units["gpu"].is_inline:
+            if self.machine.share_beside("compute", frozenset({"cpu attention"}), 1.0) < 1:
                 of_rows["compute"] = attended_s  # the same cores
             for lane, own_s in of_rows.items():
                 for tier in TIERS[1:]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+
+import torch
 
 from freight.hardware.machine import Machine
 from freight.model.config import ModelConfig
@@ -62,9 +65,17 @@ def plan_run(
     if machine is None or dtype not in machine.compute_unit.products:
         return planner.plan(), None
     search = Search(planner=planner, machine=machine)
-    is_fixed = None not in (options.weights_percent, options.kv_percent, options.micro_batch_size)
-    choice = search.price(planner.plan()) if is_fixed else search.best()
+    choice = search.price(planner.plan()) if _is_fixed(options, device) else search.best()
     return choice.plan, choice.forecast
+
+
+def _is_fixed(options: EngineOptions, device: ComputeDevice) -> bool:
+    """Whether the user has left nothing to search for that matters."""
+    asked = (options.weights_percent, options.kv_percent, options.micro_batch_size)
+    if options.kv_percent is None or None in asked:
+        return False
+    is_near = device.tier == "cpu" or options.kv_percent[0] == 100
+    return is_near or options.cpu_attention_percent is not None
 
 
 def _context(
@@ -81,7 +92,10 @@ def rates_for(options: EngineOptions, device: ComputeDevice) -> Machine | None:
     machine = options.machine
     if machine is not None and device.kind == "sim":
         room = device.room_bytes(options.gpu_memory_bytes)
-        return machine.with_simulated_device(room, options.sim_bytes_per_s)
+        shares_cores = 2 * torch.get_num_threads() > len(os.sched_getaffinity(0))
+        return machine.with_simulated_device(
+            room, options.sim_bytes_per_s, shares_cores=shares_cores
+        )
     return machine
 
 

@@ -332,9 +332,13 @@ def _attend_s(
     token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
     shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)
     copies = min(16, _cold_copies(math.prod(shape)))
+    numbers = len(spans) * pages, 2 * kv_heads * page * width
     pools = [
         Pages(
-            raw=torch.randint(56, shape, dtype=torch.uint8, device=where),
+            # Not any bits of plain numbers: those near zero take many times as long.
+            raw=torch.rand(numbers, dtype=dtype, device=where).view(torch.uint8)
+            if kept is None
+            else torch.randint(56, shape, dtype=torch.uint8, device=where),
             num_heads=kv_heads,
             page_tokens=page,
             width=width,
