@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from freight.memory.disk import Traffic, create_scratch
+from freight.model.batch import MicroBatch
 from freight.model.decoder import count_parameters, tensor_shapes
+from freight.plan.policy import Policy
 from freight.runtime.engine import Engine
 
 from . import tiny
@@ -42,9 +44,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """A micro-batch in a sweep: (keys so far, tokens with their ids) of each row, in order."""
+    """A micro-batch in a sweep: (keys so far, tokens with their ids) of each row, in order, and
+    where they are: tier, and whether the CPU is to attend them."""
 
     rows: list[tuple[int, list[int]]]
+    homes: list[tuple[str, bool]]
 
     @property
     def token_ids(self) -> list[int]:
@@ -60,9 +64,44 @@ def sweeps(engine: Engine, answers: list[list[int]]) -> Iterator[list[Batch]]:
     for first in range(0, len(micro_batches), count):
         for turn in range(STEPS):
             yield [
-                Batch(rows=[row_state(row, turn, answers) for row in members])
+                Batch(
+                    rows=[row_state(row, turn, answers) for row in members],
+                    homes=homes(policy, len(members)),
+                )
                 for members in micro_batches[first : first + count]
             ]
+
+
+def recorded_sweeps(engine: Engine) -> list[list[Batch]]:
+    """The micro-batches of a run as they come: rows enter at any time, prompts in chunks."""
+    found: dict[int, list[Batch]] = {}
+    near = engine.plan.policy.compute_tier
+
+    def record(sweep: int, batch: MicroBatch) -> None:
+        pages = [engine.placement.kv_cache.rows[span.row] for span in batch.rows]
+        states = [
+            (span.kv_len, list(batch.token_ids[span.start : span.end])) for span in batch.rows
+        ]
+        places = [(near if p.home == "compute" else p.home, p.is_delegated) for p in pages]
+        found.setdefault(sweep, []).append(Batch(rows=states, homes=places))
+
+    tiny.run(engine, PROMPTS, STEPS, on_batch=record)
+    return [found[sweep] for sweep in sorted(found)]
+
+
+def homes(policy: Policy, num_rows: int) -> list[tuple[str, bool]]:
+    """Tier of each row, and whether the CPU attends it: of those in RAM and on disk a share,
+    which come last."""
+    on_gpu, on_cpu = cut(num_rows, policy.kv)
+    on_disk, share = num_rows - on_gpu - on_cpu, policy.cpu_attention
+    delegated = {"cpu": round(share * on_cpu), "disk": round(share * on_disk)}
+    shipped = {"gpu": on_gpu, "cpu": on_cpu, "disk": on_disk}
+    own = [
+        (tier, False)
+        for tier, count in shipped.items()
+        for _ in range(count - delegated.get(tier, 0))
+    ]
+    return own + [(tier, True) for tier, count in delegated.items() for _ in range(count)]
 
 
 def row_state(row: int, turn: int, answers: list[list[int]]) -> tuple[int, list[int]]:
@@ -94,8 +133,10 @@ class ClosedForm:
         self.add_weights()
         for batch in batches:
             self.add_kv(batch)
-            is_delegated = any(delegated for _, delegated in self.homes(len(batch.rows)))
-            begun = LAYERS if is_delegated and batch.rows[0][0] else 0
+            begun = LAYERS * any(
+                is_delegated and before and len(ids) == 1
+                for (_, is_delegated), (before, ids) in zip(batch.homes, batch.rows, strict=True)
+            )
             self.add_activations(len(batch.token_ids), begun)
             self.add_embedding(batch.token_ids)
 
@@ -108,13 +149,12 @@ class ClosedForm:
     def add_kv(self, batch: Batch) -> None:
         page = self.policy.page_tokens
         size = LAYERS * page * HEADS * ELEMENT
-        homes = self.homes(len(batch.rows))
-        for (home, is_delegated), (before, ids) in zip(homes, batch.rows, strict=True):
+        for (home, is_delegated), (before, ids) in zip(batch.homes, batch.rows, strict=True):
             after = before + len(ids)
             had, touched = -(-before // page), -(-after // page) - before // page
             if home == self.policy.compute_tier:
                 continue
-            if is_delegated and before:
+            if is_delegated and before and len(ids) == 1:
                 attended = LAYERS * QUERIES * ELEMENT
                 self.moved["host to device"] += attended
                 self.moved["device to host"] += attended + LAYERS * HEADS * ELEMENT
@@ -124,20 +164,6 @@ class ClosedForm:
             if home == "disk":
                 self.moved["disk read"] += before // page * size
                 self.moved["disk write"] += (after // page - before // page) * size
-
-    def homes(self, num_rows: int) -> list[tuple[str, bool]]:
-        """Tier of each row, and whether the CPU attends it: of those in RAM and on disk a share,
-        which come last."""
-        on_gpu, on_cpu = cut(num_rows, self.policy.kv)
-        on_disk, share = num_rows - on_gpu - on_cpu, self.policy.cpu_attention
-        delegated = {"cpu": round(share * on_cpu), "disk": round(share * on_disk)}
-        shipped = {"gpu": on_gpu, "cpu": on_cpu, "disk": on_disk}
-        homes = [
-            (tier, False)
-            for tier, count in shipped.items()
-            for _ in range(count - delegated.get(tier, 0))
-        ]
-        return homes + [(tier, True) for tier, count in delegated.items() for _ in range(count)]
 
     def add_activations(self, num_tokens: int, begun: int) -> None:
         """In before and out after every unit between the embedding and the head; in once more for
@@ -192,11 +218,14 @@ def past_the_end(engine: Engine, places: dict[str, tuple[int, int]]) -> int:
 def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
     places = embedding_place(model_dir)
     with tiny.engine(model_dir, PROMPTS, STEPS, **POLICIES[name]) as engine:
-        answers = tiny.run(engine, PROMPTS, STEPS)
+        if engine.plan.policy.is_continuous or "batch_tokens" in POLICIES[name]:
+            told = recorded_sweeps(engine)
+        else:
+            told = [*sweeps(engine, tiny.run(engine, PROMPTS, STEPS))]
         moved = Counter(engine.traffic.moved)
         moved.subtract(engine.load_traffic)
         form = ClosedForm(engine, places)
-        for batches in sweeps(engine, answers):
+        for batches in told:
             form.add(batches)
             moved["disk read"] += past_the_end(engine, places)
     assert {link: n for link, n in moved.items() if n} == {

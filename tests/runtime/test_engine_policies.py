@@ -86,6 +86,27 @@ POLICIES: dict[str, Options] = {
     ),
     "sim: no overlap": options("sim", THREE, THREE, THREE, 3, 4, overlap=False),
     "sim: slow link": options("sim", THREE, THREE, THREE, 3, 4, sim_bytes_per_s=200_000_000),
+    "cpu: diagonal": options("cpu", CPU, CPU, CPU, 8, 1, admission="diagonal"),
+    "cpu: diagonal, odd mix": options("cpu", ODD, ODD, ODD, 3, 2, admission="diagonal"),
+    "cpu: refill": options("cpu", CPU, CPU, CPU, 4, 1, admission="refill", batch_tokens=9),
+    "cpu: refill, all on disk": options("cpu", DISK, DISK, DISK, 3, 2, admission="refill"),
+    "cpu: refill, odd mix": options(
+        "cpu", ODD, ODD, ODD, 2, 3, admission="refill", batch_tokens=16
+    ),
+    "cpu: zigzag in chunks": options("cpu", ODD, ODD, ODD, 3, 2, batch_tokens=20),
+    "cpu: row by row, by name": options("cpu", DISK, CPU, CPU, 4, None, admission="row"),
+    "sim: diagonal, odd mix": options("sim", THREE, THREE, THREE, 4, 2, admission="diagonal"),
+    "sim: refill": options("sim", CPU, GPU, GPU, 4, 2, admission="refill"),
+    "sim: refill, odd mix": options(
+        "sim", THREE, THREE, THREE, 3, 2, admission="refill", batch_tokens=11
+    ),
+    "sim: refill, KV on disk": options("sim", DISK, DISK, GPU, 4, 2, admission="refill"),
+    "sim: refill, attention on both": options(
+        "sim", THREE, ODD, THREE, 5, 2, admission="refill", cpu_attention_percent=50.0
+    ),
+    "sim: refill, attention on the CPU": options(
+        "sim", CPU, ODD, DISK, 4, 2, admission="refill", cpu_attention_percent=100.0, batch_tokens=9
+    ),
 }
 
 

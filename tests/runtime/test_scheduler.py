@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import MicroBatch
-from freight.plan.policy import Policy, Split
+from freight.plan.policy import Admission, Policy, Split
 from freight.plan.sweep import BatchWork
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
 from freight.runtime.scheduler import Scheduler
 
 PAGE_TOKENS, NUM_PAGES, END = 4, 400, 0
+LONGEST_PROMPT, LONGEST_ANSWER = 9, 6
+ROW_PAGES = -(-(LONGEST_PROMPT + LONGEST_ANSWER) // PAGE_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,9 @@ class Case:
     count: int
     max_batch_tokens: int
     kv: Split
+    admission: Admission = "zigzag"
+    entry_pace: float = 1.0
+    num_pages: int = NUM_PAGES
 
     def policy(self) -> Policy:
         return Policy(
@@ -44,6 +51,8 @@ class Case:
             num_micro_batches=self.count,
             max_batch_tokens=self.max_batch_tokens,
             page_tokens=PAGE_TOKENS,
+            admission=self.admission,
+            entry_pace=self.entry_pace,
         )
 
     def requests(self) -> Iterator[Request]:
@@ -53,6 +62,11 @@ class Case:
 
     def token(self, row: int, number: int) -> int:
         return END if number == self.rows[row][2] else 1000 * row + number + 1
+
+    def tokens(self, row: int) -> list[int]:
+        """Those of its prompt, then those that it makes."""
+        length, most, _ = self.rows[row]
+        return [1] * length + [self.token(row, number) for number in range(most)]
 
     def answer(self, row: int) -> Completion:
         length, most, ends_at = self.rows[row]
@@ -70,23 +84,40 @@ class Case:
         )
 
 
-cases = st.builds(
-    Case,
-    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 8)), max_size=14),
-    size=st.integers(1, 5),
-    count=st.integers(1, 4),
-    max_batch_tokens=st.integers(9, 30),
-    kv=st.sampled_from([Split(gpu=1.0), Split(cpu=1.0), Split(gpu=0.4, cpu=0.2, disk=0.4)]),
+row_lengths = st.tuples(
+    st.integers(1, LONGEST_PROMPT), st.integers(1, LONGEST_ANSWER), st.integers(0, 8)
 )
+shapes: dict[str, st.SearchStrategy[Any]] = {
+    "size": st.integers(1, 5),
+    "count": st.integers(1, 4),
+    "kv": st.sampled_from([Split(gpu=1.0), Split(cpu=1.0), Split(gpu=0.4, cpu=0.2, disk=0.4)]),
+}
+zigzag = st.builds(
+    Case,
+    rows=st.lists(row_lengths, max_size=14),
+    max_batch_tokens=st.integers(LONGEST_PROMPT, 30),
+    **shapes,
+)
+# Prompts in chunks, and pages for one of the longest rows at least.
+continuous = st.builds(
+    Case,
+    rows=st.lists(row_lengths, max_size=30),
+    max_batch_tokens=st.integers(5, 30),
+    admission=st.sampled_from(["diagonal", "refill"]),
+    entry_pace=st.sampled_from([0.5, 1.0, 2.0, 1000.0]),
+    num_pages=st.integers(ROW_PAGES, 5 * ROW_PAGES),
+    **shapes,
+)
+cases = st.one_of(zigzag, continuous)
 
 
-def cache() -> KVCache:
-    pool = torch.zeros(1, NUM_PAGES, 1, dtype=torch.uint8)
+def cache(num_pages: int = NUM_PAGES) -> KVCache:
+    pool = torch.zeros(1, num_pages, 1, dtype=torch.uint8)
     return KVCache(
         pools={"compute": pool, "cpu": pool},
         tails=torch.zeros(1, 100, 1, dtype=torch.uint8),
         file=None,
-        num_disk_pages=NUM_PAGES,
+        num_disk_pages=num_pages,
         page_tokens=PAGE_TOKENS,
         page_bytes=1,
     )
@@ -97,21 +128,25 @@ class Bench:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.kv = cache()
+        self.kv = cache(case.num_pages)
         self.batches: list[list[MicroBatch]] = []
         self.completions: list[Completion] = []
         self.expected: list[bool] = []
-        self.scheduler = Scheduler(
-            case.requests(),
-            policy=case.policy(),
+        self.scheduler = self.make(longest_answer=LONGEST_ANSWER)
+
+    def make(self, *, longest_answer: int) -> Scheduler:
+        return Scheduler(
+            self.case.requests(),
+            policy=self.case.policy(),
             kv_cache=self.kv,
             tokenizer=None,
             eos_ids=frozenset({END}),
+            longest_answer=longest_answer,
             describe=self._describe,
         )
 
     def _describe(self, sweep: int, batch: MicroBatch, continues: bool) -> BatchWork:
-        assert continues == (batch.rows[0].kv_len > 0)
+        assert continues == any(span.kv_len for span in batch.rows)
         assert [self.kv.rows[span.row].home for span in batch.rows] == sorted(
             (self.kv.rows[span.row].home for span in batch.rows),
             key=("compute", "cpu", "disk").index,
@@ -127,7 +162,7 @@ class Bench:
                 self.completions += self.scheduler.update(work.batch, self._tokens(work.batch))
 
     def _tokens(self, batch: MicroBatch) -> NewTokens:
-        rows = [(span.row.request, span.total_len) for span in batch.rows]
+        rows = [(s.row.request, s.total_len) for s in batch.rows if s.logit_positions]
         return NewTokens(
             token_ids=[self.case.token(row, end - self.case.rows[row][0]) for row, end in rows]
         )
@@ -141,7 +176,7 @@ def test_every_row_is_answered_once_with_its_own_tokens(case: Case) -> None:
     found = sorted(bench.completions, key=lambda completion: completion.index)
     assert found == [case.answer(row) for row in range(len(case.rows))]
     homes: tuple[Home, ...] = ("compute", "cpu", "disk")
-    assert all(bench.kv.num_free_pages(home) == NUM_PAGES for home in homes)
+    assert all(bench.kv.num_free_pages(home) == case.num_pages for home in homes)
 
 
 @settings(deadline=None, max_examples=80)
@@ -154,7 +189,8 @@ def test_bounds_of_the_policy(case: Case) -> None:
         for batch in batches:
             assert 1 <= len(batch.rows) <= case.size
             assert batch.num_tokens <= case.max_batch_tokens
-            assert batch.num_logits == len(batch.rows)
+            if case.admission == "zigzag":
+                assert batch.num_logits == len(batch.rows)
 
 
 @settings(deadline=None, max_examples=80)
@@ -163,16 +199,18 @@ def test_a_row_brings_its_prompt_and_then_its_last_token(case: Case) -> None:
     bench = Bench(case)
     bench.run()
     lengths = [0] * len(case.rows)
+    num_known = [length for length, _, _ in case.rows]
     for batches in bench.batches:
         for batch in batches:
             for span in batch.rows:
-                ids = batch.token_ids[span.start : span.end]
                 row = span.row.request
-                number = lengths[row] - case.rows[row][0]
-                first = [1] * case.rows[row][0]
-                assert ids == ([case.token(row, number)] if lengths[row] else first)
-                assert span.kv_len == lengths[row]
-                lengths[row] += span.num_new
+                assert span.kv_len in (lengths[row], 0)
+                brought = list(batch.token_ids[span.start : span.end])
+                assert brought == case.tokens(row)[span.kv_len : span.total_len]
+                # It makes a token as soon as all that it has is attended.
+                assert bool(span.logit_positions) == (span.total_len == num_known[row])
+                num_known[row] += len(span.logit_positions)
+                lengths[row] = span.total_len
 
 
 @settings(deadline=None, max_examples=80)
@@ -202,6 +240,7 @@ def test_samples_stay_together_and_split_only_where_they_must() -> None:
         kv_cache=kv,
         tokenizer=None,
         eos_ids=frozenset({END}),
+        longest_answer=2,
         describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
     )
     families, completions = [], []
@@ -251,3 +290,149 @@ def test_rows_enter_in_their_order_and_a_block_when_the_last_has_left() -> None:
     bench.run()
     rows = [[[span.row.request for span in b.rows] for b in batches] for batches in bench.batches]
     assert rows == [[[0, 1], [2, 3]], [[0], [2]], [[2]], [[4]]]
+
+
+# -- rows that enter while others are under way ---------------------------------------------------
+
+
+def ages(bench: Bench) -> list[list[int]]:
+    """For each sweep, how many tokens its rows have made before it."""
+    return [
+        sorted(
+            span.total_len - bench.case.rows[span.row.request][0]
+            for batch in batches
+            for span in batch.rows
+        )
+        for batches in bench.batches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "answer", "entering"),
+    [(12, 4, [3]), (8, 4, [2]), (4, 4, [1]), (6, 4, [1, 2]), (2, 4, [0, 1]), (2, 6, [0, 0, 1])],
+)
+def test_the_diagonal_lets_a_share_of_the_block_enter_at_every_sweep(
+    block_rows: int, answer: int, entering: list[int]
+) -> None:
+    """Rows of one length, and exactly the pages that evenly spread ages take."""
+    prompt = 8
+    held = [-(-(prompt + age) // PAGE_TOKENS) for age in range(answer)]
+    case = Case(
+        rows=[(prompt, answer, 99)] * (6 * block_rows),
+        size=block_rows,
+        count=1,
+        max_batch_tokens=200,
+        kv=Split(gpu=1.0),
+        admission="diagonal",
+        num_pages=max(ROW_PAGES + 1, -(-block_rows * sum(held) // answer) + 1),
+    )
+    bench = Bench(case)
+    bench.scheduler = bench.make(longest_answer=answer)
+    bench.run()
+    steady = ages(bench)[answer : -2 * answer]
+    assert all(len(own) == block_rows for own in steady)
+    fresh = [own.count(0) for own in steady]
+    assert set(fresh) <= set(entering)
+    assert abs(sum(fresh) / len(fresh) - block_rows / answer) < 0.2
+    assert not any(age for own in ages(bench)[:1] for age in own)
+
+
+def test_a_row_that_ends_is_replaced_at_the_next_sweep() -> None:
+    case = Case(
+        rows=[(3, 6, 2 + row % 3) for row in range(30)],
+        size=2,
+        count=2,
+        max_batch_tokens=30,
+        kv=Split(gpu=1.0),
+        admission="refill",
+        entry_pace=1000.0,
+    )
+    bench = Bench(case)
+    bench.run()
+    assert all(len(own) == 4 for own in ages(bench)[:-5])
+
+
+def test_rows_longer_than_expected_give_way_to_the_oldest() -> None:
+    """Short answers first, so that long ones are not expected; too few pages for those."""
+    case = Case(
+        rows=[(1, 6, 1)] * 30 + [(1, 6, 99)] * 12,
+        size=8,
+        count=1,
+        max_batch_tokens=12,
+        kv=Split(gpu=1.0),
+        admission="refill",
+        entry_pace=1000.0,
+        num_pages=9,
+    )
+    bench = Bench(case)
+    bench.run()
+    again = [
+        span.row.request
+        for batches in bench.batches
+        for batch in batches
+        for span in batch.rows
+        if span.kv_len == 0 and span.num_new > 1
+    ]
+    assert again, "no row has given its pages up: the case is too easy"
+    assert len(bench.completions) == len(case.rows)
+
+
+def test_prompts_come_in_chunks_beside_rows_that_decode() -> None:
+    case = Case(
+        rows=[(1, 6, 99), (9, 2, 99), (9, 2, 99)],
+        size=3,
+        count=1,
+        max_batch_tokens=5,
+        kv=Split(gpu=1.0),
+        admission="refill",
+        entry_pace=1000.0,
+    )
+    bench = Bench(case)
+    bench.run()
+    brought = [
+        {span.row.request: span.num_new for batch in batches for span in batch.rows}
+        for batches in bench.batches
+    ]
+    assert brought[:5] == [
+        {0: 1, 1: 4},
+        {0: 1, 1: 4},
+        {0: 1, 1: 1, 2: 3},
+        {0: 1, 1: 1, 2: 3},
+        {0: 1, 2: 3},
+    ]
+
+
+def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
+    requests = [
+        Request(
+            index=i, prompt_ids=[1] * 9, params=SamplingParams(n=n, temperature=1, max_tokens=2)
+        )
+        for i, n in enumerate([2, 1, 2])
+    ]
+    case = Case(rows=[], size=4, count=1, max_batch_tokens=7, kv=Split(gpu=1.0), admission="refill")
+    kv = cache()
+    scheduler = Scheduler(
+        iter(requests),
+        policy=case.policy(),
+        kv_cache=kv,
+        tokenizer=None,
+        eos_ids=frozenset(),
+        longest_answer=2,
+        describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
+    )
+    prompts: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    completions = []
+    for sweep in scheduler.sweeps():
+        (work,) = sweep.works
+        for span in work.batch.rows:
+            if span.total_len <= 9:
+                prompts[span.row.request].append((span.num_new, len(span.keys)))
+        keys = [key for span in work.batch.rows if span.logit_positions for key in span.keys]
+        assert [draw.row for draw in scheduler.draws(work.batch)] == keys
+        completions += scheduler.update(work.batch, NewTokens(token_ids=[7] * len(keys)))
+    for request, brought in prompts.items():
+        assert sum(count for count, _ in brought) == 9
+        assert {rows for _, rows in brought} == {requests[request].params.n}
+    assert len(prompts[0]) > 1
+    assert sorted(completion.index for completion in completions) == [0, 1, 2]
+    assert not kv.rows

@@ -5,7 +5,7 @@ The oracle runs row by row, so that nothing of it depends on padding or on the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from freight.model.batch import MicroBatch
 from freight.plan.workload import Workload
 from freight.runtime.answers import NewTokens
 from freight.runtime.engine import Engine, build_engine
@@ -129,12 +130,17 @@ def requests(prompts: Sequence[Sequence[int]], params: SamplingParams) -> Iterat
 
 
 def run(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, **params: Any
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    on_batch: Callable[[int, MicroBatch], None] | None = None,
+    **params: Any,
 ) -> list[list[int]]:
     """New tokens of each prompt, in order; each row is answered exactly once."""
     settings = SamplingParams(max_tokens=max_tokens, **params)
     done: dict[int, list[int]] = {}
-    for completion in engine.run(requests(prompts, settings)):
+    for completion in engine.run(requests(prompts, settings), on_batch):
         assert completion.index not in done
         done[completion.index] = list(completion.token_ids)
     assert sorted(done) == list(range(len(prompts)))

@@ -152,6 +152,19 @@ def add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--micro-batch-size", type=int, metavar="N", help="rows computed at once")
     group.add_argument("--num-micro-batches", type=int, metavar="N", help="micro-batches a block")
     group.add_argument(
+        "--admission",
+        default="auto",
+        metavar="RULE",
+        help="when rows enter the block: row, zigzag (all at once), diagonal (evenly spread), "
+        "refill (as others end), or auto (default)",
+    )
+    group.add_argument(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens that a micro-batch brings to a sweep: longer prompts come in chunks",
+    )
+    group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
     )
     return group

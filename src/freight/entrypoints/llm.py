@@ -60,11 +60,13 @@ class LLM:
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
-    that the CPU attends. Four things do change the answers a little: ``weight_bits`` 4 or 8
-    compresses the matrices, ``kv_bits`` keys and values, ``compute`` "int8" makes products of 8-bit
-    integers on the CPU, and of the keys that a new token sees only the share ``sparse_attention``
-    counts. ``device`` "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per second.
-    ``dummy_weights`` asks for random weights from config.json alone.
+    that the CPU attends. ``admission`` says when rows enter: "row", "zigzag", "diagonal", "refill"
+    or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a sweep. Four things do change
+    the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, ``kv_bits`` keys and
+    values, ``compute`` "int8" makes products of 8-bit integers on the CPU, and of the keys that a
+    new token sees only the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU
+    whose link carries ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from
+    config.json alone.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class LLM:
         micro_batch_size: int | None = None,
         num_micro_batches: int | None = None,
         cpu_attention: float | None = None,
+        admission: str = "auto",
+        batch_tokens: int | None = None,
         weight_bits: int | None = None,
         kv_bits: int | None = None,
         group_size: int = 64,
@@ -104,6 +108,8 @@ class LLM:
             micro_batch_size=micro_batch_size,
             num_micro_batches=num_micro_batches,
             cpu_attention_percent=cpu_attention,
+            admission=admission,
+            batch_tokens=batch_tokens,
             weight_bits=weight_bits,
             kv_bits=kv_bits,
             group_size=group_size,

@@ -116,6 +116,8 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=arguments.num_micro_batches,
         cpu_attention_percent=arguments.cpu_attention,
+        admission=arguments.admission,
+        batch_tokens=arguments.batch_tokens,
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,

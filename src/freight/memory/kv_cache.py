@@ -10,7 +10,7 @@ Knows pages, tiers and rows, but no model.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -203,6 +203,18 @@ class KVCache:
             self.rows[row] = RowPages(
                 home=home, pages=tuple(table), tail=tail, is_delegated=is_delegated
             )
+
+    def grow(self, row: Hashable, num_tokens: int) -> bool:
+        """Pages for so many tokens of a row, at the end of those it has; False, and nothing is
+        done, where its tier has too few."""
+        own = self.rows[row]
+        count = self.pages_for(num_tokens) - len(own.pages)
+        if count > self.num_free_pages(own.home):
+            return False
+        if count > 0:
+            pages = (*own.pages, *self._free[own.home].take(count))
+            self.rows[row] = replace(own, pages=pages)
+        return True
 
     def release(self, row: Hashable) -> None:
         """Free a row's pages, at once."""

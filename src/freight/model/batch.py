@@ -34,8 +34,9 @@ class RowSpan:
     ``row`` names the row for the whole job; ``start`` is its first token in the flat batch,
     ``num_new`` how many tokens it brings, ``kv_len`` how many keys it has already.
     ``logit_positions`` are the tokens, relative to ``start``, after which a token is sampled;
-    ``scored`` those whose following token of the same span is scored. ``siblings`` are rows that
-    have brought and bring the same tokens: they are computed once, and all get the keys.
+    ``scored`` those whose following token is scored, which for the last of them may be ``next_id``,
+    the token after these. ``siblings`` are rows that have brought and bring the same tokens: they
+    are computed once, and all get the keys.
     """
 
     row: RowKey
@@ -44,6 +45,7 @@ class RowSpan:
     kv_len: int
     logit_positions: tuple[int, ...]
     scored: range = range(0)
+    next_id: int = -1
     siblings: tuple[RowKey, ...] = ()
 
     @property
@@ -96,7 +98,9 @@ class MicroBatch:
     def scored_targets(self) -> list[int]:
         """The tokens that are scored, rows in order."""
         return [
-            self.token_ids[span.start + place + 1] for span in self.rows for place in span.scored
+            span.next_id if place + 1 == span.num_new else self.token_ids[span.start + place + 1]
+            for span in self.rows
+            for place in span.scored
         ]
 
 

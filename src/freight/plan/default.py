@@ -7,6 +7,7 @@ one needs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -19,7 +20,7 @@ from freight.model.sources import TensorSource
 from freight.plan.forms import Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
-from freight.plan.policy import Policy, Split, Tier
+from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.workload import Workload
 from freight.quantities import MIB, align_up, format_bytes
 
@@ -32,6 +33,8 @@ _MEMORY_BYTES_PER_S: Final[Mapping[Tier, float]] = {"cpu": 1e10, "gpu": 3e11}
 _CONTENTION: Final = 0.25
 _BATCH_OVERHEAD_S: Final = 2e-3
 _CHUNKS: Final = (2048, 512)
+_LEAST_PROMPT_TOKENS: Final = 256
+"""Of prompts that enter beside rows that decode: fewer make poor products of matrices."""
 _SMALL_SCRATCH: Final = 0.03
 _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
@@ -56,6 +59,8 @@ class Wishes:
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
     cpu_attention: float | None = None
+    admission: Admission | None = None
+    batch_tokens: int | None = None
     overlap: bool = True
 
 
@@ -145,10 +150,13 @@ class Planner:
         if self._excess(plan) or scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
             yield small
 
-    def shape(self, size: int, count: int) -> Policy:
+    def shape(self, size: int, count: int, admission: Admission | None = None) -> Policy:
         """A block of ``count`` micro-batches of ``size`` rows: what the user fixed is as wished,
         rows are where the arithmetic is and weights are on disk."""
-        wishes = self.wishes
+        wishes, own = self.wishes, self.workload
+        size_of_value = _size_of(self.dtype)
+        page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, size_of_value)
+        admission = admission or wishes.admission or "zigzag"
         near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
         return Policy(
             compute_tier=self.compute_tier,
@@ -157,14 +165,35 @@ class Planner:
             activations=wishes.activations or near,
             micro_batch_size=size,
             num_micro_batches=count,
-            max_batch_tokens=self.workload.max_prompts(size) * self.workload.max_prompt_tokens,
-            page_tokens=fitting_page_tokens(
-                self.config, self.workload.max_total_tokens, _size_of(self.dtype)
-            ),
+            max_batch_tokens=self._batch_tokens(size, admission),
+            page_tokens=page_tokens,
             piece_bytes=self._piece_bytes(),
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
+            admission=admission,
+            row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
         )
+
+    def _batch_tokens(self, size: int, admission: Admission) -> int:
+        """The most tokens that a micro-batch brings to a sweep: all of its prompts, or where rows
+        enter at any time twice as many of them as do on average."""
+        own = self.workload
+        whole = max(size, own.max_prompts(size) * own.max_prompt_tokens)
+        if self.wishes.batch_tokens is not None:
+            return max(size, min(whole, self.wishes.batch_tokens))
+        if admission == "zigzag":
+            return whole
+        entering = size / own.mean_new_tokens * own.mean_prompt_tokens
+        return min(whole, size + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
+
+    def _row_tokens(self, admission: Admission, page_tokens: int) -> int:
+        """Tokens of KV per row of a block that is never full of its longest."""
+        own = self.workload
+        if admission == "diagonal":  # as if all answers were as long as they may be
+            held = own.mean_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
+        else:
+            held = own.held_tokens(page_tokens)
+        return math.ceil(held)
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first; None if it

@@ -110,7 +110,7 @@ class Delegation:
             home = attended_home("cpu", layer)
             if (home, k) in self.board.homes:
                 accesses.append(self.board.home(home, k))
-                accesses.append(self.board.new_home(home, k, (self.sweep,)))
+                accesses.append(self.board.new_home(home, k, (self.sweep, 1)))
             if slot >= 0:
                 accesses += self.board.in_place(_RING, slot, (self.sweep, unit, k), True)
             yield self._make(Kind.ATTEND, Lane.ATTENTION, accesses, unit, work, slot=slot)
@@ -121,7 +121,7 @@ class Delegation:
         k = work.batch.index
         accesses = [
             read(_RING, slot, (self.sweep, unit, k, 1)),
-            self.board.new_home(attended_home("disk", layer), k, (self.sweep,)),
+            self.board.new_home(attended_home("disk", layer), k, (self.sweep, 1)),
         ]
         moved = _of(work).kv_store.disk
         kind, lane = Kind.WRITE_DELEGATED, Lane.DISK_WRITE

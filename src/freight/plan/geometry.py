@@ -89,6 +89,16 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
+def _kv_pages(policy: Policy, rows: int, row_pages: int) -> int:
+    """Pages per layer for so many rows of each micro-batch, the longest with ``row_pages``: for the
+    rows' whole lives, or where they enter at any time for what they have on average."""
+    rows *= policy.num_micro_batches
+    if not policy.is_continuous or not policy.row_tokens:
+        return rows * row_pages
+    average = -(-rows * policy.row_tokens // policy.page_tokens)
+    return min(rows * row_pages, max(row_pages, average)) if rows else 0
+
+
 def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
     """Bytes of a page; compressed ones may not fill their last block."""
     used = page_tokens * config.kept_bytes_per_token_per_layer(element_bytes)
@@ -118,6 +128,8 @@ def measure(
     page_bytes = page_size(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+    kv_pages = {tier: _kv_pages(policy, rows, row_pages) for tier, rows in kv_rows.items()}
+    most_attended = policy.max_batch_tokens if policy.is_continuous else policy.micro_batch_size
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
     row_bytes = layout.stream_columns * size
@@ -133,7 +145,7 @@ def measure(
     attended = config.attended_bytes_per_token(size)
     geometry = Geometry(
         page_bytes=page_bytes,
-        kv_pages={tier: block * rows * row_pages for tier, rows in kv_rows.items()},
+        kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
         num_tails=block * kv_rows["disk"],
         activation_rows=tokens,
@@ -148,7 +160,7 @@ def measure(
         index_bytes=_index_bytes(config, size, policy, row_pages)
         + _record_bytes(policy, workload, scored),
         query_bytes=num_delegated * (attended + token_bytes),
-        attended_bytes=policy.micro_batch_size * attended if num_delegated else 0,
+        attended_bytes=most_attended * attended if num_delegated else 0,
         delegated_pages=delegated["disk"] * row_pages,
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
         usage={"gpu": {}, "cpu": {}, "disk": {}},

@@ -11,8 +11,10 @@ from typing import Final, Literal
 
 from freight.errors import InputError
 
-__all__ = ["TIERS", "Policy", "Split", "Tier"]
+__all__ = ["ADMISSIONS", "TIERS", "Admission", "Policy", "Split", "Tier"]
 
+Admission = Literal["zigzag", "diagonal", "refill"]
+ADMISSIONS: Final[tuple[Admission, ...]] = ("zigzag", "diagonal", "refill")
 Tier = Literal["gpu", "cpu", "disk"]
 TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
@@ -60,6 +62,12 @@ class Policy:
     ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring.
     ``cpu_attention`` is the share of the rows off the device, on RAM and on disk alike, whose keys
     the CPU attends where they are; the others' cross the link.
+
+    ``admission`` says when rows enter the block. "zigzag": all together, when the last of those
+    before has ended. "diagonal": a row in every so many sweeps, so that ages are spread evenly over
+    the longest answer. "refill": as rows end, ``entry_pace`` times as fast as they do at most.
+    The block has pages for ``row_tokens`` tokens per row then, which is less than the longest row;
+    0: each row has pages for all its life.
     """
 
     compute_tier: Tier
@@ -75,6 +83,9 @@ class Policy:
     overlap: bool = True
     embedding: Split | None = None
     cpu_attention: float = 0.0
+    admission: Admission = "zigzag"
+    entry_pace: float = 1.0
+    row_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._check_cpu_attention()
@@ -106,6 +117,11 @@ class Policy:
                 "This run computes on the CPU: all rows are attended there.",
                 "Leave --cpu-attention out.",
             )
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether rows enter while others are under way."""
+        return self.admission != "zigzag"
 
     @property
     def block_rows(self) -> int:

@@ -210,7 +210,7 @@ class _Stream:
             return
         accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
         if work.delegates_later:
-            accesses.append(self.board.new_home(attended_home("cpu", layer), k, (sweep,)))
+            accesses.append(self.board.new_home(attended_home("cpu", layer), k, (sweep, 0)))
         out = -1
         to_disk = bool(work.kv_store.disk or work.kv_store.tails)
         if to_disk:
@@ -229,7 +229,7 @@ class _Stream:
             accesses = [read("kv out", out, (sweep, unit, k))]
             accesses.append(self.board.new_home(disk_home, k, (sweep,)))
             if work.delegates_later:
-                accesses.append(self.board.new_home(attended_home("disk", layer), k, (sweep,)))
+                accesses.append(self.board.new_home(attended_home("disk", layer), k, (sweep, 0)))
             moved = work.kv_store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=out, num_bytes=moved)
 

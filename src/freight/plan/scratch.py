@@ -41,7 +41,7 @@ def workspace_bytes(
 ) -> int:
     """Scratch for the arithmetic, the largest of what its units take."""
     size = layout.element_bytes
-    rows_of_one = max(policy.chunk_tokens, workload.max_prompt_tokens)
+    rows_of_one = max(policy.chunk_tokens, _longest_span(policy, workload))
     tokens = {"attention": rows_of_one, "head": policy.micro_batch_size}
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
@@ -61,6 +61,13 @@ def workspace_bytes(
         )
 
     return max(peak(unit) for unit in layout.kinds) + _tile_bytes(layout) + _SLACK
+
+
+def _longest_span(policy: Policy, workload: Workload) -> int:
+    """The most tokens that one row brings to a sweep. What a row has made is part of its prompt
+    when it is computed again."""
+    longest = workload.max_total_tokens if policy.is_continuous else workload.max_prompt_tokens
+    return min(longest, policy.max_batch_tokens)
 
 
 def _tile_bytes(layout: WeightLayout) -> int:
@@ -145,12 +152,12 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     On the CPU torch's own attention needs no scores, unless they are capped.
     """
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
-    queries = min(QUERY_BLOCK, workload.max_prompt_tokens)
+    queries = min(QUERY_BLOCK, _longest_span(policy, workload))
     gathered = _gathered_bytes(step, keys, size, policy.micro_batch_size)
     if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         return gathered
     scores = _group_bytes(keys * step.num_heads * queries * size, policy.micro_batch_size)
-    tokens = max(policy.chunk_tokens, workload.max_prompt_tokens)
+    tokens = max(policy.chunk_tokens, _longest_span(policy, workload))
     return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size
 
 

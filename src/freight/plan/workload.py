@@ -85,6 +85,26 @@ class Workload:
             total_new_tokens=num_rows * new_tokens,
         )
 
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return self.total_prompt_tokens / self.num_rows
+
+    @property
+    def mean_new_tokens(self) -> float:
+        """At least one: a row is in one sweep."""
+        return max(1.0, self.total_new_tokens / self.num_rows)
+
+    def held_tokens(self, page_tokens: int) -> float:
+        """Tokens of a row's pages on average over the sweeps that rows of all ages are in: the page
+        in progress is half full, and rows with long answers are met more often."""
+        alike = ((1, self.mean_prompt_tokens, self.mean_new_tokens),)
+        sweeps = held = 0.0
+        for count, prompt, new in self.lengths or alike:
+            own = count * max(1, new)
+            sweeps += own
+            held += own * (prompt + (max(1, new) + page_tokens) / 2)
+        return min(held / sweeps, float(self.max_total_tokens + page_tokens))
+
     def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
         """(prompt, new) tokens of the rows ``first`` to ``last``."""
         prompt = max(1, round(self.total_prompt_tokens / self.num_rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, islice
 from math import fsum
 
 import numpy as np
@@ -48,7 +49,8 @@ class NewTokens:
 class Row:
     """A row in the block: its tokens so far, and how many of them have keys.
 
-    ``params`` are the request's, with the seed of this sample.
+    ``params`` are the request's, with the seed of this sample. ``entry`` counts the rows that came
+    before it; ``seat`` is the place among its micro-batch's, by where its keys and values are.
     """
 
     key: RowKey
@@ -58,11 +60,27 @@ class Row:
     score_log: ScoreLog | None
     new_ids: list[int] = field(default_factory=list)
     kv_len: int = 0
+    entry: int = -1
+    seat: int = 0
 
     @property
-    def pending(self) -> Sequence[int]:
-        """Tokens that have no keys yet: the prompt, or the token made last."""
-        return self.new_ids[-1:] if self.kv_len else self.answer.request.prompt_ids
+    def num_tokens(self) -> int:
+        """Those of the prompt and those made."""
+        return len(self.answer.request.prompt_ids) + len(self.new_ids)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all its tokens but the one made last have keys."""
+        return 0 < self.kv_len == self.num_tokens - 1
+
+    def pending(self, count: int) -> Sequence[int]:
+        """The first ``count`` tokens that have no keys yet."""
+        prompt = self.answer.request.prompt_ids
+        first, last = self.kv_len, self.kv_len + count
+        behind = len(prompt)
+        if first >= behind:
+            return self.new_ids[first - behind : last - behind]
+        return [*prompt[first:last], *self.new_ids[: max(0, last - behind)]]
 
     @property
     def most_tokens(self) -> int:
@@ -78,11 +96,16 @@ class Answer:
         self.num_waiting = request.params.n
         self._tokenizer = tokenizer
         self._outputs: dict[int, CompletionOutput] = {}
-        self._prompt_scores: Scores | None = None
+        self._prompt_scores: list[Scores] = []
 
     @property
     def is_scored(self) -> bool:
         return self.request.params.prompt_logprobs is not None
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of the prompt whose scores are there, the first one left out."""
+        return sum(len(scores) for scores in self._prompt_scores)
 
     @cached_property
     def prompt_set(self) -> npt.NDArray[np.int64]:
@@ -113,8 +136,9 @@ class Answer:
         )
 
     def take_prompt_scores(self, scores: Scores, first: int, last: int) -> None:
-        """Take those from ``first`` to ``last``: the prompt's tokens but the first."""
-        self._prompt_scores = scores.part(first, last, self.request.params.prompt_logprobs or 0)
+        """Take those from ``first`` to ``last``, of the tokens that follow those scored so far."""
+        num_top = self.request.params.prompt_logprobs or 0
+        self._prompt_scores.append(scores.part(first, last, num_top))
 
     def finish(self, row: Row, ending: Ending) -> Completion | None:
         """Take in a row that has ended; the completion if it was the last one."""
@@ -143,9 +167,9 @@ class Answer:
     def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:
         if not self.is_scored:
             return None
-        if self._prompt_scores is None:  # there is one token only
-            return (None,)
-        return (None, *self._logprobs(self.request.prompt_ids[1:], self._prompt_scores))
+        scored = iter(self.request.prompt_ids[1:])
+        found = (self._logprobs([*islice(scored, len(own))], own) for own in self._prompt_scores)
+        return (None, *chain.from_iterable(found))
 
     def _logprobs(self, token_ids: Sequence[int], scores: Scores) -> tuple[Logprob, ...]:
         return tuple(

@@ -127,7 +127,9 @@ class BatchPreparer:
             del self._prepared[key]
         self._prepared[sweep, batch.index] = prepared
         passage, page_bytes = prepared.passage, self._kv.page_bytes
-        delegates = any(self._kv.rows[span.row].is_delegated for span in batch.rows)
+        num_delegated = 0 if prepared.delegated is None else prepared.delegated.num_rows
+        own = batch.rows[: len(batch.rows) - num_delegated]
+        delegates = any(self._kv.rows[key].is_delegated for span in own for key in span.keys)
         cut, row_bytes = prepared.cut, self._activations.row_bytes
         return BatchWork(
             batch=batch,
@@ -139,7 +141,7 @@ class BatchPreparer:
             activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
             delegated=self._work_of(prepared.delegated),
-            delegates_later=delegates and prepared.delegated is None,
+            delegates_later=delegates,
         )
 
     def _work_of(self, rows: DelegatedRows | None) -> Delegated | None:
@@ -181,9 +183,12 @@ class BatchPreparer:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
     def _part(self, batch: MicroBatch) -> tuple[Sequence[RowSpan], Sequence[RowSpan]]:
-        """Rows that are attended where all is computed, and those that the CPU attends: prompts
-        never are."""
-        own = [self._kv.rows[span.row].is_delegated and span.kv_len > 0 for span in batch.rows]
+        """Rows that are attended where all is computed, and those that the CPU attends: single
+        tokens only, never prompts."""
+        own = [
+            self._kv.rows[span.row].is_delegated and span.kv_len > 0 and span.num_new == 1
+            for span in batch.rows
+        ]
         count = sum(own)
         assert not any(own[: len(own) - count]), "rows that the CPU attends come last"
         return batch.rows[: len(own) - count], batch.rows[len(own) - count :]

@@ -15,14 +15,17 @@ from freight.errors import InputError
 from freight.hardware.machine import Machine
 from freight.model.approximation import check_share
 from freight.model.number_format import Compression, find_compression, fit_head
+from freight.plan.policy import ADMISSIONS, Admission
 
-__all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
+__all__ = ["DEVICES", "DTYPES", "RULES", "EngineOptions", "Shares"]
 
 Shares = tuple[float, float, float]
 """Percent on gpu, cpu and disk; they sum to 100."""
 
 DEVICES: Final = ("auto", "cuda", "cpu", "sim")
 DTYPES: Final = ("auto", "bfloat16", "float32")
+RULES: Final = ("auto", "row", *ADMISSIONS)
+"""When rows enter the block; "row" is zig-zag with one micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,16 +34,16 @@ class EngineOptions:
 
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
-    device, and the CPU attends them. ``weight_bits`` compresses the matrices to integers in groups
-    of ``group_size``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values;
-    ``compute`` "int8" makes products of 8-bit integers, on CPUs that are fast at it, of weights
-    that are kept likewise. Of the keys of a single query the share ``sparse_attention`` counts.
-    ``disk_dir`` holds offloaded KV cache and activations. ``sim_bytes_per_s`` caps the links of the
-    simulated device. ``dummy_seed`` asks for random weights, made from config.json alone with this
-    seed. ``verify`` proves every operation legal before it runs. ``trace_path`` is where the times
-    of all operations are written. ``machine`` has this machine's rates: with them a run is
-    predicted.
-    """
+    device, and the CPU attends them. ``admission`` is one of :data:`RULES`, ``batch_tokens`` the
+    most that a micro-batch brings to a sweep: longer prompts come in chunks. ``weight_bits``
+    compresses the matrices to integers in groups of ``group_size``, kept in ``compressed_dir`` for
+    later runs, ``kv_bits`` keys and values; ``compute`` "int8" makes products of 8-bit integers, on
+    CPUs that are fast at it, of weights that are kept likewise. Of the keys of a single query the
+    share ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache and activations.
+    ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks for random
+    weights, made from config.json alone with this seed. ``verify`` proves every operation legal
+    before it runs. ``trace_path`` is where the times of all operations are written. ``machine`` has
+    this machine's rates: with them a run is predicted. """
 
     device: str = "auto"
     dtype: str = "auto"
@@ -53,6 +56,8 @@ class EngineOptions:
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
     cpu_attention_percent: float | None = None
+    admission: str = "auto"
+    batch_tokens: int | None = None
     weight_bits: int | None = None
     kv_bits: int | None = None
     group_size: int = 64
@@ -79,10 +84,17 @@ class EngineOptions:
             weight_bits=self.weight_bits, group_size=self.group_size, compute=self.compute
         )
 
+    @property
+    def rule(self) -> Admission | None:
+        """The rule that was asked for; None leaves it open."""
+        asked = "zigzag" if self.admission == "row" else self.admission
+        return next((rule for rule in ADMISSIONS if rule == asked), None)
+
     def _check_names(self) -> None:
         for flag, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, DTYPES),
+            ("--admission", self.admission, RULES),
         ):
             if value not in known:
                 raise InputError(
@@ -110,6 +122,7 @@ class EngineOptions:
             ("--sim-bandwidth", self.sim_bytes_per_s),
             ("--micro-batch-size", self.micro_batch_size),
             ("--num-micro-batches", self.num_micro_batches),
+            ("--batch-tokens", self.batch_tokens),
         ):
             if value is not None and value < 1:
                 raise InputError(
@@ -121,6 +134,12 @@ class EngineOptions:
             fit_head(self.kv_bits, self.group_size, self.group_size)
         if self.sparse_attention is not None:
             check_share(self.sparse_attention)
+        if self.admission == "row" and (self.num_micro_batches or 1) > 1:
+            raise InputError(
+                f"--num-micro-batches {self.num_micro_batches} was given with --admission row.",
+                "Row by row there is one micro-batch at a time.",
+                "Leave one of the two out, or give --admission zigzag.",
+            )
         share = self.cpu_attention_percent
         if share is not None and not 0 <= share <= 100:
             raise InputError(

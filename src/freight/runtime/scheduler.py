@@ -1,10 +1,9 @@
-"""Which rows are in the block: admission, and what becomes of each row's tokens.
+"""What the block's rows bring to each sweep, and what becomes of their tokens.
 
-The rule here is the zig-zag block: micro-batches are filled, run until the last of their rows has
-ended, then the next block is admitted; row-by-row is a block of one micro-batch. Rows that end
-leave at once. A row is a sample: those of one request in one micro-batch share the computation of
-its prompt, and a request with more of them than a micro-batch takes comes in several families.
-Knows tokens and pages, no weights and no operations.
+Who is in the block is the admission's business. A row brings its prompt, whole or in chunks where a
+sweep takes no more, then one token a sweep; rows that end leave at once. A row is a sample: those
+of one request that bring the same tokens share their computation. Knows tokens, no pages, no
+weights and no operations.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from freight.memory.kv_cache import Home, KVCache
-from freight.model.batch import MicroBatch, RowSpan
-from freight.plan.policy import Policy, Tier
+from freight.memory.kv_cache import KVCache
+from freight.model.batch import MicroBatch, RowKey, RowSpan
+from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Sweep
-from freight.runtime.answers import Answer, Ending, NewTokens, Row
+from freight.runtime.admission import Waiting, make_admission
+from freight.runtime.answers import Ending, NewTokens, Row
 from freight.runtime.penalties import History
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw
@@ -26,9 +26,10 @@ __all__ = ["Row", "Scheduler"]
 
 
 class Scheduler:
-    """Admits rows, makes sweeps, takes in tokens.
+    """Makes sweeps, takes in tokens.
 
-    ``describe`` prices a micro-batch: what it moves in a sweep.
+    ``describe`` prices a micro-batch: what it moves in a sweep. Answers have at most
+    ``longest_answer`` tokens.
     """
 
     def __init__(
@@ -39,71 +40,119 @@ class Scheduler:
         kv_cache: KVCache,
         tokenizer: Tokenizer | None,
         eos_ids: frozenset[int],
+        longest_answer: int,
         describe: Callable[[int, MicroBatch, bool], BatchWork],
     ) -> None:
-        self._requests = requests
+        self._waiting = Waiting(requests, tokenizer)
+        self._admission, self._lengths = make_admission(
+            self._waiting,
+            policy,
+            kv_cache,
+            longest=longest_answer,
+            has_end=bool(eos_ids),
+        )
         self._policy = policy
-        self._kv = kv_cache
-        self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._describe = describe
-        self._block: list[list[Row]] = []
-        self._held: Answer | None = None
+        self._attended_seats = [is_delegated for _, is_delegated, _ in policy.homes(0)]
+        self._running: dict[int, list[Row]] = {}
+        self._reached: dict[RowKey, int] = {}
         self._next_sweep = 0
-        self.num_generated_tokens = 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self._lengths.num_made
 
     # -- sweeps ------------------------------------------------------------------------------
 
     def sweeps(self) -> Iterator[Sweep]:
         """Sweeps for as long as there are rows. Tokens of one are taken in before the next."""
-        while self._has_rows() or self._admit_block():
+        while True:
+            self._admission.admit()
+            if not self._admission.has_rows():
+                return
             works = []
-            for k, rows in enumerate(self._block):
+            self._reached = {}
+            for k, rows in enumerate(self._admission.block):
                 if rows:
-                    continues = rows[0].kv_len > 0
-                    works.append(
-                        self._describe(self._next_sweep, self._micro_batch(k, rows), continues)
-                    )
+                    batch = self._micro_batch(k, rows)
+                    continues = any(span.kv_len for span in batch.rows)
+                    works.append(self._describe(self._next_sweep, batch, continues))
             yield Sweep(index=self._next_sweep, works=tuple(works))
             self._next_sweep += 1
 
     def expects_more(self) -> bool:
         """Whether another sweep follows, unless every row ends early in this one."""
-        if self._peek() is not None:
+        if not self._waiting.is_empty():
             return True
         return any(
-            len(row.new_ids) + 1 < row.params.max_tokens for rows in self._block for row in rows
+            len(row.new_ids) + 1 < row.params.max_tokens
+            or row.num_tokens > self._reached.get(row.key, 0)
+            for rows in self._admission.block
+            for row in rows
         )
 
-    def _has_rows(self) -> bool:
-        return any(self._block)
-
     def _micro_batch(self, k: int, rows: Sequence[Row]) -> MicroBatch:
-        spans = []
+        families = [*_families(rows)]
+        brought = self._brought(families)
+        families = sorted(
+            (family for family in families if brought[family[0].key]),
+            key=lambda family: self._order(family[0], brought[family[0].key]),
+        )
+        self._running[k] = [row for family in families for row in family]
+        spans: list[RowSpan] = []
         token_ids: list[int] = []
-        for family in _families(rows):
-            row = family[0]
-            pending = row.pending
-            makes_tokens = row.params.max_tokens > 0
-            is_scored = not row.kv_len and not row.key.sample and row.answer.is_scored
-            span = RowSpan(
-                row=row.key,
-                start=len(token_ids),
-                num_new=len(pending),
-                kv_len=row.kv_len,
-                logit_positions=(len(pending) - 1,) if makes_tokens else (),
-                scored=range(len(pending) - 1) if is_scored else range(0),
-                siblings=tuple(sibling.key for sibling in family[1:]),
-            )
-            spans.append(span)
-            token_ids += pending
+        for family in families:
+            count = brought[family[0].key]
+            spans.append(self._span(family, len(token_ids), count))
+            self._reached.update({row.key: row.kv_len + count for row in family})
+            token_ids += family[0].pending(count)
         return MicroBatch(index=k, rows=tuple(spans), token_ids=token_ids)
 
+    def _brought(self, families: Sequence[Sequence[Row]]) -> dict[RowKey, int]:
+        """Tokens that each family brings: the one made last, or of the prompt what there is room
+        for, those first that came first."""
+        firsts = sorted((family[0] for family in families), key=lambda row: row.entry)
+        left = self._policy.max_batch_tokens - sum(row.decodes for row in firsts)
+        brought = {}
+        for row in firsts:
+            count = row.num_tokens - row.kv_len
+            if not row.decodes:
+                count = min(count, left)
+                left -= count
+            brought[row.key] = count
+        return brought
+
+    def _order(self, row: Row, count: int) -> tuple[bool, int, bool]:
+        """Rows that the CPU attends come last, single tokens of a tier before its prompts."""
+        is_single = count == 1 and row.kv_len > 0
+        return self._attended_seats[row.seat] and is_single, row.seat, not is_single
+
+    def _span(self, family: Sequence[Row], start: int, count: int) -> RowSpan:
+        row = family[0]
+        end = row.kv_len + count
+        makes_token = end == row.num_tokens and row.params.max_tokens > 0
+        prompt = row.answer.request.prompt_ids
+        scored = range(0)
+        if row.answer.is_scored and not row.key.sample:
+            last = min(end, len(prompt) - 1)
+            scored = range(row.answer.num_scored - row.kv_len, last - row.kv_len)
+        return RowSpan(
+            row=row.key,
+            start=start,
+            num_new=count,
+            kv_len=row.kv_len,
+            logit_positions=(count - 1,) if makes_token else (),
+            scored=scored if len(scored) else range(0),
+            next_id=prompt[end] if end < len(prompt) else -1,
+            siblings=tuple(sibling.key for sibling in family[1:]),
+        )
+
     def draws(self, batch: MicroBatch) -> list[Draw]:
-        """The tokens to choose after ``batch``: one for each row that makes tokens."""
+        """The tokens to choose after ``batch``: one for each row that makes one."""
         draws = []
         place = -1
-        for span, row in _walk(batch, self._block[batch.index]):
+        for span, row in _walk(batch, self._running[batch.index]):
             if not span.logit_positions:
                 continue
             place += row.key == span.row
@@ -120,84 +169,35 @@ class Scheduler:
             )
         return draws
 
-    # -- admission ---------------------------------------------------------------------------
-
-    def _peek(self) -> Answer | None:
-        """The request at the head of the queue, of which samples are still to be admitted."""
-        if self._held is None and (request := next(self._requests, None)) is not None:
-            self._held = Answer(request, tokenizer=self._tokenizer)
-        return self._held
-
-    def _admit_block(self) -> bool:
-        self._block = []
-        while len(self._block) < self._policy.num_micro_batches and self._peek() is not None:
-            self._block.append(self._admit_micro_batch())
-        return self._has_rows()
-
-    def _admit_micro_batch(self) -> list[Row]:
-        """As many of the next rows as the micro-batch and the free pages take.
-
-        Samples of one request stay together unless there are more than a micro-batch takes.
-        """
-        size = self._policy.micro_batch_size
-        rows: list[Row] = []
-        tokens = 0
-        while len(rows) < size and (answer := self._peek()):
-            tokens += len(answer.request.prompt_ids)
-            count = min(answer.num_waiting, size)
-            is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
-            if rows and is_full:
-                break
-            rows += answer.start(count)
-            if not answer.num_waiting:
-                self._held = None
-        self._reserve(rows)
-        return rows
-
-    def _reserve(self, rows: Sequence[Row]) -> None:
-        """Pages for the rows' whole lives, on the tiers by the policy's shares."""
-        first = 0
-        for tier, is_delegated, count in self._policy.homes(len(rows)):
-            members = rows[first : first + count]
-            wanted = [(row.key, row.most_tokens) for row in members]
-            if wanted:
-                self._kv.admit(self._home(tier), wanted, is_delegated=is_delegated)
-            first += count
-
-    def _home(self, tier: Tier) -> Home:
-        if tier == self._policy.compute_tier:
-            return "compute"
-        assert tier != "gpu"
-        return tier
-
     # -- tokens ------------------------------------------------------------------------------
 
     def update(self, batch: MicroBatch, made: NewTokens) -> list[Completion]:
         """Take in what was made of ``batch``; returns the requests that are answered now."""
+        k = batch.index
         self._take_prompt_scores(batch, made)
         token_ids, num_scored = iter(made.token_ids), 0
         completions = []
-        left = []
-        for span, row in _walk(batch, self._block[batch.index]):
+        for span, row in _walk(batch, self._running[k]):
             row.kv_len = span.total_len
-            ending: Ending | None = ("length", None)
+            ending: Ending | None = None
             if span.logit_positions:
                 ending = self._append(row, next(token_ids), made, num_scored)
                 num_scored += row.score_log is not None
+            elif row.kv_len == row.num_tokens:
+                ending = "length", None
             if ending is None:
-                left.append(row)
                 continue
-            self._kv.release(row.key)
+            self._lengths.num_ended += 1
+            self._admission.end(k, row)
             if (completion := row.answer.finish(row, ending)) is not None:
                 completions.append(completion)
-        self._block[batch.index] = left
         return completions
 
     def _take_prompt_scores(self, batch: MicroBatch, made: NewTokens) -> None:
         if made.prompt_scores is None:
             return
         first = 0
-        for span, row in _walk(batch, self._block[batch.index]):
+        for span, row in _walk(batch, self._running[batch.index]):
             if span.scored and span.row == row.key:
                 last = first + len(span.scored)
                 row.answer.take_prompt_scores(made.prompt_scores, first, last)
@@ -206,7 +206,7 @@ class Scheduler:
     def _append(self, row: Row, token_id: int, made: NewTokens, place: int) -> Ending | None:
         """Take one token, whose scores are at ``place``; how the row ends, if it does."""
         params = row.params
-        self.num_generated_tokens += 1
+        self._lengths.num_made += 1
         if len(row.new_ids) >= params.min_tokens:
             if token_id in self._eos_ids and not params.ignore_eos:
                 return "stop", None
@@ -222,8 +222,12 @@ class Scheduler:
 
 
 def _families(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows that bring the same tokens: samples of one request before their first sweep."""
-    for _, family in groupby(rows, lambda row: row.key if row.kv_len else row.key.request):
+    """Rows that bring the same tokens: samples of one request that are as far in its prompt."""
+
+    def name(row: Row) -> tuple[int, int, int]:
+        return row.key.request, row.kv_len, row.key.sample if row.new_ids else -1
+
+    for _, family in groupby(rows, name):
         yield list(family)
 
 

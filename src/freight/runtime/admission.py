@@ -1,0 +1,337 @@
+"""Who enters the block, and when: the rules that tell one schedule from another.
+
+Zig-zag fills a block and lets it run until the last of its rows has ended; row-by-row is a block of
+one micro-batch. The continuous rules let rows enter at every sweep: what the longest answers leave
+idle and what rows have not grown into yet is used by others. How long answers will be is not known:
+a row enters if what the rows are expected to grow to fits at every later sweep, and has pages for
+what it has. Where that was wrong the youngest row gives its pages up and is computed again later;
+the oldest never does, so that all come to an end. Knows tokens and pages, no weights and no sweeps.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from freight.memory.kv_cache import Home, KVCache
+from freight.plan.policy import Policy, Tier
+from freight.runtime.answers import Answer, Row
+from freight.runtime.request import Request
+from freight.runtime.tokenizer import Tokenizer
+
+__all__ = ["Admission", "Lengths", "Waiting", "make_admission"]
+
+_OUTLOOK_STEPS = 64
+
+
+class Waiting:
+    """Rows that are yet to enter: those that gave their pages up, then samples of the requests."""
+
+    def __init__(self, requests: Iterator[Request], tokenizer: Tokenizer | None) -> None:
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._held: Answer | None = None
+        self._returned: deque[Row] = deque()
+        self._num_entered = 0
+
+    def peek(self) -> Answer | None:
+        """The request at the head of the queue, of which samples are still to enter."""
+        if self._held is None and (request := next(self._requests, None)) is not None:
+            self._held = Answer(request, tokenizer=self._tokenizer)
+        return self._held
+
+    def is_empty(self) -> bool:
+        return not self._returned and self.peek() is None
+
+    def next_rows(self, most: int) -> tuple[Row | Answer, int]:
+        """What enters next, a row that was here before or a request, and how many rows of it."""
+        if self._returned:
+            return self._returned[0], 1
+        answer = self.peek()
+        assert answer is not None
+        return answer, min(answer.num_waiting, most)
+
+    def take(self, count: int) -> list[Row]:
+        """The next ``count`` rows, of one request."""
+        if self._returned:
+            return [self._returned.popleft()]
+        answer = self.peek()
+        assert answer is not None
+        rows = answer.start(count)
+        for row in rows:
+            row.entry = self._num_entered
+            self._num_entered += 1
+        if not answer.num_waiting:
+            self._held = None
+        return rows
+
+    def put_back(self, row: Row) -> None:
+        """A row that is to be computed again, before those that came after it."""
+        place = sum(other.entry < row.entry for other in self._returned)
+        self._returned.insert(place, row)
+
+
+class Admission(ABC):
+    """The block's micro-batches of rows; ``admit`` is called before every sweep."""
+
+    def __init__(self, waiting: Waiting, policy: Policy, kv_cache: KVCache) -> None:
+        self.block: list[list[Row]] = [[] for _ in range(policy.num_micro_batches)]
+        self._waiting = waiting
+        self._policy = policy
+        self._kv = kv_cache
+
+    @abstractmethod
+    def admit(self) -> None:
+        """Let rows enter whose turn it is."""
+
+    def end(self, k: int, row: Row) -> None:
+        """A row of micro-batch ``k`` leaves, and its pages are free."""
+        self._kv.release(row.key)
+        self.block[k] = [other for other in self.block[k] if other is not row]
+
+    def has_rows(self) -> bool:
+        return any(self.block)
+
+    def _home(self, tier: Tier) -> Home:
+        if tier == self._policy.compute_tier:
+            return "compute"
+        assert tier != "gpu"
+        return tier
+
+
+class ZigZag(Admission):
+    """A block at a time, with pages for the rows' whole lives."""
+
+    def admit(self) -> None:
+        if self.has_rows():
+            return
+        for k in range(self._policy.num_micro_batches):
+            if self._waiting.is_empty():
+                return
+            self.block[k] = self._fill()
+
+    def _fill(self) -> list[Row]:
+        """As many of the next rows as the micro-batch takes.
+
+        Samples of one request stay together unless there are more than a micro-batch takes.
+        """
+        size = self._policy.micro_batch_size
+        rows: list[Row] = []
+        tokens = 0
+        while len(rows) < size and (answer := self._waiting.peek()):
+            tokens += len(answer.request.prompt_ids)
+            count = min(answer.num_waiting, size)
+            is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
+            if rows and is_full:
+                break
+            rows += self._waiting.take(count)
+        self._reserve(rows)
+        return rows
+
+    def _reserve(self, rows: Sequence[Row]) -> None:
+        """Pages for the rows' whole lives, on the tiers by the policy's shares."""
+        first = 0
+        for seat, (tier, is_delegated, count) in enumerate(self._policy.homes(len(rows))):
+            members = rows[first : first + count]
+            for row in members:
+                row.seat = seat
+            wanted = [(row.key, row.most_tokens) for row in members]
+            if wanted:
+                self._kv.admit(self._home(tier), wanted, is_delegated=is_delegated)
+            first += count
+
+
+@dataclass(kw_only=True, slots=True)
+class Lengths:
+    """How long answers are, from those that have ended and those under way.
+
+    Tokens made per answer ended, as if one more had ended at ``longest``: until many have, the
+    short ones among them would count too much otherwise. ``is_known``: none ends before it must.
+    """
+
+    longest: int
+    is_known: bool = False
+    num_made: int = 0
+    num_ended: int = 0
+
+    def mean(self) -> float:
+        if self.is_known or not self.num_ended:
+            return float(max(1, self.longest))
+        return max(1.0, min(self.longest, (self.num_made + self.longest) / (self.num_ended + 1)))
+
+    def left(self, num_made: int, most: int, *, ends_early: bool) -> int:
+        """Tokens that a row is expected to make yet, of at most ``most`` in all."""
+        if self.is_known or not ends_early:
+            return max(1, most - num_made)
+        mean = self.mean()
+        return max(1, min(most - num_made, math.ceil(max(mean - num_made, mean / 2))))
+
+
+class _Outlook:
+    """Pages of one tier that its rows take now and at later sweeps, as far as is expected."""
+
+    def __init__(self, longest: int, page_tokens: int) -> None:
+        self._step = -(-max(1, longest) // _OUTLOOK_STEPS)
+        self._starts = np.arange(0, max(1, longest), self._step)
+        self._page_tokens = page_tokens
+        self._pages = np.zeros(len(self._starts), dtype=np.int64)
+
+    def curve(self, num_tokens: Sequence[int], left: Sequence[int]) -> np.ndarray:
+        """Pages that rows take, in stretches of sweeps; each makes ``left`` more tokens, of which
+        the last is never attended."""
+        tokens = np.asarray(num_tokens, dtype=np.int64)[:, None]
+        more = np.asarray(left, dtype=np.int64)[:, None] - 1
+        most = tokens + np.minimum(self._starts + self._step - 1, more)
+        pages: np.ndarray = (-(-most // self._page_tokens) * (more >= self._starts)).sum(axis=0)
+        return pages
+
+    def fits(self, curve: np.ndarray, num_pages: int) -> bool:
+        return bool((self._pages + curve <= num_pages).all())
+
+    def add(self, curve: np.ndarray) -> None:
+        self._pages = self._pages + curve
+
+
+class Continuous(Admission):
+    """Rows enter at every sweep, as far as seats, pages and the pace allow.
+
+    A micro-batch has seats on the tiers by the policy's shares; the samples of one request that
+    enter together have seats of one tier.
+    """
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        policy: Policy,
+        kv_cache: KVCache,
+        *,
+        lengths: Lengths,
+        has_end: bool,
+    ) -> None:
+        super().__init__(waiting, policy, kv_cache)
+        self._lengths = lengths
+        self._has_end = has_end
+        self._seats = policy.homes(policy.micro_batch_size)
+        self._most_together = max(count for _, _, count in self._seats)
+        homes = {self._home(tier) for tier, _, count in self._seats if count}
+        self._num_pages = {home: kv_cache.num_free_pages(home) for home in homes}
+        self._credit = max(0.0, 1.0 - self._rate())
+
+    def admit(self) -> None:
+        self._grow()
+        rate = self._rate()
+        self._credit = min(self._credit + rate, 1.0 + rate)
+        outlooks = {home: self._outlook(home) for home in self._num_pages}
+        while not self._waiting.is_empty() and (self._credit >= 1 or not self.has_rows()):
+            together = self._most_together
+            if not self._enter(outlooks, together) and (
+                self.has_rows() or not self._enter(outlooks, 1)
+            ):
+                break
+
+    def _rate(self) -> float:
+        """Rows per sweep that may enter: as many as end when ages are spread evenly."""
+        return self._policy.entry_pace * self._policy.block_rows / self._lengths.mean()
+
+    def _left(self, row: Row) -> int:
+        return self._left_of(row.answer, len(row.new_ids))
+
+    def _left_of(self, answer: Answer, num_made: int) -> int:
+        params = answer.request.params
+        ends_early = self._has_end and not params.ignore_eos
+        ends_early |= bool(params.stop or params.stop_token_ids)
+        return self._lengths.left(num_made, params.max_tokens, ends_early=ends_early)
+
+    def _outlook(self, home: Home) -> _Outlook:
+        outlook = _Outlook(self._lengths.longest, self._policy.page_tokens)
+        rows = [row for own in self.block for row in own if self._kv.rows[row.key].home == home]
+        if rows:
+            left = [self._left(row) for row in rows]
+            outlook.add(outlook.curve([row.num_tokens for row in rows], left))
+        return outlook
+
+    # -- rows that enter -------------------------------------------------------------------------
+
+    def _enter(self, outlooks: dict[Home, _Outlook], most: int) -> bool:
+        """Let the next rows in, up to so many of one request; False if there is no room."""
+        new, count = self._waiting.next_rows(most)
+        if isinstance(new, Row):
+            num_tokens, left = new.num_tokens, self._left(new)
+        else:
+            num_tokens, left = len(new.request.prompt_ids), self._left_of(new, 0)
+        for k, seat in self._free_seats(count):
+            tier, is_delegated, _ = self._seats[seat]
+            home = self._home(tier)
+            outlook = outlooks[home]
+            curve = outlook.curve([num_tokens] * count, [left] * count)
+            wanted = count * self._kv.pages_for(num_tokens)
+            if wanted <= self._kv.num_free_pages(home) and outlook.fits(
+                curve, self._num_pages[home]
+            ):
+                rows = self._waiting.take(count)
+                for row in rows:
+                    row.seat = seat
+                named = [(row.key, row.num_tokens) for row in rows]
+                self._kv.admit(home, named, is_delegated=is_delegated)
+                self.block[k] += rows
+                self._credit -= count
+                outlook.add(curve)
+                return True
+        return False
+
+    def _free_seats(self, count: int) -> Iterator[tuple[int, int]]:
+        """(micro-batch, seat) with room for so many rows: where fewest tokens are brought first,
+        and of its seats those of which the largest share is free."""
+        load = [
+            (sum(1 if row.decodes else row.num_tokens - row.kv_len for row in rows), len(rows), k)
+            for k, rows in enumerate(self.block)
+        ]
+        for _, _, k in sorted(load):
+            free = [own for _, _, own in self._seats]
+            for row in self.block[k]:
+                free[row.seat] -= 1
+            shares = [
+                (-left / own, seat)
+                for seat, (left, (_, _, own)) in enumerate(zip(free, self._seats, strict=True))
+                if own and left >= count
+            ]
+            yield from ((k, seat) for _, seat in sorted(shares))
+
+    # -- rows that grow --------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Pages for the tokens that are there now, the oldest rows first; where there are none the
+        youngest row of that tier gives up its own."""
+        rows = [row for own in self.block for row in own]
+        for row in sorted(rows, key=lambda row: row.entry):
+            while row.key in self._kv.rows and not self._kv.grow(row.key, row.num_tokens):
+                home = self._kv.rows[row.key].home
+                self._give_up(
+                    max((own for own in rows if self._is_at(own, home)), key=lambda own: own.entry)
+                )
+
+    def _is_at(self, row: Row, home: Home) -> bool:
+        return row.key in self._kv.rows and self._kv.rows[row.key].home == home
+
+    def _give_up(self, row: Row) -> None:
+        k = next(k for k, rows in enumerate(self.block) if any(own is row for own in rows))
+        self.end(k, row)
+        row.kv_len = 0
+        self._waiting.put_back(row)
+
+
+def make_admission(
+    waiting: Waiting, policy: Policy, kv_cache: KVCache, *, longest: int, has_end: bool
+) -> tuple[Admission, Lengths]:
+    """The policy's rule. Answers have at most ``longest`` tokens; ``has_end``: some token ends
+    them."""
+    lengths = Lengths(longest=longest, is_known=policy.admission == "diagonal")
+    if not policy.is_continuous:
+        return ZigZag(waiting, policy, kv_cache), lengths
+    rule = Continuous(waiting, policy, kv_cache, lengths=lengths, has_end=has_end)
+    return rule, lengths
