@@ -52,7 +52,7 @@ def test_pages_are_those_of_a_real_passage(
         rows = [row for row in members if row.new_tokens > step or step == 0]
         if not rows:
             continue
-        work = work_of(k, rows, step, own)
+        work = work_of(k, [row.at(step) for row in rows], own)
         far = [(r, s) for r, s in zip(rows, work.batch.rows, strict=True) if r.home != "gpu"]
         homes = [
             RowPages(home="cpu" if row.home == "cpu" else "disk", pages=tuple(range(99)), tail=i)

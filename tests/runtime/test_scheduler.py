@@ -7,7 +7,7 @@ made for it, that bounds of the policy hold in every sweep, and that pages all c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import MicroBatch
-from freight.plan.policy import Admission, Policy, Split
+from freight.plan.admission import Lengths
+from freight.plan.continuous import roll_out
+from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.sweep import BatchWork
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
@@ -40,6 +42,7 @@ class Case:
     admission: Admission = "zigzag"
     entry_pace: float = 1.0
     num_pages: int = NUM_PAGES
+    ignore_eos: bool = False
 
     def policy(self) -> Policy:
         return Policy(
@@ -57,7 +60,7 @@ class Case:
 
     def requests(self) -> Iterator[Request]:
         for index, (length, most, _) in enumerate(self.rows):
-            params = SamplingParams(max_tokens=most)
+            params = SamplingParams(max_tokens=most, ignore_eos=self.ignore_eos)
             yield Request(index=index, prompt_ids=[1] * length, params=params)
 
     def token(self, row: int, number: int) -> int:
@@ -141,7 +144,7 @@ class Bench:
             kv_cache=self.kv,
             tokenizer=None,
             eos_ids=frozenset({END}),
-            longest_answer=longest_answer,
+            lengths=Lengths(expected=float(longest_answer), longest=longest_answer),
             describe=self._describe,
         )
 
@@ -240,7 +243,7 @@ def test_samples_stay_together_and_split_only_where_they_must() -> None:
         kv_cache=kv,
         tokenizer=None,
         eos_ids=frozenset({END}),
-        longest_answer=2,
+        lengths=Lengths(expected=2.0, longest=2),
         describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
     )
     families, completions = [], []
@@ -417,7 +420,7 @@ def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
         kv_cache=kv,
         tokenizer=None,
         eos_ids=frozenset(),
-        longest_answer=2,
+        lengths=Lengths(expected=2.0, longest=2),
         describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
     )
     prompts: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
@@ -436,3 +439,48 @@ def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
     assert len(prompts[0]) > 1
     assert sorted(completion.index for completion in completions) == [0, 1, 2]
     assert not kv.rows
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data(), case=continuous)
+def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case: Case) -> None:
+    """Answers of known lengths: all alike, or on the diagonal, or without a pace."""
+    rows = [(prompt, most, 99) for prompt, most, _ in case.rows]
+    if case.admission == "refill" and case.entry_pace < 1000:
+        answer = data.draw(st.integers(1, LONGEST_ANSWER))
+        rows = [(prompt, answer, 99) for prompt, _, _ in rows]
+    longest = max((most for _, most, _ in rows), default=1)
+    case = replace(case, rows=rows, ignore_eos=True)
+    bench = Bench(case)
+    bench.scheduler = bench.make(longest_answer=longest)
+    bench.run()
+    found = [
+        sorted(
+            (span.row.request, batch.index, span.kv_len, span.num_new)
+            for batch in batches
+            for span in batch.rows
+        )
+        for batches in bench.batches
+    ]
+    if not rows:
+        return
+    tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
+    told = roll_out(
+        [(prompt, most) for prompt, most, _ in rows],
+        case.policy(),
+        num_pages=dict.fromkeys(tiers, case.num_pages),
+        mean_answer=longest,
+    )
+    assert found == [
+        sorted(
+            zip(
+                own.census.numbers.tolist(),
+                (own.census.seats // case.size).tolist(),
+                own.census.kv_lens.tolist(),
+                own.census.brought.tolist(),
+                strict=True,
+            )
+        )
+        for own in told
+    ]
+    assert sum(own.num_ended for own in told) == len(rows)

@@ -15,9 +15,10 @@ from typing import Final
 from freight.hardware.machine import Machine
 from freight.model.programme import Programme
 from freight.model.switches import ModelConfig
+from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
-from freight.plan.samples import Lanes, Sampler
+from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
 from freight.plan.simulate import Timeline
 
 __all__ = ["Forecast", "forecast"]
@@ -25,15 +26,19 @@ __all__ = ["Forecast", "forecast"]
 _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 5
 _MOST_BLOCKS: Final = 3
+_FEW_SAMPLES: Final = 4
+_MOST_SAMPLES: Final = 10
+_MOST_ROLLED_BLOCKS: Final = 6
 _REQUEST_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
-    each block's first sweep, ``decode_s`` that of all others; ``block_s`` is the longest block's,
-    from its prompts to its last token. ``timeline`` is that of the sweeps which were run on the
-    clock for the first block."""
+    each block's first sweep, ``decode_s`` that of all others: of all sweeps where prompts come
+    beside rows that decode. ``block_s`` is the longest block's, from its prompts to its last token,
+    or where rows enter at any time the longest row's. ``timeline`` is that of the sweeps which were
+    run on the clock for the first block."""
 
     load_s: float
     prefill_s: float
@@ -96,6 +101,8 @@ def forecast(
         dtype=dtype,
         is_rough=is_rough,
     )
+    if plan.policy.is_continuous:
+        return _continuous(sampler, _load_s(plan, machine))
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
     alike: dict[tuple[tuple[int, int], ...], _Block] = {}
@@ -120,6 +127,72 @@ def forecast(
     )
 
 
+def _continuous(sampler: Sampler, load_s: float) -> Forecast:
+    """Of rows that enter at any time: some sweeps stand for all those that bring about as many
+    tokens. Where there are very many rows, those between the first and the last come as at the
+    middle of a few blocks."""
+    plan = sampler.plan
+    total = plan.workload.num_rows
+    rolled_rows = min(total, _MOST_ROLLED_BLOCKS * plan.policy.block_rows)
+    rolled = roll(plan, rolled_rows)
+    longest = max(1, max(new for _, new in plan.workload.row_lengths(0, rolled_rows)))
+    weights = _weights(rolled, total - rolled_rows, longest)
+    few = _FEW_SAMPLES if sampler.is_rough else _MOST_SAMPLES
+    chosen, shares = _representatives(rolled, weights, few)
+    sample = sampler.sample(continuous_story(rolled, chosen), chosen)
+
+    def summed(values: Mapping[int, Lanes]) -> dict[Lane, float]:
+        lanes = {lane for own in values.values() for lane in own}
+        return {
+            lane: sum(share * values[i].get(lane, 0.0) for i, share in shares.items())
+            for lane in sorted(lanes)
+        }
+
+    seconds = sum(share * sample.seconds[i] for i, share in shares.items())
+    return Forecast(
+        load_s=load_s,
+        prefill_s=0.0,
+        decode_s=seconds,
+        block_s=longest * max(sample.seconds[i] for i in chosen[1:] or chosen),
+        new_tokens=plan.workload.total_new_tokens,
+        num_bytes=summed(sample.num_bytes),
+        busy_s=summed(sample.busy_s),
+        timeline=sample.timeline,
+    )
+
+
+def _weights(rolled: Sequence[RolledSweep], rows_left: int, longest: int) -> list[float]:
+    """How many sweeps each stands for: more of those in the middle, where rows were left out."""
+    weights = [1.0] * len(rolled)
+    if not rows_left:
+        return weights
+    begin, end = longest, len(rolled) - longest
+    if begin >= end:
+        begin, end = len(rolled) // 3, max(len(rolled) // 3 + 1, 2 * len(rolled) // 3)
+    ended = sum(own.num_ended for own in rolled[begin:end])
+    more = rows_left / max(1, ended)
+    weights[begin:end] = [1.0 + more] * (end - begin)
+    return weights
+
+
+def _representatives(
+    rolled: Sequence[RolledSweep], weights: Sequence[float], count: int
+) -> tuple[list[int], dict[int, float]]:
+    """Sweeps to run on the clock, in order, and for how many each stands: the first, with nothing
+    loaded ahead, and of those sorted by tokens the middle of each of ``count`` parts."""
+    shares = {0: weights[0]}
+    order = sorted(range(1, len(rolled)), key=lambda i: (rolled[i].num_tokens, i))
+    reached, part = 0.0, sum(weights[i] for i in order) / count
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for i in order:
+        parts[min(count - 1, int((reached + weights[i] / 2) / part))].append(i)
+        reached += weights[i]
+    for own in parts:
+        if own:
+            shares[own[len(own) // 2]] = sum(weights[i] for i in own)
+    return sorted(shares), shares
+
+
 def _load_s(plan: Plan, machine: Machine) -> float:
     """Weights that stay in memory are read once."""
     held = plan.layout.tier_bytes()
@@ -141,7 +214,7 @@ def _spread(starts: range) -> list[int]:
 
 def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int) -> _Block:
     steps = _steps(max(1, max(new for _, new in lengths)), most_steps)
-    sample = sampler.sample(lengths, steps)
+    sample = sampler.sample(zigzag_story(lengths, steps), steps)
     return _Block(
         num_rows=len(lengths),
         new_tokens=sum(new for _, new in lengths),

@@ -1,8 +1,8 @@
 """The sweeps of a block without running it: rows by their lengths alone, and what each sweep moves.
 
-Stands in for the scheduler and the preparer of micro-batches, for forecasts: rows enter a block
-together, bring their prompts, then one token a sweep each, and leave when they have made all their
-tokens. Knows no token ids and no tensors.
+Stands in for the scheduler and the preparer of micro-batches, for forecasts: rows of a zig-zag
+block enter together, bring their prompts, then one token a sweep each, and leave when they have
+made all their tokens. Knows no token ids and no tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Sweep
 from freight.quantities import align_up
 
-__all__ = ["BlockRow", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
+__all__ = ["BlockRow", "Brought", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,36 @@ class BlockRow:
     new_tokens: int
     home: Tier
     is_delegated: bool = False
+
+    def at(self, step: int) -> Brought:
+        """What it brings to the sweep in which it makes its token ``step``."""
+        return Brought(
+            row=self,
+            kv_len=self.prompt_tokens + step - 1 if step else 0,
+            num_new=1 if step else self.prompt_tokens,
+            makes_token=self.new_tokens > 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brought:
+    """What a row brings to a sweep: ``num_new`` tokens behind ``kv_len`` keys. ``seat`` orders the
+    rows of a micro-batch."""
+
+    row: BlockRow
+    kv_len: int
+    num_new: int
+    makes_token: bool
+    seat: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        return self.num_new == 1 and self.kv_len > 0
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the CPU attends it where its keys are."""
+        return self.row.is_delegated and self.is_single
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,20 +128,21 @@ def make_sweep(
     """The sweep in which rows make their token ``step`` (0: with their prompts)."""
     works = []
     for k, rows in enumerate(block):
-        left = [row for row in rows if row.new_tokens > step or step == 0]
+        left = [row.at(step) for row in rows if row.new_tokens > step or step == 0]
         if left:
-            works.append(work_of(k, left, step, sizes))
+            works.append(work_of(k, left, sizes))
     return Sweep(index=index, works=tuple(works))
 
 
-def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> BatchWork:
-    """Micro-batch ``k`` of ``rows`` in that sweep, with what it moves."""
-    spans = list(_spans(rows, step))
+def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
+    """Micro-batch ``k`` in a sweep to which rows bring this, with what it moves."""
+    brought = sorted(brought, key=lambda own: (own.is_attended, own.seat, not own.is_single))
+    spans = list(_spans(brought))
     num_tokens = spans[-1].end
     batch = MicroBatch(index=k, rows=tuple(spans), token_ids=range(num_tokens))
     policy = sizes.policy
-    pairs = [*zip(rows, spans, strict=True)]
-    delegated = [(row, span) for row, span in pairs if row.is_delegated and step > 0]
+    pairs = [(own.row, span) for own, span in zip(brought, spans, strict=True)]
+    delegated = pairs[len(pairs) - sum(own.is_attended for own in brought) :]
     num_whole = len(pairs) - len(delegated)
     far = [(row, span) for row, span in pairs[:num_whole] if row.home != policy.compute_tier]
     page, page_bytes = policy.page_tokens, sizes.page_bytes
@@ -121,7 +152,7 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
     disk = align_up(cut["disk"] * sizes.stream_bytes, BLOCK)
     return BatchWork(
         batch=batch,
-        continues=step > 0,
+        continues=any(own.kv_len for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
         kv_load=_bytes((_loaded(row.home, own, page) for row, own in far), page_bytes),
         kv_store=_bytes((_stored(row.home, own, page) for row, own in far), page_bytes),
@@ -129,7 +160,7 @@ def work_of(k: int, rows: Sequence[BlockRow], step: int, sizes: WorkSizes) -> Ba
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
-        delegates_later=step == 0 and any(row.is_delegated for row in rows),
+        delegates_later=any(row.is_delegated for row, _ in pairs[:num_whole]),
     )
 
 
@@ -146,18 +177,17 @@ def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> D
     )
 
 
-def _spans(rows: Sequence[BlockRow], step: int) -> Iterator[RowSpan]:
+def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
     start = 0
-    for row in rows:
-        num_new = 1 if step else row.prompt_tokens
+    for own in brought:
         yield RowSpan(
-            row=RowKey(row.number),
+            row=RowKey(own.row.number),
             start=start,
-            num_new=num_new,
-            kv_len=row.prompt_tokens + step - 1 if step else 0,
-            logit_positions=(num_new - 1,) if row.new_tokens else (),
+            num_new=own.num_new,
+            kv_len=own.kv_len,
+            logit_positions=(own.num_new - 1,) if own.makes_token else (),
         )
-        start += num_new
+        start += own.num_new
 
 
 def _loaded(home: Tier, span: RowSpan, page: int) -> Moved:

@@ -18,6 +18,7 @@ from freight.hardware.machine import Machine
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.switches import ModelConfig
+from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
 from freight.plan.operation import Lane, Operation
@@ -27,7 +28,7 @@ from freight.plan.schedule import schedule
 from freight.plan.simulate import Timeline, simulate
 from freight.plan.sweep import Sweep
 
-__all__ = ["Sample", "Sampler", "rehearse"]
+__all__ = ["Sample", "Sampler", "Story", "continuous_story", "rehearse", "roll", "zigzag_story"]
 
 _MOST_LAYERS: Final = 9
 _DEPTHS: Final = (3, 9)
@@ -36,6 +37,9 @@ _MOST_PIECES: Final = 8
 _MOST_REHEARSED: Final = 60_000
 
 Lanes = Mapping[Lane, float]
+
+Story = Callable[[WorkSizes], Sequence[Sweep]]
+"""Some sweeps, once it is known what rows and tokens are in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +73,36 @@ class Sample:
         )
 
 
+def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Story:
+    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens
+    ``steps``."""
+
+    def tell(sizes: WorkSizes) -> Sequence[Sweep]:
+        block = rows_of_block(lengths, sizes.policy)
+        return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
+
+    return tell
+
+
+def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
+    """The sweeps of the first rows, where they enter while others are under way."""
+    return roll_out(
+        plan.workload.row_lengths(0, num_rows),
+        plan.policy,
+        num_pages=plan.geometry.kv_pages,
+        mean_answer=plan.workload.mean_new_tokens,
+    )
+
+
+def continuous_story(rolled: Sequence[RolledSweep], chosen: Sequence[int]) -> Story:
+    """Some of the sweeps of such a run."""
+
+    def tell(sizes: WorkSizes) -> Sequence[Sweep]:
+        return [rolled[own].sweep(i, sizes.policy, sizes) for i, own in enumerate(chosen)]
+
+    return tell
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
     """Runs sweeps of one plan on one machine's clock; ``is_rough`` with fewer layers."""
@@ -80,33 +114,26 @@ class Sampler:
     dtype: str
     is_rough: bool = False
 
-    def sample(self, lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Sample:
-        """The sweeps in which rows of these (prompt, new) tokens make their tokens ``steps``."""
+    def sample(self, story: Story, steps: Sequence[int]) -> Sample:
+        """The sweeps of ``story``, which are those numbered ``steps``, from 0 on."""
         layers = self.config.num_layers
         if layers <= _MOST_LAYERS:
-            return self._at_depth(lengths, steps, layers)
+            return self._at_depth(story, steps, layers)
         first, second = _ROUGH_DEPTHS if self.is_rough else _DEPTHS
-        near, far = (self._at_depth(lengths, steps, depth) for depth in (first, second))
+        near, far = (self._at_depth(story, steps, depth) for depth in (first, second))
         return near.extended(far, (layers - first) / (second - first))
 
-    def _at_depth(
-        self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
-    ) -> Sample:
-        timeline, operations = self.run(lengths, steps, depth)
+    def _at_depth(self, story: Story, steps: Sequence[int], depth: int) -> Sample:
+        timeline, operations = self.run(story, steps, depth)
         return _summed(timeline, operations, steps)
 
     def run(
-        self, lengths: Sequence[tuple[int, int]], steps: Sequence[int], depth: int
+        self, story: Story, steps: Sequence[int], depth: int
     ) -> tuple[Timeline, Sequence[Operation]]:
         """Sweeps through the first ``depth`` layers on the clock, and their operations."""
         plan, policy = self.plan, self.plan.policy
         sizes = WorkSizes.of(self.config, plan.layout, policy, plan.geometry)
-        block = rows_of_block(lengths, policy)
-        feed = _Feed(
-            sweeps=[make_sweep(i, block, step, sizes) for i, step in enumerate(steps)],
-            config=self.config,
-            is_whole=len(steps) == steps[-1] + 1,
-        )
+        feed = _Feed(sweeps=story(sizes), config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
         model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
         operations = list(schedule(feed.run(), model, feed.expects_more, feed.chosen))
@@ -134,7 +161,7 @@ class Sampler:
 
 
 def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Timeline:
-    """The first block, operation by operation as it is expected to run: all layers, each unit's
+    """The first sweeps, operation by operation as they are expected to run: all layers, each unit's
     weights in a few pieces, and as many of its sweeps as one can look at."""
     sampler = Sampler(
         plan=plan,
@@ -147,8 +174,12 @@ def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> T
     lengths = workload.row_lengths(0, min(plan.policy.block_rows, workload.num_rows))
     operations = 4 * plan.policy.num_micro_batches * len(sampler.programme.units)
     most = max(2, _MOST_REHEARSED // operations)
+    if plan.policy.is_continuous:
+        rolled = roll(plan, min(workload.num_rows, most * plan.policy.block_rows))
+        steps = range(min(most, len(rolled)))
+        return sampler.run(continuous_story(rolled, steps), steps, config.num_layers)[0]
     steps = range(min(most, max(1, max(new for _, new in lengths))))
-    return sampler.run(lengths, [*steps], config.num_layers)[0]
+    return sampler.run(zigzag_story(lengths, steps), steps, config.num_layers)[0]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -31,6 +31,9 @@ RING_SLOTS: Final = {
 and stored; two where it passes one way; one where it is used at once."""
 
 
+_BEFORE: Final[Owner] = (-1,)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Occupant:
     """Who wrote a place and who read it since, as the last operation per lane."""
@@ -55,7 +58,9 @@ class Scoreboard:
         return [*loads, write(ring, slot, (*owner, 1), 0)]
 
     def home(self, name: str, k: int) -> Access:
-        return Access(place=(name, k), owner=self.homes[name, k], is_write=False)
+        """What is there of a micro-batch; a stretch of sweeps may begin with rows under way."""
+        owner = self.homes.setdefault((name, k), _BEFORE)
+        return Access(place=(name, k), owner=owner, is_write=False)
 
     def new_home(self, name: str, k: int, owner: Owner) -> Access:
         self.homes[name, k] = owner

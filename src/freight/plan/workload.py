@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freight.errors import InputError
+from freight.plan.admission import Lengths
 
 __all__ = ["Workload"]
 
@@ -93,6 +94,10 @@ class Workload:
     def mean_new_tokens(self) -> float:
         """At least one: a row is in one sweep."""
         return max(1.0, self.total_new_tokens / self.num_rows)
+
+    def answers(self) -> Lengths:
+        """What is known of the answers' lengths before any is there."""
+        return Lengths(expected=self.mean_new_tokens, longest=self.max_new_tokens)
 
     def held_tokens(self, page_tokens: int) -> float:
         """Tokens of a row's pages on average over the sweeps that rows of all ages are in: the page

@@ -10,23 +10,18 @@ the oldest never does, so that all come to an end. Knows tokens and pages, no we
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from freight.memory.kv_cache import Home, KVCache
+from freight.plan.admission import Lengths, Outlook, Pace
 from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
 from freight.runtime.request import Request
 from freight.runtime.tokenizer import Tokenizer
 
-__all__ = ["Admission", "Lengths", "Waiting", "make_admission"]
-
-_OUTLOOK_STEPS = 64
+__all__ = ["Admission", "Waiting", "make_admission"]
 
 
 class Waiting:
@@ -146,57 +141,6 @@ class ZigZag(Admission):
             first += count
 
 
-@dataclass(kw_only=True, slots=True)
-class Lengths:
-    """How long answers are, from those that have ended and those under way.
-
-    Tokens made per answer ended, as if one more had ended at ``longest``: until many have, the
-    short ones among them would count too much otherwise. ``is_known``: none ends before it must.
-    """
-
-    longest: int
-    is_known: bool = False
-    num_made: int = 0
-    num_ended: int = 0
-
-    def mean(self) -> float:
-        if self.is_known or not self.num_ended:
-            return float(max(1, self.longest))
-        return max(1.0, min(self.longest, (self.num_made + self.longest) / (self.num_ended + 1)))
-
-    def left(self, num_made: int, most: int, *, ends_early: bool) -> int:
-        """Tokens that a row is expected to make yet, of at most ``most`` in all."""
-        if self.is_known or not ends_early:
-            return max(1, most - num_made)
-        mean = self.mean()
-        return max(1, min(most - num_made, math.ceil(max(mean - num_made, mean / 2))))
-
-
-class _Outlook:
-    """Pages of one tier that its rows take now and at later sweeps, as far as is expected."""
-
-    def __init__(self, longest: int, page_tokens: int) -> None:
-        self._step = -(-max(1, longest) // _OUTLOOK_STEPS)
-        self._starts = np.arange(0, max(1, longest), self._step)
-        self._page_tokens = page_tokens
-        self._pages = np.zeros(len(self._starts), dtype=np.int64)
-
-    def curve(self, num_tokens: Sequence[int], left: Sequence[int]) -> np.ndarray:
-        """Pages that rows take, in stretches of sweeps; each makes ``left`` more tokens, of which
-        the last is never attended."""
-        tokens = np.asarray(num_tokens, dtype=np.int64)[:, None]
-        more = np.asarray(left, dtype=np.int64)[:, None] - 1
-        most = tokens + np.minimum(self._starts + self._step - 1, more)
-        pages: np.ndarray = (-(-most // self._page_tokens) * (more >= self._starts)).sum(axis=0)
-        return pages
-
-    def fits(self, curve: np.ndarray, num_pages: int) -> bool:
-        return bool((self._pages + curve <= num_pages).all())
-
-    def add(self, curve: np.ndarray) -> None:
-        self._pages = self._pages + curve
-
-
 class Continuous(Admission):
     """Rows enter at every sweep, as far as seats, pages and the pace allow.
 
@@ -220,23 +164,23 @@ class Continuous(Admission):
         self._most_together = max(count for _, _, count in self._seats)
         homes = {self._home(tier) for tier, _, count in self._seats if count}
         self._num_pages = {home: kv_cache.num_free_pages(home) for home in homes}
-        self._credit = max(0.0, 1.0 - self._rate())
+        self._pace = Pace(policy, self._mean())
 
     def admit(self) -> None:
         self._grow()
-        rate = self._rate()
-        self._credit = min(self._credit + rate, 1.0 + rate)
+        self._pace.begin_sweep(self._mean())
         outlooks = {home: self._outlook(home) for home in self._num_pages}
-        while not self._waiting.is_empty() and (self._credit >= 1 or not self.has_rows()):
+        while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
             together = self._most_together
             if not self._enter(outlooks, together) and (
                 self.has_rows() or not self._enter(outlooks, 1)
             ):
                 break
 
-    def _rate(self) -> float:
-        """Rows per sweep that may enter: as many as end when ages are spread evenly."""
-        return self._policy.entry_pace * self._policy.block_rows / self._lengths.mean()
+    def _mean(self) -> float:
+        """How long rows stay: on the diagonal as long as any may."""
+        is_even = self._policy.admission == "diagonal"
+        return float(max(1, self._lengths.longest)) if is_even else self._lengths.mean()
 
     def _left(self, row: Row) -> int:
         return self._left_of(row.answer, len(row.new_ids))
@@ -245,10 +189,11 @@ class Continuous(Admission):
         params = answer.request.params
         ends_early = self._has_end and not params.ignore_eos
         ends_early |= bool(params.stop or params.stop_token_ids)
+        ends_early &= self._policy.admission != "diagonal"
         return self._lengths.left(num_made, params.max_tokens, ends_early=ends_early)
 
-    def _outlook(self, home: Home) -> _Outlook:
-        outlook = _Outlook(self._lengths.longest, self._policy.page_tokens)
+    def _outlook(self, home: Home) -> Outlook:
+        outlook = Outlook(self._lengths.longest, self._policy.page_tokens)
         rows = [row for own in self.block for row in own if self._kv.rows[row.key].home == home]
         if rows:
             left = [self._left(row) for row in rows]
@@ -257,7 +202,7 @@ class Continuous(Admission):
 
     # -- rows that enter -------------------------------------------------------------------------
 
-    def _enter(self, outlooks: dict[Home, _Outlook], most: int) -> bool:
+    def _enter(self, outlooks: dict[Home, Outlook], most: int) -> bool:
         """Let the next rows in, up to so many of one request; False if there is no room."""
         new, count = self._waiting.next_rows(most)
         if isinstance(new, Row):
@@ -279,7 +224,7 @@ class Continuous(Admission):
                 named = [(row.key, row.num_tokens) for row in rows]
                 self._kv.admit(home, named, is_delegated=is_delegated)
                 self.block[k] += rows
-                self._credit -= count
+                self._pace.take(count)
                 outlook.add(curve)
                 return True
         return False
@@ -326,12 +271,9 @@ class Continuous(Admission):
 
 
 def make_admission(
-    waiting: Waiting, policy: Policy, kv_cache: KVCache, *, longest: int, has_end: bool
-) -> tuple[Admission, Lengths]:
-    """The policy's rule. Answers have at most ``longest`` tokens; ``has_end``: some token ends
-    them."""
-    lengths = Lengths(longest=longest, is_known=policy.admission == "diagonal")
+    waiting: Waiting, policy: Policy, kv_cache: KVCache, *, lengths: Lengths, has_end: bool
+) -> Admission:
+    """The policy's rule. ``has_end``: there is a token that ends answers."""
     if not policy.is_continuous:
-        return ZigZag(waiting, policy, kv_cache), lengths
-    rule = Continuous(waiting, policy, kv_cache, lengths=lengths, has_end=has_end)
-    return rule, lengths
+        return ZigZag(waiting, policy, kv_cache)
+    return Continuous(waiting, policy, kv_cache, lengths=lengths, has_end=has_end)

@@ -228,7 +228,7 @@ class Engine:
             kv_cache=self.placement.kv_cache,
             tokenizer=self.tokenizer,
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
-            longest_answer=self.plan.workload.max_new_tokens,
+            lengths=self.plan.workload.answers(),
             describe=batches.describe,
         )
         performer = self._performer(batches, scheduler)

@@ -43,7 +43,8 @@ class EngineOptions:
     ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks for random
     weights, made from config.json alone with this seed. ``verify`` proves every operation legal
     before it runs. ``trace_path`` is where the times of all operations are written. ``machine`` has
-    this machine's rates: with them a run is predicted. """
+    this machine's rates: with them a run is predicted.
+    """
 
     device: str = "auto"
     dtype: str = "auto"

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from freight.memory.kv_cache import KVCache
 from freight.model.batch import MicroBatch, RowKey, RowSpan
+from freight.plan.admission import Lengths
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Sweep
 from freight.runtime.admission import Waiting, make_admission
@@ -28,8 +29,8 @@ __all__ = ["Row", "Scheduler"]
 class Scheduler:
     """Makes sweeps, takes in tokens.
 
-    ``describe`` prices a micro-batch: what it moves in a sweep. Answers have at most
-    ``longest_answer`` tokens.
+    ``describe`` prices a micro-batch: what it moves in a sweep. ``lengths`` is what is expected of
+    answers, and learns from them.
     """
 
     def __init__(
@@ -40,16 +41,13 @@ class Scheduler:
         kv_cache: KVCache,
         tokenizer: Tokenizer | None,
         eos_ids: frozenset[int],
-        longest_answer: int,
+        lengths: Lengths,
         describe: Callable[[int, MicroBatch, bool], BatchWork],
     ) -> None:
         self._waiting = Waiting(requests, tokenizer)
-        self._admission, self._lengths = make_admission(
-            self._waiting,
-            policy,
-            kv_cache,
-            longest=longest_answer,
-            has_end=bool(eos_ids),
+        self._lengths = lengths
+        self._admission = make_admission(
+            self._waiting, policy, kv_cache, lengths=lengths, has_end=bool(eos_ids)
         )
         self._policy = policy
         self._eos_ids = eos_ids

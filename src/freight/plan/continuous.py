@@ -1,0 +1,240 @@
+"""The sweeps of a run in which rows enter while others are under way, without running it.
+
+The rule that the run follows, on rows that are known by their lengths alone: who enters when, and
+what each brings. Answers are taken to be as long as the workload says. Knows no token ids, no
+tensors and no seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from freight.plan.admission import Outlook, Pace
+from freight.plan.policy import Policy, Tier
+from freight.plan.rollout import BlockRow, Brought, WorkSizes, work_of
+from freight.plan.sweep import Sweep
+
+__all__ = ["Census", "RolledSweep", "roll_out"]
+
+Ints = npt.NDArray[np.int64]
+
+_NOBODY: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Census:
+    """Rows that bring tokens to a sweep, by the seat that each has: its number, the tokens of its
+    prompt and of its answer, those that have keys, and those that it brings."""
+
+    seats: Ints
+    numbers: Ints
+    prompts: Ints
+    answers: Ints
+    kv_lens: Ints
+    brought: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolledSweep:
+    """A sweep as it is expected; ``num_ended`` rows end in it."""
+
+    census: Census
+    num_ended: int
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.census.brought.sum())
+
+    def sweep(self, index: int, policy: Policy, sizes: WorkSizes) -> Sweep:
+        """The sweep with all that it moves."""
+        own = self.census
+        seats = _seats(policy)
+        members: list[list[Brought]] = [[] for _ in range(policy.num_micro_batches)]
+        for place, seat in enumerate(own.seats.tolist()):
+            k, number = divmod(seat, len(seats))
+            tier, is_delegated = seats[number]
+            row = BlockRow(
+                number=int(own.numbers[place]),
+                prompt_tokens=int(own.prompts[place]),
+                new_tokens=int(own.answers[place]),
+                home=tier,
+                is_delegated=is_delegated,
+            )
+            kv_len, count = int(own.kv_lens[place]), int(own.brought[place])
+            members[k].append(
+                Brought(
+                    row=row,
+                    kv_len=kv_len,
+                    num_new=count,
+                    makes_token=row.new_tokens > 0 and kv_len + count >= row.prompt_tokens,
+                    seat=number,
+                )
+            )
+        works = [work_of(k, rows, sizes) for k, rows in enumerate(members) if rows]
+        return Sweep(index=index, works=tuple(works))
+
+
+def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
+    """Of one micro-batch, in the order of its rows: tier, and whether the CPU attends them."""
+    return [
+        (tier, is_delegated)
+        for tier, is_delegated, count in policy.homes(policy.micro_batch_size)
+        for _ in range(count)
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Block:
+    """The state of all seats of the block; ``numbers`` is -1 where one is free."""
+
+    policy: Policy
+    lengths: Sequence[tuple[int, int]]
+    longest: int
+    num_pages: dict[Tier, int]
+    seats: list[tuple[Tier, bool]]
+    numbers: Ints
+    prompts: Ints
+    answers: Ints
+    kv_lens: Ints
+    known: Ints
+    next_row: int = 0
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[tuple[int, int]], policy: Policy, num_pages: dict[Tier, int]
+    ) -> _Block:
+        seats = _seats(policy)
+        count = len(seats) * policy.num_micro_batches
+
+        def column(value: int = 0) -> Ints:
+            return np.full(count, value, dtype=np.int64)
+
+        return cls(
+            policy=policy,
+            lengths=lengths,
+            longest=max(1, max(new for _, new in lengths)),
+            num_pages=num_pages,
+            seats=seats,
+            numbers=column(_NOBODY),
+            prompts=column(),
+            answers=column(),
+            kv_lens=column(),
+            known=column(),
+        )
+
+    def is_empty(self) -> bool:
+        return not (self.numbers != _NOBODY).any()
+
+    # -- rows that enter -------------------------------------------------------------------------
+
+    def enter(self, pace: Pace) -> None:
+        outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
+        while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
+            prompt, new = self.lengths[self.next_row]
+            curves = {tier: own.curve([prompt], [max(1, new)]) for tier, own in outlooks.items()}
+            fits = {
+                tier: outlooks[tier].fits(curve, self.num_pages[tier])
+                for tier, curve in curves.items()
+            }
+            seat = next((seat for seat in self._free_seats() if fits[self._tier(seat)]), None)
+            if seat is None:
+                return
+            tier = self._tier(seat)
+            outlooks[tier].add(curves[tier])
+            self.numbers[seat] = self.next_row
+            self.prompts[seat] = self.known[seat] = prompt
+            self.answers[seat], self.kv_lens[seat] = new, 0
+            self.next_row += 1
+            pace.take(1)
+
+    def _tier(self, seat: int) -> Tier:
+        return self.seats[seat % len(self.seats)][0]
+
+    def _outlook(self, tier: Tier) -> Outlook:
+        outlook = Outlook(self.longest, self.policy.page_tokens)
+        of_tier = [own == tier for own, _ in self.seats] * self.policy.num_micro_batches
+        here = (self.numbers != _NOBODY) & np.array(of_tier)
+        if here.any():
+            left = self.answers[here] - (self.known[here] - self.prompts[here])
+            outlook.add(outlook.curve(self.known[here], np.maximum(1, left)))
+        return outlook
+
+    def _free_seats(self) -> Iterator[int]:
+        """As the run gives them out: in the micro-batch that brings fewest tokens, of the kind of
+        seat of which the largest share is free."""
+        size = len(self.seats)
+        taken = (self.numbers != _NOBODY).reshape(-1, size)
+        loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
+        for k in np.lexsort((taken.sum(axis=1), loads)):
+            kinds = [*dict.fromkeys(self.seats)]
+            free = {
+                kind: [s for s, own in enumerate(self.seats) if own == kind and not taken[k, s]]
+                for kind in kinds
+            }
+            shares = [(-len(free[own]) / self.seats.count(own), i) for i, own in enumerate(kinds)]
+            for share, i in sorted(shares):
+                if share:
+                    yield int(k) * size + free[kinds[i]][0]
+
+    # -- what rows bring -------------------------------------------------------------------------
+
+    def census(self) -> Census:
+        """One token each, and of prompts what there is room for, those first that came first."""
+        there = self.numbers != _NOBODY
+        left = np.where(there, self.known - self.kv_lens, 0)
+        decodes = there & (left == 1) & (self.kv_lens > 0)
+        brought = np.where(decodes, 1, 0)
+        size = len(self.seats)
+        budgets = self.policy.max_batch_tokens - decodes.reshape(-1, size).sum(axis=1)
+        prompts = np.flatnonzero(there & ~decodes)
+        for seat in prompts[np.argsort(self.numbers[prompts])]:
+            count = min(left[seat], budgets[seat // size])
+            brought[seat] = count
+            budgets[seat // size] -= count
+        seats = np.flatnonzero(brought)
+        return Census(
+            seats=seats,
+            numbers=self.numbers[seats],
+            prompts=self.prompts[seats],
+            answers=self.answers[seats],
+            kv_lens=self.kv_lens[seats],
+            brought=brought[seats],
+        )
+
+    def take_in(self, census: Census) -> int:
+        """After the sweep: keys, new tokens, and rows that have ended; how many have."""
+        seats = census.seats
+        self.kv_lens[seats] += census.brought
+        makes = seats[self.kv_lens[seats] == self.known[seats]]
+        self.known[makes] += self.answers[makes] > 0
+        made = self.known[makes] - self.prompts[makes]
+        ended = makes[made >= self.answers[makes]]
+        self.numbers[ended] = _NOBODY
+        return len(ended)
+
+
+def roll_out(
+    lengths: Sequence[tuple[int, int]],
+    policy: Policy,
+    *,
+    num_pages: dict[Tier, int],
+    mean_answer: float,
+) -> list[RolledSweep]:
+    """The sweeps for rows of (prompt, new) tokens, in order. ``num_pages`` are the pages per layer
+    on each tier; rows stay for ``mean_answer`` sweeps on average."""
+    block = _Block.of(lengths, policy, num_pages)
+    stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
+    pace = Pace(policy, stay)
+    sweeps: list[RolledSweep] = []
+    while True:
+        pace.begin_sweep(stay)
+        block.enter(pace)
+        if block.is_empty():
+            return sweeps
+        census = block.census()
+        sweeps.append(RolledSweep(census=census, num_ended=block.take_in(census)))
