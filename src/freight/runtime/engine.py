@@ -154,7 +154,7 @@ class Engine:
         self.traffic = Traffic()
         self._options = options
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
-        self.meter = Meter()
+        self.meter = Meter(has_phases=not plan.policy.is_continuous)
         self.forecast = told
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)

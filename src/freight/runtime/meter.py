@@ -14,9 +14,10 @@ __all__ = ["Meter"]
 
 
 class Meter:
-    """Told of every operation, from all lanes."""
+    """Told of every operation, from all lanes. ``has_phases``: prompts have sweeps of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_phases: bool) -> None:
+        self._has_phases = has_phases
         self._lock = threading.Lock()
         self._last_s: float | None = None
         self.busy_s: dict[Lane, float] = {}
@@ -42,7 +43,7 @@ class Meter:
     def _add(self, operation: Operation, passed_s: float) -> None:
         """Since the last tokens: of a block's first sweep if its rows had no keys."""
         assert operation.batch is not None
-        if operation.batch.rows[0].kv_len:
+        if operation.batch.rows[0].kv_len or not self._has_phases:
             self.decode_s += passed_s
         else:
             self.prefill_s += passed_s

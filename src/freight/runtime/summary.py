@@ -34,7 +34,8 @@ def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
     policy = plan.policy
     links = ", ".join(f"{link} {format_bytes(n)}" for link, n in moved.items())
     return (
-        f"policy: block of {policy.num_micro_batches} x {policy.micro_batch_size} rows, "
+        f"policy: {policy.admission}, block of {policy.num_micro_batches} x "
+        f"{policy.micro_batch_size} rows, "
         f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk\n"
         f"{_describe_weights(plan)}\n"
         f"moved: {links or 'nothing'}"
@@ -43,11 +44,13 @@ def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
 
 def describe_forecast(forecast: Forecast, meter: Meter) -> str:
     """Prediction beside measurement: phases, then how long each lane worked."""
-    phases = (
-        ("prefill", forecast.prefill_s, meter.prefill_s),
-        ("decode", forecast.decode_s, meter.decode_s),
-        ("in all", forecast.seconds, meter.seconds),
-    )
+    phases = [("in all", forecast.seconds, meter.seconds)]
+    if forecast.prefill_s:
+        phases = [
+            ("prefill", forecast.prefill_s, meter.prefill_s),
+            ("decode", forecast.decode_s, meter.decode_s),
+            *phases,
+        ]
     times = ", ".join(f"{name} {told:.1f} ({was:.1f})" for name, told, was in phases)
     work = ", ".join(
         f"{lane.value} {busy:.1f} ({meter.busy_s.get(lane, 0.0):.1f})"
