@@ -46,7 +46,7 @@ from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import Compression, find_compression
 from freight.model.sources import TensorSource
 from freight.plan.default import Planner, Wishes
-from freight.plan.policy import Split, Tier
+from freight.plan.policy import Split, Tier, find_rule
 from freight.plan.samples import rehearse
 from freight.plan.search import Search
 from freight.plan.techniques import ALL, price_techniques
@@ -267,8 +267,10 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         kv=split("--kv", arguments.kv),
         activations=split("--activations", arguments.activations),
         micro_batch_size=arguments.micro_batch_size,
-        num_micro_batches=arguments.num_micro_batches,
+        num_micro_batches=1 if arguments.admission == "row" else arguments.num_micro_batches,
         cpu_attention=None if arguments.cpu_attention is None else arguments.cpu_attention / 100,
+        admission=find_rule(arguments.admission),
+        batch_tokens=arguments.batch_tokens,
         overlap=not arguments.no_overlap,
     )
 

@@ -16,6 +16,7 @@ from freight.model.decoder import count_parameters
 from freight.model.number_format import Compression
 from freight.model.sources import TensorSource
 from freight.plan.default import Wishes
+from freight.plan.forecast import Forecast
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.search import Choice
@@ -82,10 +83,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     yield ""
     yield f"policy   {_flags(choice.plan.policy)}"
     yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
-    yield (
-        f"time     prefill {_time(told.prefill_s)}, decode {_time(told.decode_s)}, "
-        f"in all {_time(told.seconds)}; loading {_time(told.load_s)}"
-    )
+    yield (f"time     {_phases(told)}in all {_time(told.seconds)}; loading {_time(told.load_s)}")
     yield (
         f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "
         f"with prompts; a block of {_block_rows(question, choice)} rows takes "
@@ -177,6 +175,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             "chunk_tokens": policy.chunk_tokens,
             "overlap": policy.overlap,
             "cpu_attention": policy.cpu_attention,
+            "admission": policy.admission,
             "weight_bits": question.weight_bits,
             "kv_bits": kv_format and kv_format.bits,
             "sparse_attention": question.config.attended_share,
@@ -212,7 +211,15 @@ def _flags(policy: Policy) -> str:
         f"--micro-batch-size {policy.micro_batch_size} "
         f"--num-micro-batches {policy.num_micro_batches}"
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
+        + f" --admission {policy.admission}"
     )
+
+
+def _phases(told: Forecast) -> str:
+    """Where prompts have sweeps of their own, the time of both kinds."""
+    if not told.prefill_s:
+        return ""
+    return f"prefill {_time(told.prefill_s)}, decode {_time(told.decode_s)}, "
 
 
 def _compression(question: Question) -> str:

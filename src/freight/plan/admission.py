@@ -18,9 +18,9 @@ from freight.plan.policy import Policy
 
 __all__ = ["Lengths", "Outlook", "Pace"]
 
-Pages = npt.NDArray[np.int64]
+Pages = npt.NDArray[np.int32]
 
-_OUTLOOK_STEPS: Final = 64
+_OUTLOOK_STEPS: Final = 32
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,17 +54,20 @@ class Outlook:
 
     def __init__(self, longest: int, page_tokens: int) -> None:
         self._step = -(-max(1, longest) // _OUTLOOK_STEPS)
-        self._starts = np.arange(0, max(1, longest), self._step)
+        self._starts = np.arange(0, max(1, longest), self._step, dtype=np.int32)
         self._page_tokens = page_tokens
-        self._pages: Pages = np.zeros(len(self._starts), dtype=np.int64)
+        self._pages: Pages = np.zeros(len(self._starts), dtype=np.int32)
 
     def curve(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
         """Pages that rows take, by stretches of sweeps; each makes ``left`` more tokens, of which
         the last is never attended."""
-        tokens = np.asarray(num_tokens, dtype=np.int64)[:, None]
-        more = np.asarray(left, dtype=np.int64)[:, None] - 1
-        most = tokens + np.minimum(self._starts + self._step - 1, more)
-        pages: Pages = (-(-most // self._page_tokens) * (more >= self._starts)).sum(axis=0)
+        tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
+        more = np.asarray(left, dtype=np.int32)[:, None] - 1
+        most = tokens + np.minimum(self._starts + (self._step - 1), more)
+        most += self._page_tokens - 1
+        most //= self._page_tokens
+        most *= more >= self._starts
+        pages: Pages = most.sum(axis=0, dtype=np.int32)
         return pages
 
     def fits(self, curve: Pages, num_pages: int) -> bool:

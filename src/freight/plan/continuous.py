@@ -133,6 +133,8 @@ class _Block:
     # -- rows that enter -------------------------------------------------------------------------
 
     def enter(self, pace: Pace) -> None:
+        if self.next_row == len(self.lengths) or not (pace.allows() or self.is_empty()):
+            return
         outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]

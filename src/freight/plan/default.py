@@ -143,8 +143,13 @@ class Planner:
 
     def with_chunks(self, policy: Policy) -> Iterator[Policy]:
         """With large chunks, and with small ones where scratch memory is worth saving."""
-        large, small = (replace(policy, chunk_tokens=tokens) for tokens in _CHUNKS)
+        large, small = (
+            replace(policy, chunk_tokens=min(tokens, max(1, policy.max_batch_tokens)))
+            for tokens in _CHUNKS
+        )
         yield large
+        if small == large:
+            return
         plan = self.derive(large)
         scratch = plan.geometry.workspace_bytes
         if self._excess(plan) or scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:

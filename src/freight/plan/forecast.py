@@ -6,10 +6,10 @@ between is taken to change evenly, as the number of keys does. Knows no torch; n
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from freight.hardware.machine import Machine
@@ -26,9 +26,10 @@ __all__ = ["Forecast", "forecast"]
 _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 5
 _MOST_BLOCKS: Final = 3
-_FEW_SAMPLES: Final = 4
-_MOST_SAMPLES: Final = 10
-_MOST_ROLLED_BLOCKS: Final = 6
+_FEW_SAMPLES: Final = 3
+_MOST_SAMPLES: Final = 7
+_FEW_BLOCKS: Final = 2
+_MOST_ROLLED_BLOCKS: Final = 4
 _REQUEST_BYTES: Final = 8 << 20
 
 
@@ -133,7 +134,8 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
     middle of a few blocks."""
     plan = sampler.plan
     total = plan.workload.num_rows
-    rolled_rows = min(total, _MOST_ROLLED_BLOCKS * plan.policy.block_rows)
+    num_blocks = _FEW_BLOCKS if sampler.is_rough else _MOST_ROLLED_BLOCKS
+    rolled_rows = min(total, num_blocks * plan.policy.block_rows)
     rolled = roll(plan, rolled_rows)
     longest = max(1, max(new for _, new in plan.workload.row_lengths(0, rolled_rows)))
     weights = _weights(rolled, total - rolled_rows, longest)
@@ -182,14 +184,11 @@ def _representatives(
     loaded ahead, and of those sorted by tokens the middle of each of ``count`` parts."""
     shares = {0: weights[0]}
     order = sorted(range(1, len(rolled)), key=lambda i: (rolled[i].num_tokens, i))
-    reached, part = 0.0, sum(weights[i] for i in order) / count
-    parts: list[list[int]] = [[] for _ in range(count)]
-    for i in order:
-        parts[min(count - 1, int((reached + weights[i] / 2) / part))].append(i)
-        reached += weights[i]
-    for own in parts:
-        if own:
-            shares[own[len(own) // 2]] = sum(weights[i] for i in own)
+    ends = list(accumulate(weights[i] for i in order))
+    total = ends[-1] if ends else 0.0
+    for part in range(count if ends else 0):
+        middle = order[bisect_left(ends, (part + 0.5) * total / count)]
+        shares[middle] = shares.get(middle, 0.0) + total / count
     return sorted(shares), shares
 
 

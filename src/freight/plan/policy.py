@@ -11,12 +11,26 @@ from typing import Final, Literal
 
 from freight.errors import InputError
 
-__all__ = ["ADMISSIONS", "TIERS", "Admission", "Policy", "Split", "Tier"]
+__all__ = ["ADMISSIONS", "RULES", "TIERS", "Admission", "Policy", "Split", "Tier", "find_rule"]
 
 Admission = Literal["zigzag", "diagonal", "refill"]
 ADMISSIONS: Final[tuple[Admission, ...]] = ("zigzag", "diagonal", "refill")
 Tier = Literal["gpu", "cpu", "disk"]
 TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
+
+
+RULES: Final = ("auto", "row", *ADMISSIONS)
+"""What may be asked for: "row" is zig-zag with one micro-batch."""
+
+
+def find_rule(name: str) -> Admission | None:
+    """The rule of that name among :data:`RULES`; None for "auto". Raises InputError."""
+    if name not in RULES:
+        raise InputError(
+            f"--admission {name} was given.", "It is not known.", f"Use one of {', '.join(RULES)}."
+        )
+    asked = "zigzag" if name == "row" else name
+    return next((rule for rule in ADMISSIONS if rule == asked), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

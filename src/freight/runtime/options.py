@@ -15,17 +15,15 @@ from freight.errors import InputError
 from freight.hardware.machine import Machine
 from freight.model.approximation import check_share
 from freight.model.number_format import Compression, find_compression, fit_head
-from freight.plan.policy import ADMISSIONS, Admission
+from freight.plan.policy import Admission, find_rule
 
-__all__ = ["DEVICES", "DTYPES", "RULES", "EngineOptions", "Shares"]
+__all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 
 Shares = tuple[float, float, float]
 """Percent on gpu, cpu and disk; they sum to 100."""
 
 DEVICES: Final = ("auto", "cuda", "cpu", "sim")
 DTYPES: Final = ("auto", "bfloat16", "float32")
-RULES: Final = ("auto", "row", *ADMISSIONS)
-"""When rows enter the block; "row" is zig-zag with one micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +32,8 @@ class EngineOptions:
 
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
-    device, and the CPU attends them. ``admission`` is one of :data:`RULES`, ``batch_tokens`` the
-    most that a micro-batch brings to a sweep: longer prompts come in chunks. ``weight_bits``
+    device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
+    the most that a micro-batch brings to a sweep: longer prompts come in chunks. ``weight_bits``
     compresses the matrices to integers in groups of ``group_size``, kept in ``compressed_dir`` for
     later runs, ``kv_bits`` keys and values; ``compute`` "int8" makes products of 8-bit integers, on
     CPUs that are fast at it, of weights that are kept likewise. Of the keys of a single query the
@@ -74,7 +72,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         self._check_names()
-        _ = self.compression  # refuses what does not go together
+        _ = self.compression, self.rule  # refuse what is not known, or does not go together
         self._check_amounts()
         self._check_shares()
 
@@ -88,14 +86,12 @@ class EngineOptions:
     @property
     def rule(self) -> Admission | None:
         """The rule that was asked for; None leaves it open."""
-        asked = "zigzag" if self.admission == "row" else self.admission
-        return next((rule for rule in ADMISSIONS if rule == asked), None)
+        return find_rule(self.admission)
 
     def _check_names(self) -> None:
         for flag, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, DTYPES),
-            ("--admission", self.admission, RULES),
         ):
             if value not in known:
                 raise InputError(

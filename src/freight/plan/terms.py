@@ -1,0 +1,300 @@
+"""Bytes and seconds of one block shape, as the linear programme wants them.
+
+What each share of a kind of tensor on a tier takes of memory, and of each lane in the prompts'
+sweep and in later ones; where rows enter at any time, in sweeps that hold both. Knows rates and
+sizes, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from freight.hardware.machine import Machine, TensorKind
+from freight.plan.cost import Cost
+from freight.plan.default import Plan, Planner
+from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
+from freight.plan.policy import TIERS, Policy, Tier
+from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.scoreboard import RING_SLOTS
+
+__all__ = ["Terms"]
+
+_K = TypeVar("_K")
+
+_FRICTION: Final = 0.1
+_REQUEST_BYTES: Final = float(4 << 20)
+_FIXED: Final = ("workspace", "logits", "scores", "embedding rows", "weight staging")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """Bytes and seconds of one block shape, as the linear programme wants them."""
+
+    planner: Planner
+    machine: Machine
+    policy: Policy
+    base: Plan
+    weight_bytes: float
+    ring_bytes: float
+    kv_bytes: float
+    kv_slot_bytes: float
+    page_bytes_per_sweep: float
+    rows: int
+    prompt: float
+    new: float
+    uses_disk: bool
+
+    @classmethod
+    def of(cls, planner: Planner, machine: Machine, policy: Policy, *, uses_disk: bool) -> Terms:
+        workload = planner.workload
+        base = planner.derive(policy)
+        config = planner.config
+        sizes = [sum(part.num_bytes for part in form.parts) for form in base.layout.forms]
+        units = [sizes[form] for form in base.layout.form_of]
+        threes = [sum(three) for three in zip(units, units[1:], units[2:], strict=False)]
+        row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+        layer_pages = row_pages * base.geometry.page_bytes
+        held = float(layer_pages)
+        if policy.is_continuous:
+            held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
+        rows = min(policy.block_rows, workload.num_rows)
+        return cls(
+            planner=planner,
+            machine=machine,
+            policy=policy,
+            base=base,
+            weight_bytes=float(sum(units)),
+            ring_bytes=float(max(threes, default=sum(units))),
+            kv_bytes=policy.block_rows * held * config.num_layers,
+            kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
+            page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
+            rows=rows,
+            prompt=workload.total_prompt_tokens / workload.num_rows,
+            new=max(1.0, workload.total_new_tokens / workload.num_rows),
+            uses_disk=uses_disk,
+        )
+
+    def problem(self) -> LinearProblem:
+        phases = self._prefill(), self._decode()
+        return LinearProblem(
+            phases=(self._mixed(*phases),) if self.policy.is_continuous else phases,
+            sizes=self._sizes(),
+            rooms=self._rooms(),
+            bounds=dict(self._bounds()),
+            ties=tuple(self._ties()),
+            overlap=self.policy.overlap,
+            friction=_FRICTION if self.policy.overlap else 0.0,
+        )
+
+    # -- memory --------------------------------------------------------------------------------
+
+    @property
+    def near(self) -> Tier:
+        return self.policy.compute_tier
+
+    def _rooms(self) -> dict[Tier, float]:
+        """What is left beside scratch, logits and the like."""
+        g = self.base.geometry
+        rooms: dict[Tier, float] = {}
+        for tier, room in self.planner.room.items():
+            beside = g.index_bytes if tier in ("cpu", self.near) else 0
+            fixed = sum(g.usage[tier].get(purpose, 0) for purpose in _FIXED)
+            rooms[tier] = float(room - fixed - beside)
+        return rooms
+
+    def _sizes(self) -> dict[Placed, dict[Tier, float]]:
+        near, slots = self.near, self.kv_slot_bytes
+        tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
+        stream = float(tokens * self.base.layout.element_bytes)
+        block = self.policy.num_micro_batches
+        sizes: dict[Placed, dict[Tier, float]] = {
+            ("weights", near): {near: self.weight_bytes},
+            ("kv", near): {near: self.kv_bytes},
+            ("activations", near): {near: block * stream},
+            ("weights", "disk"): {near: self.ring_bytes},
+            ("kv", "disk"): {near: RING_SLOTS["kv slot"] * slots, "disk": self.kv_bytes},
+            ("activations", "disk"): {near: RING_SLOTS["activation slot"] * stream},
+        }
+        if near == "gpu":
+            in_ram = RING_SLOTS["delegated kv"] * slots
+            sizes[DELEGATED, "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes[DELEGATED, "disk"] = {
+                near: RING_SLOTS["kv slot"] * slots,
+                "cpu": in_ram,
+                "disk": self.kv_bytes,
+            }
+            staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
+            sizes["kv", "disk"]["cpu"] = staged * slots
+            sizes["activations", "disk"]["cpu"] = 4 * stream
+            sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
+            sizes["kv", "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes["activations", "cpu"] = {
+                near: RING_SLOTS["activation slot"] * stream,
+                "cpu": block * stream,
+            }
+        return sizes
+
+    def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
+        wishes = self.planner.wishes
+        fixed = {"weights": wishes.weights, "kv": wishes.kv, "activations": wishes.activations}
+        for kind, wish in fixed.items():
+            for tier in TIERS:
+                if tier == "gpu" and self.near == "cpu":
+                    continue
+                if tier == "disk" and not self.uses_disk:
+                    continue
+                if wish is not None:
+                    yield (kind, tier), (wish.share(tier), wish.share(tier))
+                elif tier != "disk" or kind == "weights" or self.planner.has_disk_dir:
+                    yield (kind, tier), (0.0, 1.0)
+        for tier in self._delegated_tiers():
+            most = 1.0 if wishes.kv is None else wishes.kv.share(tier)
+            yield (DELEGATED, tier), (0.0, most)
+            if wishes.kv is not None:
+                yield ("kv", tier), (0.0, most)
+
+    def _delegated_tiers(self) -> tuple[Tier, ...]:
+        """Where rows may be that the CPU attends."""
+        wishes = self.planner.wishes
+        if self.near == "cpu" or wishes.cpu_attention == 0.0:
+            return ()
+        on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
+        on_disk = on_disk and self.uses_disk
+        return ("cpu", "disk") if on_disk else ("cpu",)
+
+    def _ties(self) -> Iterator[tuple[Mapping[Placed, float], float]]:
+        wishes = self.planner.wishes
+        for tier in self._delegated_tiers():
+            shipped, delegated = ("kv", tier), (DELEGATED, tier)
+            if wishes.kv is not None:
+                yield {shipped: 1.0, delegated: 1.0}, wishes.kv.share(tier)
+            if wishes.cpu_attention is not None:
+                share = wishes.cpu_attention
+                yield {shipped: share, delegated: share - 1.0}, 0.0
+
+    # -- seconds -------------------------------------------------------------------------------
+
+    def _prefill(self) -> Phase:
+        """Prompts are attended where all is computed, wherever their keys will be."""
+        token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
+        prompts = self.rows * self.prompt
+        total_s, _ = self._compute_s(0)
+        seconds = self._link_s(kv_in=0.0, kv_out=prompts * token, tokens=prompts)
+        for lane in seconds.values():
+            for tier in TIERS[1:]:
+                lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
+        return Phase(count=1.0, fixed_s={"compute": total_s}, seconds=seconds)
+
+    def _decode(self) -> Phase:
+        config, size = self.planner.config, self.base.layout.element_bytes
+        token = config.kv_bytes_per_token(size)
+        kv_in = self.rows * (self.prompt + self.new / 2) * token
+        total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
+        seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
+        seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
+        if self.near == "gpu":
+            keys = kv_in / token * config.num_layers * config.kv_bytes_per_token_per_layer(size)
+            is_plain = config.kv_format is None
+            attended_s = self.machine.units["cpu"].attended_s(
+                keys * is_plain,
+                keys / size * (not is_plain),
+                config.num_heads / config.num_kv_heads,
+            )
+            answers = self.rows * config.num_layers * config.attended_bytes_per_token(size)
+            of_rows = {
+                "cpu attention": attended_s,
+                "host to device": self._s("host to device", answers, "activations"),
+                "device to host": self._s(
+                    "device to host", answers + self.rows * token, "activations"
+                ),
+            }
+            if self.machine.share_beside("compute", frozenset({"cpu attention"}), 1.0) < 1:
+                of_rows["compute"] = attended_s  # the same cores
+            for lane, own_s in of_rows.items():
+                for tier in TIERS[1:]:
+                    seconds.setdefault(lane, {})[DELEGATED, tier] = own_s
+            for lane in ("disk read", "disk write"):
+                seconds[lane][DELEGATED, "disk"] = seconds[lane]["kv", "disk"]
+        return Phase(count=self.new - 1, fixed_s={"compute": total_s - keys_s}, seconds=seconds)
+
+    def _mixed(self, prefill: Phase, decode: Phase) -> Phase:
+        """The sweeps of rows of all ages: in each, one in so many brings its prompt, and what both
+        kinds of rows need is needed beside one another."""
+        first = 1 / self.new
+
+        def mix(one: Mapping[_K, float], other: Mapping[_K, float]) -> dict[_K, float]:
+            return {
+                key: first * one.get(key, 0.0) + (1 - first) * other.get(key, 0.0)
+                for key in {**one, **other}
+            }
+
+        nothing: Mapping[Placed, float] = {}
+        return Phase(
+            count=self.new,
+            fixed_s=mix(prefill.fixed_s, decode.fixed_s),
+            seconds={
+                lane: mix(prefill.seconds.get(lane, nothing), decode.seconds.get(lane, nothing))
+                for lane in {**prefill.seconds, **decode.seconds}
+            },
+        )
+
+    def _link_s(
+        self, *, kv_in: float, kv_out: float, tokens: float
+    ) -> dict[str, dict[Placed, float]]:
+        """Seconds of each link for all of a kind on a tier, in one sweep."""
+        crossings = sum(unit.kind != "head" for unit in self.planner.programme.units)
+        stream = self.base.layout.stream_columns * self.base.layout.element_bytes
+        moved = tokens * stream * crossings
+        seconds: dict[str, dict[Placed, float]] = {
+            "disk read": {
+                ("weights", "disk"): self._s("disk read", self.weight_bytes, "weights"),
+                ("kv", "disk"): self._s("disk read", kv_in, "kv"),
+                ("activations", "disk"): self._s("disk read", moved, "activations"),
+            },
+            "disk write": {
+                ("kv", "disk"): self._s("disk write", kv_out, "kv"),
+                ("activations", "disk"): self._s("disk write", moved, "activations"),
+            },
+        }
+        if self.near == "gpu":
+            # Of a row in RAM or on disk the whole page in progress comes back.
+            back = max(kv_out, self.page_bytes_per_sweep)
+            inward, outward = "host to device", "device to host"
+            seconds[inward] = {
+                (kind, tier): self._s(inward, size, kind)
+                for kind, size in self._kinds(self.weight_bytes, kv_in, moved)
+                for tier in TIERS[1:]
+            }
+            seconds[outward] = {
+                (kind, tier): self._s(outward, size, kind)
+                for kind, size in self._kinds(0.0, back, moved)
+                for tier in TIERS[1:]
+            }
+        return seconds
+
+    @staticmethod
+    def _kinds(weights: float, kv: float, moved: float) -> tuple[tuple[TensorKind, float], ...]:
+        return ("weights", weights), ("kv", kv), ("activations", moved)
+
+    def _s(self, link: str, num_bytes: float, kind: TensorKind) -> float:
+        return self.machine.links[link].seconds(num_bytes, kind, _REQUEST_BYTES)
+
+    def _compute_s(self, step: int) -> tuple[float, float]:
+        """Computing a sweep, and the part of it that attending to keys takes."""
+        own = self.planner
+        cost = Cost(
+            machine=self.machine,
+            config=own.config,
+            programme=own.programme,
+            layout=self.base.layout,
+            policy=self.policy,
+            dtype=own.dtype,
+            units=tuple(range(len(own.programme.units))),
+        )
+        whole = replace(self.policy, admission="zigzag")
+        sizes = WorkSizes.of(own.config, self.base.layout, whole, self.base.geometry)
+        lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
+        sweep = make_sweep(0, rows_of_block(lengths, self.policy), step, sizes)
+        return cost.sweep_s(sweep), cost.attention_s(sweep)
