@@ -118,6 +118,7 @@ def test_what_each_technique_is_worth(capsys: pytest.CaptureFixture[str]) -> Non
         "overlap",
         "attention on the CPU",
         "several micro-batches per sweep",
+        "rows that enter at any time",
         "the disk",
         "row by row",
     }

@@ -149,8 +149,9 @@ def search_for(
     machine: Machine | None = None,
     bits: int | None = None,
 ) -> Search:
-    """``bits``: of weights, keys and values, in groups of 64."""
+    """With the paper's schedule; ``bits``: of weights, keys and values, in groups of 64."""
     config = config_of(model)
+    wishes = replace(wishes, admission="zigzag")
     sources = imagined_sources(config, "float16")
     if bits is not None:
         config = approximate(config, kv_bits=bits)

@@ -17,7 +17,7 @@ from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
 from freight.plan.default import Planner, Wishes
-from freight.plan.policy import Split, Tier
+from freight.plan.policy import Admission, Split, Tier
 from freight.plan.search import Choice, Search
 from freight.plan.workload import Workload
 from freight.quantities import GIB
@@ -120,7 +120,8 @@ def test_what_fits_nowhere_is_refused_with_reasons() -> None:
         search("llama-3-8b", find_machine("t4"), room)
 
 
-def test_compute_that_waits_for_nothing_takes_its_products() -> None:
+@pytest.mark.parametrize("admission", ["zigzag", "diagonal", "refill"])
+def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission) -> None:
     """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
     else on a unit whose passes over memory cost next to nothing."""
     machine = find_machine("t4")
@@ -135,15 +136,17 @@ def test_compute_that_waits_for_nothing_takes_its_products() -> None:
     )
     machine = replace(machine, units={**machine.units, "gpu": gpu})
     room: dict[Tier, int] = {"gpu": 64 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
-    wishes = Wishes(weights=Split(gpu=1.0), micro_batch_size=64, num_micro_batches=2)
-    told = search("llama-2-7b", machine, room, wishes=wishes).forecast
+    wishes = Wishes(
+        weights=Split(gpu=1.0), micro_batch_size=32, num_micro_batches=2, admission=admission
+    )
+    told = search("llama-2-7b", machine, room, rows=256, wishes=wishes).forecast
     file = resources.files("freight.model") / "configs" / "llama-2-7b.json"
     with resources.as_file(file) as path:
         config = read_config(path)
     units = build_programme(config).units
     layers = sum(unit.matmul_flops(1) for unit in units if unit.kind != "head")
     head = sum(unit.matmul_flops(1) for unit in units if unit.kind == "head")
-    flops = 128 * (128 + 15) * layers + 128 * 16 * head
+    flops = 256 * (128 + 15) * layers + 256 * 16 * head
     assert told.seconds == pytest.approx(flops / 1e13, rel=0.01)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ __all__ = ["Lengths", "Outlook", "Pace"]
 
 Pages = npt.NDArray[np.int32]
 
-_OUTLOOK_STEPS: Final = 32
+_NEAR_SWEEPS: Final = 8
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,20 +51,22 @@ class Lengths:
 
 
 class Outlook:
-    """Pages of one tier that its rows take now and at later sweeps, as far as is expected."""
+    """Pages of one tier that its rows take now and at later sweeps, as far as is expected: sweep by
+    sweep at first, then in stretches that grow, each as if none of its rows ended before the last
+    of it."""
 
     def __init__(self, longest: int, page_tokens: int) -> None:
-        self._step = -(-max(1, longest) // _OUTLOOK_STEPS)
-        self._starts = np.arange(0, max(1, longest), self._step, dtype=np.int32)
+        self._starts = _stretches(max(1, longest))
+        self._lasts = np.append(self._starts[1:] - 1, np.int32(max(1, longest) - 1))
         self._page_tokens = page_tokens
         self._pages: Pages = np.zeros(len(self._starts), dtype=np.int32)
 
     def curve(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
-        """Pages that rows take, by stretches of sweeps; each makes ``left`` more tokens, of which
+        """Pages that rows take, by stretches; each makes ``left`` more tokens, of which
         the last is never attended."""
         tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
         more = np.asarray(left, dtype=np.int32)[:, None] - 1
-        most = tokens + np.minimum(self._starts + (self._step - 1), more)
+        most = tokens + np.minimum(self._lasts, more)
         most += self._page_tokens - 1
         most //= self._page_tokens
         most *= more >= self._starts
@@ -75,6 +78,15 @@ class Outlook:
 
     def add(self, curve: Pages) -> None:
         self._pages = self._pages + curve
+
+
+@cache
+def _stretches(longest: int) -> Pages:
+    """Where they begin."""
+    starts = [0]
+    while (start := starts[-1] + max(1, starts[-1] // _NEAR_SWEEPS)) < longest:
+        starts.append(start)
+    return np.array(starts, dtype=np.int32)
 
 
 class Pace:

@@ -26,7 +26,7 @@ __all__ = ["Forecast", "forecast"]
 _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 5
 _MOST_BLOCKS: Final = 3
-_FEW_SAMPLES: Final = 3
+_FEW_SAMPLES: Final = 4
 _MOST_SAMPLES: Final = 7
 _FEW_BLOCKS: Final = 2
 _MOST_ROLLED_BLOCKS: Final = 4
@@ -181,14 +181,27 @@ def _representatives(
     rolled: Sequence[RolledSweep], weights: Sequence[float], count: int
 ) -> tuple[list[int], dict[int, float]]:
     """Sweeps to run on the clock, in order, and for how many each stands: the first, with nothing
-    loaded ahead, and of those sorted by tokens the middle of each of ``count`` parts."""
+    loaded ahead, and about ``count`` others. A sweep that brings a number of tokens between those
+    of two of them is told by both, in a straight line."""
     shares = {0: weights[0]}
     order = sorted(range(1, len(rolled)), key=lambda i: (rolled[i].num_tokens, i))
-    ends = list(accumulate(weights[i] for i in order))
-    total = ends[-1] if ends else 0.0
-    for part in range(count if ends else 0):
-        middle = order[bisect_left(ends, (part + 0.5) * total / count)]
-        shares[middle] = shares.get(middle, 0.0) + total / count
+    if not order:
+        return [0], shares
+    reached = list(accumulate(weights[i] for i in order))
+    parts = (part * reached[-1] / (count - 1) for part in range(count))
+    places = (min(len(order) - 1, bisect_left(reached, part)) for part in parts)
+    nodes = {rolled[order[place]].num_tokens: order[place] for place in places}
+    known = sorted(nodes)
+    for i in order:
+        tokens = rolled[i].num_tokens
+        above = min(len(known) - 1, bisect_left(known, tokens))
+        below = max(0, above - 1)
+        wide = known[above] - known[below]
+        upper = (tokens - known[below]) / wide if wide else 1.0
+        for node, part in ((above, upper), (below, 1 - upper)):
+            if part:
+                place = nodes[known[node]]
+                shares[place] = shares.get(place, 0.0) + part * weights[i]
     return sorted(shares), shares
 
 

@@ -27,7 +27,10 @@ _MOST_TOKENS: Final = 16384
 _COUNTS: Final = (1, 2, 4, 8, 16)
 _RULES: Final[tuple[Admission, ...]] = ("zigzag", "refill")
 _BETWEEN: Final = (0.75, 1.25, 1.5, 1.75)
-_FILLING: Final = 0.5
+_BETWEEN_PRICED: Final = 2
+_FILLING: Final = 0.8
+_LEAST_BLOCKS: Final = 1.5
+"""With fewer a block whose rows enter one by one is mostly filling or emptying."""
 _NEAR: Final = (0.5, 4.0)
 _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
@@ -69,6 +72,7 @@ class Search:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
         plans = [self.planner.plan(), *self.finalists()]  # raises where nothing fits
         finalists = [self.price(plan, is_rough=True) for plan in plans if self._may_be(plan)]
+        finalists += [self.price(plan, is_rough=True) for plan in self._between(finalists)]
         fitting = [choice for choice in finalists if choice.forecast.block_s <= self.max_block_s]
         for choice in sorted(fitting, key=lambda choice: choice.forecast.seconds):
             best = self.price(choice.plan)
@@ -79,7 +83,6 @@ class Search:
     def finalists(self) -> Iterator[Plan]:
         """The few best of the linear programmes that can be realised, one for each block shape."""
         within = [own for own in self._solutions() if own.block_s <= self.max_block_s]
-        within += self._between(within)
         within.sort(key=lambda own: own.seconds)
         rules = self._rules()
         for rule in rules:
@@ -108,9 +111,10 @@ class Search:
     def _realised(
         self, ranked: Iterable[_Solution], *, most: float = _MOST_PRICED
     ) -> Iterator[Plan]:
-        shapes: set[tuple[int, int]] = set()
+        shapes: set[tuple[int, int, Admission]] = set()
         for own in ranked:
-            shape = own.policy.micro_batch_size, own.policy.num_micro_batches
+            policy = own.policy
+            shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
             if shape in shapes:
                 continue
             plan = self.planner.realise(own.policy)
@@ -121,27 +125,28 @@ class Search:
             if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):
                 return
 
-    def _between(self, found: Sequence[_Solution]) -> list[_Solution]:
+    def _between(self, finalists: Sequence[Choice]) -> Iterator[Plan]:
         """Micro-batches of sizes between those that were tried, near the best of each rule."""
         if self.planner.wishes.micro_batch_size:
-            return []
-        policies = []
+            return
         for rule in self._rules():
             best = min(
-                (own for own in found if own.policy.admission == rule),
-                key=lambda own: own.seconds,
+                (own for own in finalists if own.plan.policy.admission == rule),
+                key=lambda own: own.forecast.seconds,
                 default=None,
             )
-            if best is not None:
-                size, count = best.policy.micro_batch_size, best.policy.num_micro_batches
-                sizes = {math.ceil(size * factor) for factor in _BETWEEN} - {size}
-                shapes = [
-                    self.planner.shape(own, count, rule)
-                    for own in sorted(sizes)
-                    if own * count <= self.planner.workload.num_rows
-                ]
-                policies += [policy for own in shapes for policy in self.planner.with_chunks(own)]
-        return [own for policy in policies if (own := self._solve(policy)) is not None]
+            if best is None:
+                continue
+            size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
+            shapes = [
+                self.planner.shape(own, count, rule)
+                for own in sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
+                if own * count <= self.planner.workload.num_rows
+            ]
+            policies = (policy for own in shapes for policy in self.planner.with_chunks(own))
+            solved = [own for policy in policies if (own := self._solve(policy)) is not None]
+            solved.sort(key=lambda own: own.seconds)
+            yield from self._realised(solved, most=_BETWEEN_PRICED * count)
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission
@@ -183,7 +188,7 @@ class Search:
         for rule in self._rules():
             for policy in self._shapes(rule):
                 near = 1.0 if best is None else policy.block_rows / best.policy.block_rows
-                if policy.is_continuous and not _NEAR[0] <= near <= _NEAR[1]:
+                if best is not None and policy.is_continuous and not self._may_fill(policy, near):
                     continue
                 if (solution := self._solve(policy)) is not None:
                     yield solution
@@ -191,6 +196,11 @@ class Search:
                         best is None or solution.seconds < best.seconds
                     ):
                         best = solution
+
+    def _may_fill(self, policy: Policy, near: float) -> bool:
+        """Whether a block of ``near`` times the rows of the best one can be filled, and kept so."""
+        blocks = self.planner.workload.num_rows / policy.block_rows
+        return _NEAR[0] <= near <= _NEAR[1] and blocks >= _LEAST_BLOCKS
 
     def _solve(self, policy: Policy) -> _Solution | None:
         terms = Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)

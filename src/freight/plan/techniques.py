@@ -31,6 +31,8 @@ def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
         yield "attention on the CPU", _with(search, cpu_attention=0.0)
     if wishes.num_micro_batches is None:
         yield "several micro-batches per sweep", _with(search, num_micro_batches=1)
+    if wishes.admission is None:
+        yield "rows that enter at any time", _with(search, admission="zigzag")
     if search.uses_disk:
         yield "the disk", replace(search, uses_disk=False)
     near = Split(gpu=1.0) if is_gpu else Split(cpu=1.0)
@@ -39,6 +41,7 @@ def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
         overlap=False,
         cpu_attention=0.0 if is_gpu else None,
         num_micro_batches=1,
+        admission="zigzag",
         kv=near,
         activations=near,
     )
