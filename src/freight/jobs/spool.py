@@ -45,6 +45,10 @@ _MOST_GROUPS: Final = 64
 Indices = npt.NDArray[np.int64]
 
 
+def _ends_early(params: SamplingParams) -> bool:
+    return not params.ignore_eos or bool(params.stop or params.stop_token_ids)
+
+
 def _group_lengths(prompts: Indices, new: Indices) -> tuple[tuple[int, int, int], ...]:
     """(rows, prompt, new) of a few groups of neighbouring rows, with the groups' means."""
     if (prompts == prompts[0]).all() and (new == new[0]).all():
@@ -130,6 +134,7 @@ class Spool:
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
+            ends_early=_ends_early(self._defaults),
         )
 
     def request(self, index: int) -> Request:

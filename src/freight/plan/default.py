@@ -35,6 +35,9 @@ _BATCH_OVERHEAD_S: Final = 2e-3
 _CHUNKS: Final = (2048, 512)
 _LEAST_PROMPT_TOKENS: Final = 256
 """Of prompts that enter beside rows that decode: fewer make poor products of matrices."""
+_REFILL_PACE: Final = 2.0
+"""Answers of many lengths spread by themselves: rows may enter faster than those of one length
+should, and the block is full sooner."""
 _SMALL_SCRATCH: Final = 0.03
 _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
@@ -176,6 +179,7 @@ class Planner:
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
             admission=admission,
+            entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
             row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
         )
 

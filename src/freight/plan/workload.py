@@ -6,11 +6,14 @@ A plain value. It does not know the rows themselves, their order, or any machine
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from freight.errors import InputError
 from freight.plan.admission import Lengths
 
 __all__ = ["Workload"]
+
+_ALIKE: Final = 1.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,8 @@ class Workload:
 
     ``lengths`` are (rows, prompt, new) of groups of rows in the order in which they run; empty
     where all are taken to be alike.
+
+    ``ends_early``: something else than its length can end an answer.
 
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
     ``max_listed_tokens`` the most new ones, ``max_logprobs`` the most alternatives to each.
@@ -43,6 +48,7 @@ class Workload:
     max_listed_tokens: int = 0
     max_logprobs: int = 0
     lengths: tuple[tuple[int, int, int], ...] = ()
+    ends_early: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -85,6 +91,11 @@ class Workload:
             total_prompt_tokens=num_rows * prompt_tokens,
             total_new_tokens=num_rows * new_tokens,
         )
+
+    @property
+    def has_many_lengths(self) -> bool:
+        """Whether answers end at different times even where rows begin together."""
+        return self.ends_early or self.max_new_tokens > _ALIKE * self.mean_new_tokens
 
     @property
     def mean_prompt_tokens(self) -> float:

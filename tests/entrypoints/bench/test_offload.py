@@ -168,6 +168,8 @@ def test_bytes_are_those_of_the_closed_form(
         "--shape 9x3",
         "--shape 0:3",
         "--shape 250:50",
+        "--shape 9-4:3",
+        "--shape 4:0-3",
         "--rows 0",
         "--repeats 0",
         "--peer-timeout -1",
@@ -235,7 +237,13 @@ def test_sweep_of_batch_sizes() -> None:
 
 
 def test_shapes_and_rows() -> None:
-    assert parse_shape("128:16") == (128, 16)
+    assert parse_shape("128:16", 5).lengths() == [(128, 16)] * 5
+    ragged = parse_shape("16-256:4-128", 200)
+    assert ragged.is_ragged and ragged.lengths() == parse_shape("16-256:4-128", 200).lengths()
+    prompts, answers = zip(*ragged.lengths(), strict=True)
+    assert 16 <= min(prompts) < 40 and 230 < max(prompts) <= 256
+    assert 4 <= min(answers) < 12 and 120 < max(answers) <= 128
+    assert ragged.workload().max_new_tokens == 128, "how long answers are is told to nobody"
     work = Work(num_rows=3, prompt_tokens=4, new_tokens=1)
     rows = make_rows(work, 10)
     assert rows == make_rows(work, 10) and [len(row) for row in rows] == [4, 4, 4]

@@ -2,8 +2,9 @@
 
 Arithmetic on plain numbers; knows no devices and measures nothing.
 
-There are R rows, each with a prompt of P tokens and N new tokens. A row passes the model N times:
-a pass with its prompt, then N - 1 with one token each. A *sweep* is a pass of the model, of any
+There are R rows, each with a prompt of P tokens and N new tokens; where lengths differ, sums over
+the rows take the place of R times one. A row passes the model N times: a pass with its prompt, then
+N - 1 with one token each. A *sweep* is a pass of the model, of any
 number of rows together. With W bytes of matrices, M bytes of memory beside the process, k(j) bytes
 of keys and values that a row has before pass j (none before the first), and b rows per sweep on
 average:
@@ -15,7 +16,8 @@ average:
   and values is not in memory is read as weights are: trading one for the other gains nothing.)
 - **computing.** Products of prompts, C, at the best rate at any number of rows; of new tokens at
   the rate of products of b rows; attention's products at the best rate.
-- **the last prompt.** When the last prompt is done, all of C is; its row still needs N - 1 sweeps.
+- **the last prompt.** When the last prompt is done, all of C is; its row still needs N - 1 sweeps,
+  of lengths that differ the least N.
   A later pass of any row either was computed before that, which adds its arithmetic c to C, or
   comes after, which adds its k(j) to what is moved: where W > M, at least
   C + max(0, (N - 1)(W - M) / B + R sum_j min(c, k(j) / B)).
@@ -151,8 +153,10 @@ def find_ceiling(
 
     ``product_flops`` is the rate of matrix products (FLOP/s) by their number of rows.
     """
+    sums = _Sums.of(cost, work, paths, product_flops)
     ceilings = [
-        _bound(cost, work, paths, product_flops, least, most) for least, most in _candidates(work)
+        _bound(cost, work, paths, product_flops, sums, least, most)
+        for least, most in _candidates(work)
     ]
     return min(ceilings, key=lambda ceiling: ceiling.seconds)
 
@@ -164,26 +168,77 @@ def _candidates(work: Work) -> Iterator[tuple[int, int]]:
         yield max(1, most - step + 1), most
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sums:
+    """What does not depend on the rows per sweep: seconds of prompts and of new tokens' attention,
+    keys and values that are read, and by path the bound of the last prompt."""
+
+    prefill_s: float
+    attention_s: float
+    kv_bytes: float
+    after_prompts_s: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        cost: ModelCost,
+        work: Work,
+        paths: Sequence[Path],
+        product_flops: Mapping[int, float],
+    ) -> _Sums:
+        best = max(product_flops.values())
+        lengths = Counter(work.lengths())
+        flops = work.total_prompt_tokens * cost.layer_flops + work.num_rows * cost.head_flops
+        flops += sum(n * cost.attention_flops(1, prompt) for (prompt, _), n in lengths.items())
+        attention = sum(
+            n * cost.attention_flops(prompt + 1, new - 1) for (prompt, new), n in lengths.items()
+        )
+        read = Counter[int]()
+        for (prompt, new), count in lengths.items():
+            for held in range(prompt, prompt + new - 1):
+                read[held] += count
+        sizes = {held: cost.kv_bytes(held) for held in read}
+        prefill_s = flops / best
+        after = {}
+        for path in paths:
+            missing = cost.weight_bytes - path.room_bytes
+            after[path.name] = prefill_s
+            if missing > 0:
+                compute_s = (cost.layer_flops + cost.head_flops) / best
+                size = path.carries_kv / path.bytes_per_s
+                passes = sum(n * min(compute_s, sizes[held] * size) for held, n in read.items())
+                sweeps = min(new for _, new in lengths) - 1
+                after[path.name] += sweeps * missing / path.bytes_per_s + passes
+        return cls(
+            prefill_s=prefill_s,
+            attention_s=attention / best,
+            kv_bytes=sum(n * sizes[held] for held, n in read.items()),
+            after_prompts_s=after,
+        )
+
+
 def _bound(
     cost: ModelCost,
     work: Work,
     paths: Sequence[Path],
     product_flops: Mapping[int, float],
+    sums: _Sums,
     least_rows: int,
     most_rows: int,
 ) -> Ceiling:
     """Where a sweep has from ``least_rows`` to ``most_rows`` rows on average, whichever is best."""
-    prefill_s = _prefill_s(cost, work, product_flops)
-    decode_s = _decode_s(cost, work, product_flops, most_rows)
-    bounds = {"arithmetic": prefill_s + decode_s}
-    with_loading = prefill_s + decode_s
+    steps = work.total_new_tokens - work.num_rows
+    products = steps * (cost.layer_flops + cost.head_flops) / _rate(product_flops, most_rows)
+    decode_s = products + sums.attention_s
+    bounds = {"arithmetic": sums.prefill_s + decode_s}
+    with_loading = sums.prefill_s + decode_s
+    longest = max(new for _, new in work.lengths())
     for path in paths:
-        sweeps = [work.num_rows * work.new_tokens / rows for rows in (least_rows, most_rows)]
-        moved = min(_moved_bytes(cost, work, path, count) for count in sweeps)
+        sweeps = [max(longest, work.total_new_tokens / rows) for rows in (least_rows, most_rows)]
+        missing = min(count * (cost.weight_bytes - path.room_bytes) for count in sweeps)
+        moved = max(0.0, missing + sums.kv_bytes * path.carries_kv)
         bounds[path.name] = moved / path.bytes_per_s
-        bounds[f"prompts, then {path.name}"] = _after_prompts_s(
-            cost, work, path, product_flops, prefill_s
-        )
+        bounds[f"prompts, then {path.name}"] = sums.after_prompts_s[path.name]
         first = min(cost.weight_bytes, path.room_bytes)
         with_loading = max(with_loading, (moved + first) / path.bytes_per_s)
     warm_up_s = max(
@@ -196,26 +251,11 @@ def _bound(
         seconds=seconds,
         with_loading_s=max(seconds, with_loading),
         block_rows=most_rows,
-        prefill_s=prefill_s,
+        prefill_s=sums.prefill_s,
         decode_s=decode_s,
         warm_up_s=warm_up_s,
         bounds=bounds,
     )
-
-
-def _prefill_s(cost: ModelCost, work: Work, product_flops: Mapping[int, float]) -> float:
-    per_row = work.prompt_tokens * cost.layer_flops + cost.head_flops
-    per_row += cost.attention_flops(1, work.prompt_tokens)
-    return work.num_rows * per_row / max(product_flops.values())
-
-
-def _decode_s(
-    cost: ModelCost, work: Work, product_flops: Mapping[int, float], block_rows: int
-) -> float:
-    steps = work.new_tokens - 1
-    products = steps * (cost.layer_flops + cost.head_flops) / _rate(product_flops, block_rows)
-    attention = cost.attention_flops(work.prompt_tokens + 1, steps) / max(product_flops.values())
-    return work.num_rows * (products + attention)
 
 
 def _rate(product_flops: Mapping[int, float], num_rows: int) -> float:
@@ -223,33 +263,6 @@ def _rate(product_flops: Mapping[int, float], num_rows: int) -> float:
     larger = [rows for rows in product_flops if rows >= num_rows]
     most = min(larger) if larger else max(product_flops)
     return max(rate for rows, rate in product_flops.items() if rows <= most)
-
-
-def _moved_bytes(cost: ModelCost, work: Work, path: Path, num_sweeps: float) -> float:
-    missing = num_sweeps * (cost.weight_bytes - path.room_bytes)
-    return max(0.0, missing + work.num_rows * sum(_kv_bytes(cost, work, path)))
-
-
-def _kv_bytes(cost: ModelCost, work: Work, path: Path) -> Iterator[float]:
-    """Keys and values of one row before each of its passes but the first."""
-    for made in range(1, work.new_tokens):
-        yield cost.kv_bytes(work.prompt_tokens + made - 1) if path.carries_kv else 0.0
-
-
-def _after_prompts_s(
-    cost: ModelCost,
-    work: Work,
-    path: Path,
-    product_flops: Mapping[int, float],
-    prefill_s: float,
-) -> float:
-    missing = cost.weight_bytes - path.room_bytes
-    if missing <= 0:
-        return prefill_s
-    compute_s = (cost.layer_flops + cost.head_flops) / max(product_flops.values())
-    passes = (min(compute_s, kv / path.bytes_per_s) for kv in _kv_bytes(cost, work, path))
-    weights_s = (work.new_tokens - 1) * missing / path.bytes_per_s
-    return prefill_s + weights_s + work.num_rows * sum(passes)
 
 
 def _windowed(first_keys: int, num_queries: int, window: int | None) -> int:

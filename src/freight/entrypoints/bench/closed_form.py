@@ -1,8 +1,9 @@
-"""Bytes that cross each link in a run of rows of one length, from plan and tokens alone.
+"""Bytes that cross each link in a run, from plan and tokens alone.
 
-Weights by the layout's bytes per sweep; keys, values and activations by row lengths, pages and
-shares; embedding rows by the tokens. Reckoned apart from what moves them, so that a run's counts
-can be held against it. Knows the policy and no schedule.
+Of rows of one length in blocks it is known beforehand who is in which sweep; of others that is
+noted while they run. Weights by the layout's bytes per sweep; keys, values and activations by row
+lengths, pages and shares; embedding rows by the tokens. Reckoned apart from what moves them, so
+that a run's counts can be held against it. Knows the policy and no schedule.
 """
 
 from __future__ import annotations
@@ -11,19 +12,45 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from freight.memory.disk import BLOCK
+from freight.model.batch import MicroBatch
 from freight.model.decoder import build_programme
 from freight.plan.policy import Split
 from freight.quantities import align_down, align_up
 from freight.runtime.engine import Engine
 from freight.runtime.loaders import BOUNCE_BYTES
 
-__all__ = ["expected_bytes"]
+__all__ = ["SweepLog", "expected_bytes", "logged_bytes"]
 
 _JOIN_BYTES = 32 * 1024
 """Embedding rows on disk that are no further apart come with one read."""
 
 _State = tuple[int, Sequence[int]]
 """A row in a sweep: its keys so far, and the tokens it brings."""
+
+
+class SweepLog:
+    """Who was in which sweep, with what, and on which tier."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._near = engine.plan.policy.compute_tier
+        self._rows = engine.placement.kv_cache.rows
+        self.sweeps: dict[int, list[tuple[list[_State], Sequence[str]]]] = {}
+
+    def on_batch(self, sweep: int, batch: MicroBatch) -> None:
+        states = [(span.kv_len, batch.token_ids[span.start : span.end]) for span in batch.rows]
+        homes = [self._rows[span.row].home for span in batch.rows]
+        tiers = [self._near if home == "compute" else home for home in homes]
+        self.sweeps.setdefault(sweep, []).append((states, tiers))
+
+
+def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
+    """Bytes by link, of the sweeps that were noted."""
+    form = _ClosedForm(engine)
+    for _, batches in sorted(log.sweeps.items()):
+        form.add_weights()
+        for rows, tiers in batches:
+            form.add_batch(rows, tiers)
+    return {link: size for link, size in form.moved.items() if size}
 
 
 def expected_bytes(
@@ -37,9 +64,7 @@ def expected_bytes(
     for sweep in _sweeps(engine, prompts, answers):
         form.add_weights()
         for rows in sweep:
-            form.add_kv(rows)
-            form.add_activations(sum(len(ids) for _, ids in rows))
-            form.add_embedding([token for _, ids in rows for token in ids])
+            form.add_batch(rows, form.tiers_of(len(rows)))
     return {link: size for link, size in form.moved.items() if size}
 
 
@@ -92,19 +117,29 @@ class _ClosedForm:
         over_link = (from_disk + layout.streamed_bytes("cpu")[1]) * self._on_device
         return {"disk read": from_disk - missing, "host to device": over_link}
 
-    def add_kv(self, rows: Sequence[_State]) -> None:
+    def add_batch(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:
+        """A micro-batch in a sweep, with the tier of each row's keys."""
+        self.add_kv(rows, tiers)
+        self.add_activations(sum(len(ids) for _, ids in rows))
+        self.add_embedding([token for _, ids in rows for token in ids])
+
+    def tiers_of(self, num_rows: int) -> list[str]:
+        """Of the rows of a micro-batch, in order."""
+        on_gpu, on_cpu = _cut(num_rows, self._plan.policy.kv)
+        return ["gpu"] * on_gpu + ["cpu"] * on_cpu + ["disk"] * (num_rows - on_gpu - on_cpu)
+
+    def add_kv(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:
         """Pages of offloaded rows: all they had comes, all that were touched go."""
         page = self._plan.policy.page_tokens
         size = self._config.num_layers * self._plan.geometry.page_bytes
-        on_gpu, on_cpu = _cut(len(rows), self._plan.policy.kv)
-        for place, (before, ids) in enumerate(rows):
+        for (before, ids), tier in zip(rows, tiers, strict=True):
             after = before + len(ids)
-            if place < on_gpu or (place < on_gpu + on_cpu and not self._on_device):
+            if tier == self._plan.policy.compute_tier:
                 continue
             touched = -(-after // page) - before // page
             self.moved["host to device"] += -(-before // page) * size * self._on_device
             self.moved["device to host"] += touched * size * self._on_device
-            if place >= on_gpu + on_cpu:
+            if tier == "disk":
                 self.moved["disk read"] += before // page * size
                 self.moved["disk write"] += (after // page - before // page) * size
 

@@ -35,7 +35,11 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         help="directory of a model, a config.json, a Hugging Face Hub id, or demo",
     )
     group.add_argument(
-        "--shape", default="128:16", metavar="P:N", help="prompt and new tokens (default 128:16)"
+        "--shape",
+        default="128:16",
+        metavar="P:N",
+        help="prompt and new tokens (default 128:16); like 16-256:4-128 with lengths drawn between "
+        "two numbers, and answers that end where nothing told them before",
     )
     group.add_argument("--rows", type=int, default=64, metavar="N", help="rows (default 64)")
     group.add_argument(

@@ -89,7 +89,7 @@ def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> float:
 def product_rows(work: Work) -> list[int]:
     """The numbers of rows that the work's products have: chunks of prompts, and the block's rows,
     halved some times for blocks that are smaller."""
-    prompts = work.num_rows * work.prompt_tokens
+    prompts = work.total_prompt_tokens
     chunks = {min(chunk, prompts) for chunk in _CHUNKS}
     blocks = {max(1, work.num_rows >> halving) for halving in range(_HALVINGS + 1)}
     return sorted(chunks | {rows for rows in blocks if rows <= max(chunks)})

@@ -86,8 +86,7 @@ def _carry_out(arguments: argparse.Namespace) -> None:
 
 
 def _read(arguments: argparse.Namespace) -> _Request:
-    prompt_tokens, new_tokens = parse_shape(arguments.shape)
-    work = Work(num_rows=arguments.rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    work = parse_shape(arguments.shape, arguments.rows)
     if arguments.repeats < 1:
         raise _refuse_number("--repeats", arguments.repeats, "At least one run is measured.")
     if not (math.isfinite(arguments.peer_timeout) and arguments.peer_timeout > 0):

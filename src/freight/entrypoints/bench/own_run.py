@@ -11,13 +11,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freight.entrypoints.bench.closed_form import expected_bytes
+from freight.entrypoints.bench.closed_form import SweepLog, expected_bytes, logged_bytes
 from freight.entrypoints.bench.work import Work, make_rows
 from freight.entrypoints.run import engine_options
 from freight.model.batch import MicroBatch
 from freight.runtime.options import EngineOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from freight.runtime.answers import NewTokens
+    from freight.runtime.engine import Engine
+    from freight.runtime.sampler import Draw
 
 __all__ = ["SweepClock", "own_options", "run_freight"]
 
@@ -63,37 +70,65 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
     rows = make_rows(work, engine.config.vocab_size)
     streams = any(unit.pieces for unit in engine.plan.layout.units)
     if engine.device.kind == "cuda" or not streams:
-        list(engine.run(_requests(rows[:1], min(2, work.new_tokens))))
+        list(engine.run(_requests(rows[:1], min(2, work.new_tokens), None)))
+    end = engine.config.vocab_size - 1 if work.is_ragged else None
+    if end is not None:
+        _end_rows(engine, work, end)
     before = dict(engine.traffic.moved)
-    clock = SweepClock()
-    answers = {
-        done.index: done.token_ids
-        for done in engine.run(_requests(rows, work.new_tokens), clock.on_batch)
-    }
+    clock, log = SweepClock(), SweepLog(engine)
+    is_free = work.is_ragged or engine.plan.policy.is_continuous
+
+    def on_batch(sweep: int, batch: MicroBatch) -> None:
+        clock.on_batch(sweep, batch)
+        if is_free:
+            log.on_batch(sweep, batch)
+
+    requests = _requests(rows, work.new_tokens, end)
+    answers = {done.index: done.token_ids for done in engine.run(requests, on_batch)}
     generate_s = time.perf_counter() - clock.started_s
     moved = {link: n - before.get(link, 0) for link, n in engine.traffic.moved.items()}
-    expected = expected_bytes(engine, rows, [answers[row] for row in range(len(rows))])
+    in_order = [answers[row] for row in range(len(rows))]
+    expected = logged_bytes(engine, log) if is_free else expected_bytes(engine, rows, in_order)
     prefills, decodes = clock.seconds()
+    if engine.plan.policy.is_continuous:  # prompts beside rows that decode
+        prefills, decodes = [], [*prefills, *decodes]
     result = {
         "load_s": load_s,
         "generate_s": generate_s,
         "prefill_s": sum(prefills),
         "decode_s": sum(decodes),
         "num_sweeps": len(prefills) + len(decodes),
-        "new_tokens": sum(map(len, answers.values())),
+        "new_tokens": work.total_new_tokens,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "moved_bytes": moved,
         "expected_bytes": expected,
         "expected_is_exact": engine.config.experts is None,
-        "first_tokens": [answers[row][0] for row in range(len(rows))],
+        "first_tokens": [ids[0] if ids else end for ids in in_order],
         "summary": engine.summary(),
     }
     engine.close()
     return result
 
 
-def _requests(rows: Sequence[Sequence[int]], num_new: int) -> Iterator[Any]:
+def _end_rows(engine: Engine, work: Work, end: int) -> None:
+    """Let rows end where the work says, as a token that ends them would: nobody knows before."""
+    from freight.runtime.answers import NewTokens
+
+    lengths, sample = work.lengths(), engine._sample
+
+    def ending(logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:
+        token_ids = []
+        for draw, token in zip(draws, sample(logits, draws).token_ids, strict=True):
+            prompt, new = lengths[draw.row.request]
+            is_last = draw.position - prompt + 1 >= new
+            token_ids.append(end if is_last else min(token, end - 1))
+        return NewTokens(token_ids=token_ids)
+
+    engine._sample = ending  # type: ignore[method-assign]
+
+
+def _requests(rows: Sequence[Sequence[int]], num_new: int, end: int | None) -> Iterator[Any]:
     from freight.runtime.request import Request, SamplingParams
 
-    params = SamplingParams(max_tokens=num_new)
+    params = SamplingParams(max_tokens=num_new, stop_token_ids=() if end is None else (end,))
     return (Request(index=i, prompt_ids=ids, params=params) for i, ids in enumerate(rows))

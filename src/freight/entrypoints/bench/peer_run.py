@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,17 +27,19 @@ _LAYERS_AT_ONCE: Final = 2
 
 
 class _Clock:
-    """Never stops; notes when the first token of a batch was there."""
+    """Stops rows that have made as many tokens as they are to; notes when the first token of a
+    batch was there."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_new: Sequence[int], prompt_tokens: int) -> None:
         self.first_s: float | None = None
+        self._ends = prompt_tokens + torch.tensor(num_new)
 
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any
     ) -> torch.Tensor:  # whether a row is to stop
         if self.first_s is None:
             self.first_s = time.perf_counter()
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return (self._ends <= input_ids.shape[1]).to(input_ids.device)
 
 
 def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,17 +55,20 @@ def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
         memory = _memory_for_weights(job, config, work)
     model = _load(job, memory)
     load_s = time.perf_counter() - started_s
-    rows = torch.tensor(make_rows(work, config.vocab_size), device=device)
+    rows, lengths = make_rows(work, config.vocab_size), work.lengths()
     if job["system"] == "transformers" or job["on_cuda"]:
-        _generate(model, rows[:1], min(2, work.new_tokens))
-    prefill_s, new_tokens, first_tokens = 0.0, 0, []
+        _generate(model, rows[:1], [min(2, work.new_tokens)], device)
+    prefill_s, first_tokens = 0.0, [0] * len(rows)
+    # Prompts of like lengths together, the longest first, so that little is padded.
+    order = sorted(range(len(rows)), key=lambda row: -lengths[row][0])
     started_s = time.perf_counter()
     for begin in range(0, len(rows), job["batch_size"]):
-        batch = rows[begin : begin + job["batch_size"]]
-        out, first_s = _generate(model, batch, work.new_tokens)
+        own = order[begin : begin + job["batch_size"]]
+        answers = [lengths[row][1] for row in own]
+        first, first_s = _generate(model, [rows[row] for row in own], answers, device)
         prefill_s += first_s
-        new_tokens += out.numel()
-        first_tokens += out[:, 0].tolist()
+        for row, token in zip(own, first, strict=True):
+            first_tokens[row] = token
     generate_s = time.perf_counter() - started_s
     return {
         "batch_size": job["batch_size"],
@@ -72,7 +77,7 @@ def run_peer(job: Mapping[str, Any]) -> dict[str, Any]:
         "generate_s": generate_s,
         "prefill_s": prefill_s,
         "decode_s": generate_s - prefill_s,
-        "new_tokens": new_tokens,
+        "new_tokens": work.total_new_tokens,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "first_tokens": first_tokens,
     }
@@ -128,20 +133,27 @@ def _load(job: Mapping[str, Any], memory: Mapping[int | str, int] | None) -> Any
     return model
 
 
-def _generate(model: Any, batch: torch.Tensor, num_new: int) -> tuple[torch.Tensor, float]:
-    """New tokens [rows, num_new], and the seconds until the first of them were there."""
-    clock = _Clock()
+def _generate(
+    model: Any, rows: Sequence[Sequence[int]], num_new: Sequence[int], device: torch.device
+) -> tuple[list[int], float]:
+    """The first new token of each row, and the seconds until they were there. Shorter prompts are
+    padded on the left; rows end when they have made so many tokens, the batch with its last."""
+    longest = max(len(row) for row in rows)
+    padded = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor(
+        [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
+    )
+    clock = _Clock(num_new, longest)
     started_s = time.perf_counter()
     with torch.inference_mode():
         out = model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            max_new_tokens=num_new,
-            min_new_tokens=num_new,
+            padded,
+            attention_mask=mask,
+            max_new_tokens=max(num_new),
             do_sample=False,
             stopping_criteria=StoppingCriteriaList([clock]),
         )
     assert clock.first_s is not None
-    new: torch.Tensor = out[:, batch.shape[1] :]
-    assert new.shape[1] == num_new, f"{new.shape[1]} new tokens a row instead of {num_new}"
-    return new, clock.first_s - started_s
+    made = out.shape[1] - longest
+    assert made == max(num_new), f"{made} new tokens a row instead of {max(num_new)}"
+    return out[:, longest].tolist(), clock.first_s - started_s

@@ -118,7 +118,7 @@ def _parameter_bytes(dtype: str, sources: Mapping[str, TensorSource]) -> int:
 
 def _kv_bytes(cost: ModelCost, work: Work) -> float:
     """Of all rows together when their last token is made."""
-    return work.num_rows * cost.kv_bytes(work.total_tokens - 1)
+    return sum(cost.kv_bytes(prompt + new - 1) for prompt, new in work.lengths())
 
 
 def _file_size(path: FilePath) -> int:

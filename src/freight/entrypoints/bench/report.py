@@ -17,13 +17,12 @@ __all__ = ["byte_ratios", "describe_ceiling", "describe_run", "speeds", "summari
 
 def speeds(result: Mapping[str, Any], work: Work) -> dict[str, float]:
     """Tokens per second: of prompts while they are read, of new ones while only they are made, and
-    over the whole time new ones, and all."""
-    decoded = work.num_rows * (work.new_tokens - 1)
-    prompts = work.num_rows * work.prompt_tokens
-    new = work.num_rows * work.new_tokens
+    over the whole time new ones, and all. 0 of phases that a run has not: prompts may come beside
+    rows that decode."""
+    prompts, new = work.total_prompt_tokens, work.total_new_tokens
     return {
         "prefill_tokens_per_s": _rate(prompts, result["prefill_s"]),
-        "decode_tokens_per_s": _rate(decoded, result["decode_s"]),
+        "decode_tokens_per_s": _rate(new - work.num_rows, result["decode_s"]),
         "new_tokens_per_s": _rate(new, result["generate_s"]),
         "total_tokens_per_s": _rate(prompts + new, result["generate_s"]),
     }
@@ -62,7 +61,7 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
         )
     rates = [f"{rate / 1e12:.3f} at {rows}" for rows, rate in probed["product_flops"].items()]
     lines.append(f"products: TFLOP/s alone: {', '.join(rates)} rows")
-    new = work.num_rows * work.new_tokens
+    new = work.total_new_tokens
     lines.append(
         f"ceiling:  {new / ceiling['seconds']:.2f} new token/s, {ceiling['seconds']:.4g} s "
         f"(by {ceiling['limited_by']}, {ceiling['block_rows']} rows a sweep)"
@@ -83,8 +82,8 @@ def describe_run(
     lines = [
         f"{name + batch}: load {result['load_s']:.2f} s, generate {result['generate_s']:.3f} s"
         f"{share}, peak {format_bytes(_peak(result))}",
-        f"  prefill {rates['prefill_tokens_per_s']:.1f}, decode {rates['decode_tokens_per_s']:.1f}"
-        f", new {rates['new_tokens_per_s']:.2f}, total {rates['total_tokens_per_s']:.1f} token/s",
+        f"  {_phases(rates)}new {rates['new_tokens_per_s']:.2f}, "
+        f"total {rates['total_tokens_per_s']:.1f} token/s",
     ]
     if "moved_bytes" in result:
         ratios = byte_ratios(result)
@@ -95,6 +94,11 @@ def describe_run(
         form = "closed form" if result["expected_is_exact"] else "most that experts can need"
         lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
     return lines
+
+
+def _phases(rates: Mapping[str, float]) -> str:
+    prefill, decode = rates["prefill_tokens_per_s"], rates["decode_tokens_per_s"]
+    return f"prefill {prefill:.1f}, decode {decode:.1f}, " if prefill else ""
 
 
 def _written(ratio: float | None) -> str:
