@@ -165,6 +165,11 @@ def add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="most tokens that a micro-batch brings to a sweep: longer prompts come in chunks",
     )
     group.add_argument(
+        "--no-shared-prefixes",
+        action="store_true",
+        help="compute what prompts begin with alike for every row, to compare",
+    )
+    group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
     )
     return group

@@ -61,7 +61,8 @@ class LLM:
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
     that the CPU attends. ``admission`` says when rows enter: "row", "zigzag", "diagonal", "refill"
-    or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a sweep. Four things do change
+    or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a sweep. What prompts
+    begin with alike is computed once unless ``share_prefixes`` is off. Four things do change
     the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, ``kv_bits`` keys and
     values, ``compute`` "int8" makes products of 8-bit integers on the CPU, and of the keys that a
     new token sees only the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU
@@ -86,6 +87,7 @@ class LLM:
         cpu_attention: float | None = None,
         admission: str = "auto",
         batch_tokens: int | None = None,
+        share_prefixes: bool = True,
         weight_bits: int | None = None,
         kv_bits: int | None = None,
         group_size: int = 64,
@@ -110,6 +112,7 @@ class LLM:
             cpu_attention_percent=cpu_attention,
             admission=admission,
             batch_tokens=batch_tokens,
+            share_prefixes=share_prefixes,
             weight_bits=weight_bits,
             kv_bits=kv_bits,
             group_size=group_size,

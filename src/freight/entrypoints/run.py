@@ -118,6 +118,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         cpu_attention_percent=arguments.cpu_attention,
         admission=arguments.admission,
         batch_tokens=arguments.batch_tokens,
+        share_prefixes=not arguments.no_shared_prefixes,
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from freight.jobs.formats import RowId
+from freight.jobs.prefixes import SharedPrefixes, find_prefixes
 from freight.plan.workload import Workload
-from freight.runtime.request import Request, SamplingParams
+from freight.runtime.request import Prefix, Request, SamplingParams
 
 __all__ = ["RECORD", "SPOOL_FILES", "Spool", "derive_seed", "open_spool"]
 
@@ -41,12 +43,23 @@ RECORD: Final = np.dtype(
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
 
 _MOST_GROUPS: Final = 64
+_MOST_PREFIXES: Final = 8
 
 Indices = npt.NDArray[np.int64]
 
 
 def _ends_early(params: SamplingParams) -> bool:
     return not params.ignore_eos or bool(params.stop or params.stop_token_ids)
+
+
+def _prefix_tokens(prefixes: SharedPrefixes, indices: Indices) -> tuple[int, int]:
+    """The shortest beginning that these rows have, and the tokens of all their beginnings; 0 where
+    some row has none, or there are many."""
+    keys, tokens = prefixes.keys[indices], prefixes.num_tokens[indices]
+    found, first = np.unique(keys, return_index=True)
+    if not len(keys) or found[0] < 0 or len(found) > _MOST_PREFIXES:
+        return 0, 0
+    return int(tokens.min()), int(tokens[first].sum())
 
 
 def _group_lengths(prompts: Indices, new: Indices) -> tuple[tuple[int, int, int], ...]:
@@ -66,6 +79,7 @@ class Spool:
         self.input_hash = input_hash
         self._defaults = defaults
         self._records = np.fromfile(directory / "records.bin", dtype=RECORD)
+        self._tokens_path = directory / "tokens.bin"
         self._tokens = os.open(directory / "tokens.bin", os.O_RDONLY | os.O_CLOEXEC)
         self._extras = os.open(directory / "extras.bin", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -101,13 +115,33 @@ class Spool:
     def order(self) -> Indices:
         """Usable rows, longest first, so that the rows of a block are alike.
 
-        Sorted by prompt + new tokens, then by prompt, then by place in the dataset.
+        Sorted by prompt + new tokens, then by prompt, then by place in the dataset; rows that begin
+        alike follow the first of them.
         """
         prompts = self.num_prompt_tokens.astype(np.int64)
         totals = prompts + self.max_new_tokens
         usable = np.flatnonzero(prompts)
-        sequence = np.lexsort((usable, -prompts[usable], -totals[usable]))
-        return usable[sequence]
+        order = usable[np.lexsort((usable, -prompts[usable], -totals[usable]))]
+        keys = self.prefixes.keys[order]
+        places = np.arange(len(order))
+        firsts = places.copy()  # of each row, where the first row is that begins alike
+        shares = keys >= 0
+        if shares.any():
+            least = np.full(int(keys.max()) + 1, len(order), dtype=np.int64)
+            np.minimum.at(least, keys[shares], places[shares])
+            firsts[shares] = least[keys[shares]]
+        return order[np.lexsort((places, firsts))]
+
+    @cached_property
+    def prefixes(self) -> SharedPrefixes:
+        """What prompts begin with alike, by row."""
+        lengths = self.num_prompt_tokens.astype(np.int64)
+        if not lengths.any():
+            return SharedPrefixes(
+                keys=np.full(len(lengths), -1), num_tokens=np.zeros(len(lengths), dtype=np.int64)
+            )
+        tokens = np.memmap(self._tokens_path, dtype="<i4", mode="r")
+        return find_prefixes(tokens, self._records["offset"], lengths)
 
     def failed(self) -> Indices:
         """Rows that have an error instead of a prompt, in order of the dataset."""
@@ -121,6 +155,7 @@ class Spool:
         new = records["max_tokens"].astype(np.int64)
         samples = records["num_samples"].astype(np.int64)
         listed, scored = records["logprobs"], records["prompt_logprobs"]
+        least_prefix, held_prefix = _prefix_tokens(self.prefixes, indices)
         return Workload(
             num_rows=int(samples.sum()),
             max_prompt_tokens=int(prompts.max()),
@@ -135,6 +170,8 @@ class Spool:
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
             ends_early=_ends_early(self._defaults),
+            least_prefix_tokens=0 if (scored >= 0).any() else least_prefix,
+            held_prefix_tokens=held_prefix,
         )
 
     def request(self, index: int) -> Request:
@@ -154,7 +191,14 @@ class Spool:
             index=index,
             prompt_ids=np.frombuffer(raw, dtype="<i4").tolist(),
             params=replace(self._defaults, **overrides),
+            prefix=self._prefix(index),
         )
+
+    def _prefix(self, index: int) -> Prefix | None:
+        key = int(self.prefixes.keys[index])
+        if key < 0:
+            return None
+        return Prefix(key=key, num_tokens=int(self.prefixes.num_tokens[index]))
 
     def row_id(self, index: int) -> RowId:
         """The row's own id, else its place in the dataset."""

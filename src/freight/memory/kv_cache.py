@@ -44,10 +44,12 @@ class PageRun:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowPages:
     """A row's pages, in order, on one tier; on disk also its place among the tails in RAM.
-    ``is_delegated``: the CPU attends them where they are."""
+    ``is_delegated``: the CPU attends them where they are. The first ``num_shared`` are another
+    row's."""
 
     home: Home
     pages: tuple[int, ...]
+    num_shared: int = 0
     tail: int = -1
     is_delegated: bool = False
 
@@ -188,10 +190,17 @@ class KVCache:
         return len(self._free[home].free) if home in self._free else 0
 
     def admit(
-        self, home: Home, rows: Sequence[tuple[Hashable, int]], *, is_delegated: bool = False
+        self,
+        home: Home,
+        rows: Sequence[tuple[Hashable, int]],
+        *,
+        is_delegated: bool = False,
+        shared: Hashable | None = None,
     ) -> None:
-        """Reserve pages on one tier for rows (row, most tokens), page by page across them."""
-        wanted = [self.pages_for(num_tokens) for _, num_tokens in rows]
+        """Reserve pages on one tier for rows (row, most tokens), page by page across them; all
+        pages of ``shared``, which stays for as long as they do, are their first."""
+        first = () if shared is None else self.rows[shared].pages
+        wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
         pages = iter(self._free[home].take(sum(wanted)))
         tables: list[list[int]] = [[] for _ in rows]
         for turn in range(max(wanted, default=0)):
@@ -201,7 +210,11 @@ class KVCache:
         for (row, _), table in zip(rows, tables, strict=True):
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
             self.rows[row] = RowPages(
-                home=home, pages=tuple(table), tail=tail, is_delegated=is_delegated
+                home=home,
+                pages=(*first, *table),
+                num_shared=len(first),
+                tail=tail,
+                is_delegated=is_delegated,
             )
 
     def grow(self, row: Hashable, num_tokens: int) -> bool:
@@ -217,9 +230,9 @@ class KVCache:
         return True
 
     def release(self, row: Hashable) -> None:
-        """Free a row's pages, at once."""
+        """Free a row's own pages, at once."""
         pages = self.rows.pop(row)
-        self._free[pages.home].give(pages.pages)
+        self._free[pages.home].give(pages.pages[pages.num_shared :])
         if pages.tail >= 0:
             self._free_tails.give([pages.tail])
 

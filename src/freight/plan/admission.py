@@ -79,6 +79,10 @@ class Outlook:
     def add(self, curve: Pages) -> None:
         self._pages = self._pages + curve
 
+    def add_always(self, num_pages: int) -> None:
+        """Pages that stay as they are."""
+        self._pages = self._pages + np.int32(num_pages)
+
 
 @cache
 def _stretches(longest: int) -> Pages:

@@ -96,6 +96,7 @@ class _Block:
     lengths: Sequence[tuple[int, int]]
     longest: int
     num_pages: dict[Tier, int]
+    shared_tokens: int
     seats: list[tuple[Tier, bool]]
     numbers: Ints
     prompts: Ints
@@ -106,7 +107,11 @@ class _Block:
 
     @classmethod
     def of(
-        cls, lengths: Sequence[tuple[int, int]], policy: Policy, num_pages: dict[Tier, int]
+        cls,
+        lengths: Sequence[tuple[int, int]],
+        policy: Policy,
+        num_pages: dict[Tier, int],
+        shared_tokens: int,
     ) -> _Block:
         seats = _seats(policy)
         count = len(seats) * policy.num_micro_batches
@@ -119,6 +124,7 @@ class _Block:
             lengths=lengths,
             longest=max(1, max(new for _, new in lengths)),
             num_pages=num_pages,
+            shared_tokens=shared_tokens,
             seats=seats,
             numbers=column(_NOBODY),
             prompts=column(),
@@ -138,7 +144,8 @@ class _Block:
         outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
-            curves = {tier: own.curve([prompt], [max(1, new)]) for tier, own in outlooks.items()}
+            own = [max(0, prompt - self.shared_tokens)]
+            curves = {tier: o.curve(own, [max(1, new)]) for tier, o in outlooks.items()}
             fits = {
                 tier: outlooks[tier].fits(curve, self.num_pages[tier])
                 for tier, curve in curves.items()
@@ -150,7 +157,8 @@ class _Block:
             outlooks[tier].add(curves[tier])
             self.numbers[seat] = self.next_row
             self.prompts[seat] = self.known[seat] = prompt
-            self.answers[seat], self.kv_lens[seat] = new, 0
+            self.answers[seat] = new
+            self.kv_lens[seat] = min(self.shared_tokens, prompt - 1)
             self.next_row += 1
             pace.take(1)
 
@@ -163,7 +171,8 @@ class _Block:
         here = (self.numbers != _NOBODY) & np.array(of_tier)
         if here.any():
             left = self.answers[here] - (self.known[here] - self.prompts[here])
-            outlook.add(outlook.curve(self.known[here], np.maximum(1, left)))
+            own = np.maximum(0, self.known[here] - self.shared_tokens)
+            outlook.add(outlook.curve(own, np.maximum(1, left)))
         return outlook
 
     def _free_seats(self) -> Iterator[int]:
@@ -189,7 +198,7 @@ class _Block:
         """One token each, and of prompts what there is room for, those first that came first."""
         there = self.numbers != _NOBODY
         left = np.where(there, self.known - self.kv_lens, 0)
-        decodes = there & (left == 1) & (self.kv_lens > 0)
+        decodes = there & (self.known > self.prompts) & (left == 1)
         brought = np.where(decodes, 1, 0)
         size = len(self.seats)
         budgets = self.policy.max_batch_tokens - decodes.reshape(-1, size).sum(axis=1)
@@ -226,10 +235,12 @@ def roll_out(
     *,
     num_pages: dict[Tier, int],
     mean_answer: float,
+    shared_tokens: int = 0,
 ) -> list[RolledSweep]:
-    """The sweeps for rows of (prompt, new) tokens, in order. ``num_pages`` are the pages per layer
-    on each tier; rows stay for ``mean_answer`` sweeps on average."""
-    block = _Block.of(lengths, policy, num_pages)
+    """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
+    have keys already. ``num_pages`` are the pages per layer on each tier; rows stay for
+    ``mean_answer`` sweeps on average."""
+    block = _Block.of(lengths, policy, num_pages, shared_tokens)
     stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []

@@ -64,6 +64,7 @@ class Wishes:
     cpu_attention: float | None = None
     admission: Admission | None = None
     batch_tokens: int | None = None
+    shares_prefixes: bool = True
     overlap: bool = True
 
 
@@ -181,18 +182,20 @@ class Planner:
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
             row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
+            shares_prefixes=wishes.shares_prefixes,
         )
 
     def _batch_tokens(self, size: int, admission: Admission) -> int:
         """The most tokens that a micro-batch brings to a sweep: all of its prompts, or where rows
         enter at any time twice as many of them as do on average."""
         own = self.workload
-        whole = max(size, own.max_prompts(size) * own.max_prompt_tokens)
+        behind = own.max_prompt_tokens - own.least_prefix_tokens
+        whole = max(size, own.max_prompts(size) * behind + own.held_prefix_tokens)
         if self.wishes.batch_tokens is not None:
             return max(size, min(whole, self.wishes.batch_tokens))
         if admission == "zigzag":
             return whole
-        entering = size / own.mean_new_tokens * own.mean_prompt_tokens
+        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - own.least_prefix_tokens)
         return min(whole, size + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
 
     def _row_tokens(self, admission: Admission, page_tokens: int) -> int:
@@ -202,7 +205,7 @@ class Planner:
             held = own.mean_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
             held = own.held_tokens(page_tokens)
-        return math.ceil(held)
+        return math.ceil(held) - own.least_prefix_tokens // page_tokens * page_tokens
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first; None if it

@@ -17,7 +17,7 @@ from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "fitting_page_tokens", "measure"]
+__all__ = ["Geometry", "fitting_page_tokens", "measure", "shared_tokens"]
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -27,7 +27,8 @@ _LOGPROB_BYTES: Final = 256
 class Geometry:
     """Counts and sizes in bytes.
 
-    ``usage`` is what each tier holds, by purpose. ``kv_pages`` are the pages per layer on each
+    ``usage`` is what each tier holds, by purpose. Of each prompt ``shared_tokens`` have keys that
+    others have too. ``kv_pages`` are the pages per layer on each
     tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
     disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
     take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
@@ -38,6 +39,7 @@ class Geometry:
     """
 
     page_bytes: int
+    shared_tokens: int
     kv_pages: dict[Tier, int]
     kv_slot_pages: int
     num_tails: int
@@ -89,14 +91,27 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
-def _kv_pages(policy: Policy, rows: int, row_pages: int) -> int:
-    """Pages per layer for so many rows of each micro-batch, the longest with ``row_pages``: for the
-    rows' whole lives, or where they enter at any time for what they have on average."""
+def shared_tokens(policy: Policy, workload: Workload) -> int:
+    """Tokens of every prompt whose keys are those of its beginning, in whole pages: where all keys
+    are on the compute tier."""
+    is_near = policy.kv.share(policy.compute_tier) == 1
+    shared = workload.least_prefix_tokens if policy.shares_prefixes and is_near else 0
+    return shared // policy.page_tokens * policy.page_tokens
+
+
+def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
+    """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
+    they enter at any time for what they have on average; and for beginnings that they share."""
     rows *= policy.num_micro_batches
-    if not policy.is_continuous or not policy.row_tokens:
-        return rows * row_pages
-    average = -(-rows * policy.row_tokens // policy.page_tokens)
-    return min(rows * row_pages, max(row_pages, average)) if rows else 0
+    whole = -(-workload.max_total_tokens // policy.page_tokens)
+    shared = shared_tokens(policy, workload) // policy.page_tokens
+    held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
+    most = rows * (whole - shared) + held
+    if not rows or not policy.is_continuous or not policy.row_tokens:
+        return most
+    row_tokens = policy.row_tokens + (0 if shared else workload.least_prefix_tokens)
+    average = -(-rows * row_tokens // policy.page_tokens)
+    return min(most, max(whole, average) + held)
 
 
 def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
@@ -128,7 +143,7 @@ def measure(
     page_bytes = page_size(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
-    kv_pages = {tier: _kv_pages(policy, rows, row_pages) for tier, rows in kv_rows.items()}
+    kv_pages = {tier: _kv_pages(policy, rows, workload) for tier, rows in kv_rows.items()}
     most_attended = policy.max_batch_tokens if policy.is_continuous else policy.micro_batch_size
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
@@ -145,6 +160,7 @@ def measure(
     attended = config.attended_bytes_per_token(size)
     geometry = Geometry(
         page_bytes=page_bytes,
+        shared_tokens=shared_tokens(policy, workload),
         kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
         num_tails=block * kv_rows["disk"],

@@ -81,7 +81,8 @@ class Policy:
     before has ended. "diagonal": a row in every so many sweeps, so that ages are spread evenly over
     the longest answer. "refill": as rows end, ``entry_pace`` times as fast as they do at most.
     The block has pages for ``row_tokens`` tokens per row then, which is less than the longest row;
-    0: each row has pages for all its life.
+    0: each row has pages for all its life. ``shares_prefixes``: what prompts begin with alike is
+    computed once.
     """
 
     compute_tier: Tier
@@ -100,6 +101,7 @@ class Policy:
     admission: Admission = "zigzag"
     entry_pace: float = 1.0
     row_tokens: int = 0
+    shares_prefixes: bool = True
 
     def __post_init__(self) -> None:
         self._check_cpu_attention()

@@ -23,21 +23,22 @@ __all__ = ["BlockRow", "Brought", "WorkSizes", "make_sweep", "rows_of_block", "w
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
-    """A row of a block: its lengths, the tier of its keys and values, and whether the CPU attends
-    them there."""
+    """A row of a block: its lengths, the tier of its keys and values, whether the CPU attends them
+    there, and how many tokens of its prompt another row computes."""
 
     number: int
     prompt_tokens: int
     new_tokens: int
     home: Tier
     is_delegated: bool = False
+    shared_tokens: int = 0
 
     def at(self, step: int) -> Brought:
         """What it brings to the sweep in which it makes its token ``step``."""
         return Brought(
             row=self,
-            kv_len=self.prompt_tokens + step - 1 if step else 0,
-            num_new=1 if step else self.prompt_tokens,
+            kv_len=self.prompt_tokens + step - 1 if step else self.shared_tokens,
+            num_new=1 if step else self.prompt_tokens - self.shared_tokens,
             makes_token=self.new_tokens > 0,
         )
 
@@ -76,6 +77,7 @@ class WorkSizes:
     query_bytes: int
     attended_bytes: int
     far_share: float
+    shared_tokens: int = 0
 
     @classmethod
     def of(
@@ -91,11 +93,15 @@ class WorkSizes:
             + config.kv_bytes_per_token_per_layer(layout.element_bytes),
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
             far_share=1 - near / config.vocab_size,
+            shared_tokens=geometry.shared_tokens,
         )
 
 
-def rows_of_block(lengths: Sequence[tuple[int, int]], policy: Policy) -> list[list[BlockRow]]:
-    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out."""
+def rows_of_block(
+    lengths: Sequence[tuple[int, int]], policy: Policy, shared_tokens: int = 0
+) -> list[list[BlockRow]]:
+    """Micro-batches of rows with (prompt, new) tokens, of which the first may have keys already;
+    homes as admission gives them out."""
     size = policy.micro_batch_size
     block = []
     for first in range(0, len(lengths), size):
@@ -113,6 +119,7 @@ def rows_of_block(lengths: Sequence[tuple[int, int]], policy: Policy) -> list[li
                     new_tokens=new,
                     home=home,
                     is_delegated=is_delegated,
+                    shared_tokens=min(shared_tokens, prompt - 1),
                 )
                 for i, ((prompt, new), (home, is_delegated)) in enumerate(
                     zip(own, homes, strict=True)

@@ -78,7 +78,7 @@ def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> St
     ``steps``."""
 
     def tell(sizes: WorkSizes) -> Sequence[Sweep]:
-        block = rows_of_block(lengths, sizes.policy)
+        block = rows_of_block(lengths, sizes.policy, sizes.shared_tokens)
         return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
 
     return tell
@@ -91,6 +91,7 @@ def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
         plan.policy,
         num_pages=plan.geometry.kv_pages,
         mean_answer=plan.workload.mean_new_tokens,
+        shared_tokens=plan.geometry.shared_tokens,
     )
 
 

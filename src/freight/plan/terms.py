@@ -54,7 +54,9 @@ class Terms:
         sizes = [sum(part.num_bytes for part in form.parts) for form in base.layout.forms]
         units = [sizes[form] for form in base.layout.form_of]
         threes = [sum(three) for three in zip(units, units[1:], units[2:], strict=False)]
+        shared = base.geometry.shared_tokens
         row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+        row_pages -= shared // policy.page_tokens
         layer_pages = row_pages * base.geometry.page_bytes
         held = float(layer_pages)
         if policy.is_continuous:
@@ -179,7 +181,7 @@ class Terms:
     def _prefill(self) -> Phase:
         """Prompts are attended where all is computed, wherever their keys will be."""
         token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
-        prompts = self.rows * self.prompt
+        prompts = self.rows * (self.prompt - self.base.geometry.shared_tokens)
         total_s, _ = self._compute_s(0)
         seconds = self._link_s(kv_in=0.0, kv_out=prompts * token, tokens=prompts)
         for lane in seconds.values():
@@ -296,5 +298,6 @@ class Terms:
         whole = replace(self.policy, admission="zigzag")
         sizes = WorkSizes.of(own.config, self.base.layout, whole, self.base.geometry)
         lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
-        sweep = make_sweep(0, rows_of_block(lengths, self.policy), step, sizes)
+        block = rows_of_block(lengths, self.policy, sizes.shared_tokens)
+        sweep = make_sweep(0, block, step, sizes)
         return cost.sweep_s(sweep), cost.attention_s(sweep)

@@ -30,6 +30,9 @@ class Workload:
     ``lengths`` are (rows, prompt, new) of groups of rows in the order in which they run; empty
     where all are taken to be alike.
 
+    All prompts begin with ``least_prefix_tokens`` or more that others begin with too; different
+    beginnings that are needed at one time have ``held_prefix_tokens`` together.
+
     ``ends_early``: something else than its length can end an answer.
 
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
@@ -49,6 +52,8 @@ class Workload:
     max_logprobs: int = 0
     lengths: tuple[tuple[int, int, int], ...] = ()
     ends_early: bool = False
+    least_prefix_tokens: int = 0
+    held_prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (

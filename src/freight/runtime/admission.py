@@ -18,6 +18,7 @@ from freight.memory.kv_cache import Home, KVCache
 from freight.plan.admission import Lengths, Outlook, Pace
 from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
+from freight.runtime.prefixes import Prefixes
 from freight.runtime.request import Request
 from freight.runtime.tokenizer import Tokenizer
 
@@ -79,6 +80,7 @@ class Admission(ABC):
         self._waiting = waiting
         self._policy = policy
         self._kv = kv_cache
+        self._prefixes = Prefixes(kv=kv_cache, is_on=policy.shares_prefixes)
 
     @abstractmethod
     def admit(self) -> None:
@@ -86,11 +88,22 @@ class Admission(ABC):
 
     def end(self, k: int, row: Row) -> None:
         """A row of micro-batch ``k`` leaves, and its pages are free."""
+        self._prefixes.leave(row)
         self._kv.release(row.key)
+        self.keep(k, row)
+
+    def keep(self, k: int, row: Row) -> None:
+        """A row leaves the block, and its pages stay."""
         self.block[k] = [other for other in self.block[k] if other is not row]
 
     def has_rows(self) -> bool:
         return any(self.block)
+
+    def _forget(self, request: Request | None) -> None:
+        """Free beginnings that no row shares, but for that of ``request``."""
+        keys = self._prefixes.forget_others(request)
+        if keys:
+            self.block = [[row for row in rows if row.key not in keys] for rows in self.block]
 
     def _home(self, tier: Tier) -> Home:
         if tier == self._policy.compute_tier:
@@ -105,6 +118,9 @@ class ZigZag(Admission):
     def admit(self) -> None:
         if self.has_rows():
             return
+        answer = self._waiting.peek()
+        is_near = self._policy.kv.share(self._policy.compute_tier) == 1
+        self._forget(answer.request if answer is not None and is_near else None)
         for k in range(self._policy.num_micro_batches):
             if self._waiting.is_empty():
                 return
@@ -119,26 +135,44 @@ class ZigZag(Admission):
         rows: list[Row] = []
         tokens = 0
         while len(rows) < size and (answer := self._waiting.peek()):
-            tokens += len(answer.request.prompt_ids)
+            tokens += len(answer.request.prompt_ids) - self._prefixes.num_tokens(answer.request)
             count = min(answer.num_waiting, size)
             is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
             if rows and is_full:
                 break
             rows += self._waiting.take(count)
-        self._reserve(rows)
-        return rows
+        return self._reserve(rows)
 
-    def _reserve(self, rows: Sequence[Row]) -> None:
-        """Pages for the rows' whole lives, on the tiers by the policy's shares."""
+    def _reserve(self, rows: Sequence[Row]) -> list[Row]:
+        """Pages for the rows' whole lives, on the tiers by the policy's shares; the rows, and
+        before them those that compute what they share."""
         first = 0
+        beginnings: list[Row] = []
         for seat, (tier, is_delegated, count) in enumerate(self._policy.homes(len(rows))):
             members = rows[first : first + count]
             for row in members:
                 row.seat = seat
+            if members and self._home(tier) == "compute":
+                members = [row for row in members if not self._share(row, seat, beginnings)]
             wanted = [(row.key, row.most_tokens) for row in members]
             if wanted:
                 self._kv.admit(self._home(tier), wanted, is_delegated=is_delegated)
             first += count
+        return [*beginnings, *rows]
+
+    def _share(self, row: Row, seat: int, beginnings: list[Row]) -> bool:
+        """Let a row share the beginning of its prompt; False if it has none to share."""
+        request = row.answer.request
+        if not self._prefixes.num_tokens(request):
+            return False
+        prefix = self._prefixes.find(request)
+        if prefix is None:
+            self._forget(request)
+            prefix = self._prefixes.hold(request, row.entry)
+            prefix.seat = seat
+            beginnings.append(prefix)
+        self._prefixes.admit(row, prefix, row.most_tokens)
+        return True
 
 
 class Continuous(Admission):
@@ -168,6 +202,9 @@ class Continuous(Admission):
 
     def admit(self) -> None:
         self._grow()
+        if not self._waiting.is_empty():
+            new, _ = self._waiting.next_rows(1)
+            self._forget((new.answer if isinstance(new, Row) else new).request)
         self._pace.begin_sweep(self._mean())
         outlooks = {home: self._outlook(home) for home in self._num_pages}
         while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
@@ -194,10 +231,18 @@ class Continuous(Admission):
 
     def _outlook(self, home: Home) -> Outlook:
         outlook = Outlook(self._lengths.longest, self._policy.page_tokens)
-        rows = [row for own in self.block for row in own if self._kv.rows[row.key].home == home]
+        rows = [
+            row
+            for own in self.block
+            for row in own
+            if self._kv.rows[row.key].home == home and not row.is_prefix
+        ]
         if rows:
             left = [self._left(row) for row in rows]
-            outlook.add(outlook.curve([row.num_tokens for row in rows], left))
+            own_tokens = [row.num_tokens - row.num_shared_tokens for row in rows]
+            outlook.add(outlook.curve(own_tokens, left))
+        if home == "compute":
+            outlook.add_always(self._prefixes.num_pages())
         return outlook
 
     # -- rows that enter -------------------------------------------------------------------------
@@ -209,25 +254,45 @@ class Continuous(Admission):
             num_tokens, left = new.num_tokens, self._left(new)
         else:
             num_tokens, left = len(new.request.prompt_ids), self._left_of(new, 0)
+        request = (new.answer if isinstance(new, Row) else new).request
         for k, seat in self._free_seats(count):
             tier, is_delegated, _ = self._seats[seat]
             home = self._home(tier)
             outlook = outlooks[home]
-            curve = outlook.curve([num_tokens] * count, [left] * count)
-            wanted = count * self._kv.pages_for(num_tokens)
+            shared = self._prefixes.num_tokens(request) if home == "compute" else 0
+            curve = outlook.curve([num_tokens - shared] * count, [left] * count)
+            wanted = count * self._kv.pages_for(num_tokens - shared)
+            if shared and self._prefixes.find(request) is None:
+                curve = curve + self._kv.pages_for(shared)
+                wanted += self._kv.pages_for(shared)
             if wanted <= self._kv.num_free_pages(home) and outlook.fits(
                 curve, self._num_pages[home]
             ):
                 rows = self._waiting.take(count)
                 for row in rows:
                     row.seat = seat
-                named = [(row.key, row.num_tokens) for row in rows]
-                self._kv.admit(home, named, is_delegated=is_delegated)
-                self.block[k] += rows
+                self.block[k] += self._reserve(rows, home, is_delegated=is_delegated)
                 self._pace.take(count)
                 outlook.add(curve)
                 return True
         return False
+
+    def _reserve(self, rows: Sequence[Row], home: Home, *, is_delegated: bool) -> list[Row]:
+        """Pages for what the rows of one request have; the rows, and before them the one that
+        computes what they share, if it is new."""
+        request = rows[0].answer.request
+        if home != "compute" or not self._prefixes.num_tokens(request):
+            named = [(row.key, row.num_tokens) for row in rows]
+            self._kv.admit(home, named, is_delegated=is_delegated)
+            return [*rows]
+        prefix, new = self._prefixes.find(request), []
+        if prefix is None:
+            prefix = self._prefixes.hold(request, rows[0].entry)
+            prefix.seat = rows[0].seat
+            new = [prefix]
+        for row in rows:
+            self._prefixes.admit(row, prefix, row.num_tokens)
+        return [*new, *rows]
 
     def _free_seats(self, count: int) -> Iterator[tuple[int, int]]:
         """(micro-batch, seat) with room for so many rows: where fewest tokens are brought first,
@@ -239,7 +304,7 @@ class Continuous(Admission):
         for _, _, k in sorted(load):
             free = [own for _, _, own in self._seats]
             for row in self.block[k]:
-                free[row.seat] -= 1
+                free[row.seat] -= not row.is_prefix
             shares = [
                 (-left / own, seat)
                 for seat, (left, (_, _, own)) in enumerate(zip(free, self._seats, strict=True))
@@ -252,9 +317,12 @@ class Continuous(Admission):
     def _grow(self) -> None:
         """Pages for the tokens that are there now, the oldest rows first; where there are none the
         youngest row of that tier gives up its own."""
-        rows = [row for own in self.block for row in own]
+        rows = [row for own in self.block for row in own if not row.is_prefix]
         for row in sorted(rows, key=lambda row: row.entry):
             while row.key in self._kv.rows and not self._kv.grow(row.key, row.num_tokens):
+                self._forget(None)
+                if self._kv.grow(row.key, row.num_tokens):
+                    break
                 home = self._kv.rows[row.key].home
                 self._give_up(
                     max((own for own in rows if self._is_at(own, home)), key=lambda own: own.entry)

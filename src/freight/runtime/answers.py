@@ -51,6 +51,8 @@ class Row:
 
     ``params`` are the request's, with the seed of this sample. ``entry`` counts the rows that came
     before it; ``seat`` is the place among its micro-batch's, by where its keys and values are.
+    ``prefix`` is the row that computes the beginning of its prompt, where that is shared; such a
+    row ``is_prefix`` and answers nothing.
     """
 
     key: RowKey
@@ -62,6 +64,8 @@ class Row:
     kv_len: int = 0
     entry: int = -1
     seat: int = 0
+    prefix: Row | None = None
+    is_prefix: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -69,9 +73,14 @@ class Row:
         return len(self.answer.request.prompt_ids) + len(self.new_ids)
 
     @property
+    def num_shared_tokens(self) -> int:
+        """Those whose keys another row computes."""
+        return 0 if self.prefix is None else self.prefix.num_tokens
+
+    @property
     def decodes(self) -> bool:
         """Whether all its tokens but the one made last have keys."""
-        return 0 < self.kv_len == self.num_tokens - 1
+        return bool(self.new_ids) and self.kv_len == self.num_tokens - 1
 
     def pending(self, count: int) -> Sequence[int]:
         """The first ``count`` tokens that have no keys yet."""

@@ -33,16 +33,16 @@ class EngineOptions:
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
-    the most that a micro-batch brings to a sweep: longer prompts come in chunks. ``weight_bits``
-    compresses the matrices to integers in groups of ``group_size``, kept in ``compressed_dir`` for
-    later runs, ``kv_bits`` keys and values; ``compute`` "int8" makes products of 8-bit integers, on
-    CPUs that are fast at it, of weights that are kept likewise. Of the keys of a single query the
-    share ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache and activations.
-    ``sim_bytes_per_s`` caps the links of the simulated device. ``dummy_seed`` asks for random
-    weights, made from config.json alone with this seed. ``verify`` proves every operation legal
-    before it runs. ``trace_path`` is where the times of all operations are written. ``machine`` has
-    this machine's rates: with them a run is predicted.
-    """
+    the most that a micro-batch brings to a sweep: longer prompts come in chunks. Beginnings of
+    prompts that rows have alike are computed once where they may ``share_prefixes``.
+    ``weight_bits`` compresses the matrices to integers in groups of ``group_size``, kept in
+    ``compressed_dir`` for later runs, ``kv_bits`` keys and values; ``compute`` "int8" makes
+    products of 8-bit integers, on CPUs that are fast at it, of weights that are kept likewise. Of
+    the keys of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded
+    KV cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
+    ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
+    proves every operation legal before it runs. ``trace_path`` is where the times of all operations
+    are written. ``machine`` has this machine's rates: with them a run is predicted."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -57,6 +57,7 @@ class EngineOptions:
     cpu_attention_percent: float | None = None
     admission: str = "auto"
     batch_tokens: int | None = None
+    share_prefixes: bool = True
     weight_bits: int | None = None
     kv_bits: int | None = None
     group_size: int = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +34,8 @@ def plan_run(
 ) -> tuple[Plan, Forecast | None]:
     """The plan, and where the machine's rates are known what it will take: the best that a search
     finds then, but what the user has fixed stays."""
+    if not options.share_prefixes:
+        workload = replace(workload, least_prefix_tokens=0, held_prefix_tokens=0)
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
         import scipy.optimize  # noqa: F401  before the process is measured: it stays in memory
     room: dict[Tier, int] = {}
@@ -59,6 +62,7 @@ def plan_run(
             num_micro_batches=1 if options.admission == "row" else options.num_micro_batches,
             admission=options.rule,
             batch_tokens=options.batch_tokens,
+            shares_prefixes=options.share_prefixes,
             cpu_attention=_share(options.cpu_attention_percent),
             overlap=options.overlap,
         ),

@@ -16,6 +16,7 @@ __all__ = [
     "CompletionOutput",
     "FinishReason",
     "Logprob",
+    "Prefix",
     "Request",
     "SamplingParams",
 ]
@@ -24,12 +25,23 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """The first ``num_tokens`` of a prompt, fewer than all, which other prompts with the same
+    ``key`` begin with too."""
+
+    key: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One row: ``index`` is its place in the dataset, ``prompt_ids`` its tokens (at least one)."""
+    """One row: ``index`` is its place in the dataset, ``prompt_ids`` its tokens (at least one).
+    Rows that share a ``prefix`` should come one after the other."""
 
     index: int
     prompt_ids: Sequence[int]
     params: SamplingParams
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,8 +74,9 @@ class Scheduler:
             for k, rows in enumerate(self._admission.block):
                 if rows:
                     batch = self._micro_batch(k, rows)
-                    continues = any(span.kv_len for span in batch.rows)
-                    works.append(self._describe(self._next_sweep, batch, continues))
+                    continues = any(row.new_ids for row in self._running[k])
+                    if batch.rows:
+                        works.append(self._describe(self._next_sweep, batch, continues))
             yield Sweep(index=self._next_sweep, works=tuple(works))
             self._next_sweep += 1
 
@@ -91,8 +92,7 @@ class Scheduler:
         )
 
     def _micro_batch(self, k: int, rows: Sequence[Row]) -> MicroBatch:
-        families = [*_families(rows)]
-        brought = self._brought(families)
+        families, brought = self._brought(rows)
         families = sorted(
             (family for family in families if brought[family[0].key]),
             key=lambda family: self._order(family[0], brought[family[0].key]),
@@ -107,29 +107,48 @@ class Scheduler:
             token_ids += family[0].pending(count)
         return MicroBatch(index=k, rows=tuple(spans), token_ids=token_ids)
 
-    def _brought(self, families: Sequence[Sequence[Row]]) -> dict[RowKey, int]:
-        """Tokens that each family brings: the one made last, or of the prompt what there is room
-        for, those first that came first."""
-        firsts = sorted((family[0] for family in families), key=lambda row: row.entry)
-        left = self._policy.max_batch_tokens - sum(row.decodes for row in firsts)
-        brought = {}
-        for row in firsts:
-            count = row.num_tokens - row.kv_len
+    def _brought(self, rows: Sequence[Row]) -> tuple[list[list[Row]], dict[RowKey, int]]:
+        """Rows in families, and how many tokens each family brings: the one made last, or of the
+        prompt what there is room for, those first that came first."""
+        left = self._policy.max_batch_tokens - sum(row.decodes for row in rows)
+        brought: dict[RowKey, int] = {}
+        for row in sorted((row for row in rows if row.is_prefix), key=lambda row: row.entry):
+            brought[row.key] = count = min(row.num_tokens - row.kv_len, left)
+            self._reached[row.key] = row.kv_len + count
+            left -= count
+        for row in rows:
+            self._take_over(row)
+        families = [*_families(rows)]
+        for row in sorted((family[0] for family in families), key=lambda row: row.entry):
+            if row.key in brought:
+                continue
+            waits = row.prefix is not None and not row.kv_len
+            count = 0 if waits else row.num_tokens - row.kv_len
             if not row.decodes:
                 count = min(count, left)
                 left -= count
             brought[row.key] = count
-        return brought
+        return families, brought
 
-    def _order(self, row: Row, count: int) -> tuple[bool, int, bool]:
-        """Rows that the CPU attends come last, single tokens of a tier before its prompts."""
+    def _take_over(self, row: Row) -> None:
+        """The keys of its prompt's beginning, if they are there or are computed before its own in
+        this sweep: micro-batches are computed in turn, and such rows come first in theirs."""
+        prefix = row.prefix
+        if prefix is not None and not row.kv_len:
+            reached = self._reached.get(prefix.key, prefix.kv_len)
+            row.kv_len = prefix.num_tokens if reached == prefix.num_tokens else 0
+
+    def _order(self, row: Row, count: int) -> tuple[bool, bool, int, bool]:
+        """Beginnings of prompts come first and rows that the CPU attends last, single tokens of a
+        tier before its prompts."""
         is_single = count == 1 and row.kv_len > 0
-        return self._attended_seats[row.seat] and is_single, row.seat, not is_single
+        is_attended = self._attended_seats[row.seat] and is_single
+        return not row.is_prefix, is_attended, row.seat, not is_single
 
     def _span(self, family: Sequence[Row], start: int, count: int) -> RowSpan:
         row = family[0]
         end = row.kv_len + count
-        makes_token = end == row.num_tokens and row.params.max_tokens > 0
+        makes_token = end == row.num_tokens and row.params.max_tokens > 0 and not row.is_prefix
         prompt = row.answer.request.prompt_ids
         scored = range(0)
         if row.answer.is_scored and not row.key.sample:
@@ -184,6 +203,9 @@ class Scheduler:
             elif row.kv_len == row.num_tokens:
                 ending = "length", None
             if ending is None:
+                continue
+            if row.is_prefix:
+                self._admission.keep(k, row)
                 continue
             self._lengths.num_ended += 1
             self._admission.end(k, row)

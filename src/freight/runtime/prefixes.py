@@ -1,0 +1,97 @@
+"""Beginnings of prompts that many rows have: their keys and values are computed once and shared.
+
+A beginning is a row of its own that makes no tokens and stays for as long as rows come that need
+it. Whole pages are shared, on the compute tier alone: rows elsewhere bring their whole prompts.
+Knows rows and pages, no micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from freight.memory.kv_cache import KVCache
+from freight.model.batch import RowKey
+from freight.runtime.answers import Answer, Row
+from freight.runtime.params import SamplingParams
+from freight.runtime.request import Request
+
+__all__ = ["Prefixes"]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Held:
+    """A beginning that has pages, and how many rows share them."""
+
+    row: Row
+    num_sharers: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Prefixes:
+    """The beginnings that are there, by key."""
+
+    kv: KVCache
+    is_on: bool
+    held: dict[int, _Held] = field(default_factory=dict)
+
+    def num_tokens(self, request: Request) -> int:
+        """How many of the request's first tokens can be shared: those of whole pages, and none
+        where they are to be scored."""
+        if not self.is_on or request.prefix is None or request.params.prompt_logprobs is not None:
+            return 0
+        page = self.kv.page_tokens
+        return request.prefix.num_tokens // page * page
+
+    def find(self, request: Request) -> Row | None:
+        """The row of the request's beginning, if it has pages."""
+        if not self.num_tokens(request):
+            return None
+        assert request.prefix is not None
+        held = self.held.get(request.prefix.key)
+        return None if held is None else held.row
+
+    def hold(self, request: Request, entry: int) -> Row:
+        """Reserve pages for the beginning of ``request``; the row that is to compute it."""
+        assert request.prefix is not None
+        key, count = request.prefix.key, self.num_tokens(request)
+        answer = Answer(
+            Request(
+                index=-1 - key,
+                prompt_ids=request.prompt_ids[:count],
+                params=SamplingParams(max_tokens=1),
+            ),
+            tokenizer=None,
+        )
+        (row,) = answer.start(1)
+        row.entry, row.is_prefix = entry, True
+        self.kv.admit("compute", [(row.key, count)])
+        self.held[key] = _Held(row=row)
+        return row
+
+    def admit(self, row: Row, prefix: Row, num_tokens: int) -> None:
+        """Pages for a row that shares those of ``prefix``: its own for the tokens behind them."""
+        self.kv.admit("compute", [(row.key, num_tokens)], shared=prefix.key)
+        row.prefix = prefix
+        self._of(prefix).num_sharers += 1
+
+    def leave(self, row: Row) -> None:
+        """A row that may share a beginning gives its pages up."""
+        if row.prefix is not None:
+            self._of(row.prefix).num_sharers -= 1
+            row.prefix = None
+
+    def forget_others(self, request: Request | None) -> list[RowKey]:
+        """Free the pages of beginnings that no row has and the next one does not ask for."""
+        wanted = None if request is None or request.prefix is None else request.prefix.key
+        idle = [k for k, held in self.held.items() if not held.num_sharers and k != wanted]
+        keys = [self.held.pop(key).row.key for key in idle]
+        for key in keys:
+            self.kv.release(key)
+        return keys
+
+    def num_pages(self) -> int:
+        """Pages of all beginnings that are there."""
+        return sum(len(self.kv.rows[held.row.key].pages) for held in self.held.values())
+
+    def _of(self, prefix: Row) -> _Held:
+        return self.held[-1 - prefix.key.request]

@@ -1,0 +1,171 @@
+"""Prompts that begin alike: computed once, and the answers are those of each row by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.model.batch import MicroBatch
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Prefix, Request, SamplingParams
+
+from . import tiny
+
+STEPS = 6
+OWN = tiny.prompts(12, 20)
+LONG, SHORT = list(range(5, 53)), list(range(100, 132))
+# Some rows begin with one, some with the other, some alone; a prompt may be the beginning and one
+# token.
+BEGINNINGS = [LONG] * 5 + [SHORT] * 4 + [[]] * 3
+PROMPTS = [[*first, *own] for first, own in zip(BEGINNINGS, OWN, strict=True)]
+PROMPTS[1] = [*LONG, 7]
+KEYS = [0] * 5 + [1] * 4 + [None] * 3
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "zigzag": {"micro_batch_size": 12, "num_micro_batches": 1},
+    "zigzag, K=4": {"micro_batch_size": 2, "num_micro_batches": 4},
+    "zigzag in chunks": {"micro_batch_size": 4, "num_micro_batches": 2, "batch_tokens": 20},
+    "row by row": {"micro_batch_size": 1, "num_micro_batches": 1},
+    "refill": {"micro_batch_size": 3, "num_micro_batches": 2, "admission": "refill"},
+    "refill in chunks": {
+        "micro_batch_size": 3,
+        "num_micro_batches": 2,
+        "admission": "refill",
+        "batch_tokens": 9,
+    },
+    "diagonal": {"micro_batch_size": 4, "num_micro_batches": 1, "admission": "diagonal"},
+    "KV on disk too": {
+        "micro_batch_size": 4,
+        "num_micro_batches": 2,
+        "kv_percent": (0.0, 50.0, 50.0),
+    },
+    "refill, KV on disk too": {
+        "micro_batch_size": 4,
+        "num_micro_batches": 2,
+        "kv_percent": (0.0, 50.0, 50.0),
+        "admission": "refill",
+    },
+    "sim": {"device": "sim", "micro_batch_size": 4, "num_micro_batches": 2, "admission": "refill"},
+    "sim, odd mix": {**tiny.ON_SIM, "admission": "refill"},
+}
+
+
+def requests(params: SamplingParams) -> Iterator[Request]:
+    for index, (prompt, key, first) in enumerate(zip(PROMPTS, KEYS, BEGINNINGS, strict=True)):
+        prefix = None if key is None else Prefix(key=key, num_tokens=len(first))
+        yield Request(index=index, prompt_ids=prompt, params=params, prefix=prefix)
+
+
+def run(directory: Path, params: SamplingParams, **options: Any) -> tuple[Any, Counter[int]]:
+    """Completions by row, and how many tokens each row has brought; of beginnings below 0."""
+    brought: Counter[int] = Counter()
+
+    def on_batch(sweep: int, batch: MicroBatch) -> None:
+        brought.update({span.row.request: 0 for span in batch.rows})
+        for span in batch.rows:
+            brought[span.row.request] += span.num_new
+
+    chosen = {"device": "cpu", **options}
+    with tiny.engine(directory, PROMPTS, STEPS, params, **chosen) as engine:
+        done = {own.index: own for own in engine.run(requests(params), on_batch)}
+        assert (
+            not engine.placement.kv_cache.rows
+            or min(
+                key.request
+                for key in engine.placement.kv_cache.rows  # type: ignore[attr-defined]
+            )
+            < 0
+        )
+    assert sorted(done) == list(range(len(PROMPTS)))
+    return done, brought
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir: Path) -> list[list[int]]:
+    return tiny.tokens(tiny.reference(tiny.make_model(model_dir), PROMPTS, STEPS))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_same_tokens_and_beginnings_computed_once(
+    name: str, model_dir: Path, expected: list[list[int]]
+) -> None:
+    done, brought = run(model_dir, SamplingParams(max_tokens=STEPS), **POLICIES[name])
+    assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected
+    if "disk" in name or "mix" in name:
+        assert any(row < 0 for row in brought), "nothing was shared: the case is too easy"
+        return
+    once = {-1: len(LONG), -2: len(SHORT)}
+    if name != "row by row":
+        assert {row: count for row, count in brought.items() if row < 0} == once
+    for row, (prompt, first) in enumerate(zip(PROMPTS, BEGINNINGS, strict=True)):
+        assert brought[row] == len(prompt) - len(first) + STEPS - 1
+
+
+@pytest.mark.parametrize("name", ["zigzag, K=4", "refill in chunks"])
+def test_samples_share_a_beginning_too(name: str, model_dir: Path) -> None:
+    params = SamplingParams(max_tokens=STEPS, n=3, temperature=1.0, seed=5)
+    shared, brought = run(model_dir, params, **POLICIES[name])
+    alone, _ = run(model_dir, params, **POLICIES[name], share_prefixes=False)
+    for row in range(len(PROMPTS)):
+        tokens = [output.token_ids for output in shared[row].outputs]
+        assert tokens == [output.token_ids for output in alone[row].outputs]
+    assert brought[-1] == len(LONG)
+
+
+def test_prompts_that_are_scored_come_whole(model_dir: Path) -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    done, brought = run(model_dir, params, **POLICIES["zigzag, K=4"])
+    assert min(brought) == 0
+    assert all(len(own.prompt_logprobs) == own.num_prompt_tokens for own in done.values())
+
+
+def test_off_when_not_wanted(model_dir: Path, expected: list[list[int]]) -> None:
+    done, brought = run(
+        model_dir, SamplingParams(max_tokens=STEPS), **POLICIES["refill"], share_prefixes=False
+    )
+    assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected
+    assert min(brought) == 0 and brought[0] == len(PROMPTS[0]) + STEPS - 1
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "refill"])
+def test_a_plan_counts_pages_once(
+    admission: str, model_dir: Path, expected: list[list[int]]
+) -> None:
+    """All rows begin alike: their own pages, and those of the beginning once."""
+    own = [prompt for prompt, key in zip(PROMPTS, KEYS, strict=True) if key == 0]
+    plain = tiny.workload(own, STEPS)
+    shared = replace(plain, least_prefix_tokens=48, held_prefix_tokens=48)
+    pages = {}
+    for name, work in (("plain", plain), ("shared", shared)):
+        options = EngineOptions(
+            device="cpu",
+            dtype="float32",
+            verify=True,
+            admission=admission,
+            micro_batch_size=5,
+            num_micro_batches=1,
+        )
+        engine = build_engine(model_dir, options=options, workload=work)
+        pages[name] = engine.plan.geometry.kv_pages["cpu"]
+        params = SamplingParams(max_tokens=STEPS)
+        prefix = Prefix(key=0, num_tokens=48)
+        rows = [
+            Request(index=i, prompt_ids=ids, params=params, prefix=prefix)
+            for i, ids in enumerate(own)
+        ]
+        done = {one.index: list(one.token_ids) for one in engine.run(iter(rows))}
+        assert [done[row] for row in range(5)] == expected[:5]
+        engine.close()
+    assert pages["shared"] <= pages["plain"] - 5 * 3 + 3 or admission == "refill"
+    assert pages["shared"] < pages["plain"]
