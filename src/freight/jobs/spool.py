@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -79,7 +80,6 @@ class Spool:
         self.input_hash = input_hash
         self._defaults = defaults
         self._records = np.fromfile(directory / "records.bin", dtype=RECORD)
-        self._tokens_path = directory / "tokens.bin"
         self._tokens = os.open(directory / "tokens.bin", os.O_RDONLY | os.O_CLOEXEC)
         self._extras = os.open(directory / "extras.bin", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -140,8 +140,11 @@ class Spool:
             return SharedPrefixes(
                 keys=np.full(len(lengths), -1), num_tokens=np.zeros(len(lengths), dtype=np.int64)
             )
-        tokens = np.memmap(self._tokens_path, dtype="<i4", mode="r")
-        return find_prefixes(tokens, self._records["offset"], lengths)
+        with mmap.mmap(self._tokens, 0, prot=mmap.PROT_READ) as pages:
+            tokens = np.frombuffer(pages, dtype="<i4")
+            found = find_prefixes(tokens, self._records["offset"], lengths)
+            del tokens  # the map cannot be closed while it is seen
+        return found
 
     def failed(self) -> Indices:
         """Rows that have an error instead of a prompt, in order of the dataset."""
