@@ -23,10 +23,11 @@ from pathlib import Path
 from freight.demo import EXAMPLES
 
 
-def command(output: Path, weights: str) -> list[str]:
+def command(output: Path, weights: str, admission: str) -> list[str]:
     flags = ["--model", "demo", "--dtype", "float32", "--device", "cpu", "--quiet"]
     # Small blocks: rows finish all along, so that kills fall between them.
     flags += ["--micro-batch-size", "8", "--num-micro-batches", "2", "--weights", weights]
+    flags += ["--admission", admission]
     run = [sys.executable, "-m", "freight", "run", str(EXAMPLES)]
     return [*run, "--output", str(output), *flags]
 
@@ -45,18 +46,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--weights", default="20/80")
+    parser.add_argument("--admission", default="zigzag")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as name:
         calm, output = Path(name) / "calm.jsonl", Path(name) / "killed.jsonl"
         started_s = time.monotonic()
-        subprocess.run(command(calm, arguments.weights), check=True)
+        subprocess.run(command(calm, arguments.weights, arguments.admission), check=True)
         length_s = time.monotonic() - started_s
         print(f"undisturbed: {length_s:.1f} s, {len(calm.read_bytes().splitlines())} rows")
         kills = finished = 0
         while kills < arguments.kills:
-            process = subprocess.Popen(command(output, arguments.weights))
+            process = subprocess.Popen(command(output, arguments.weights, arguments.admission))
             try:
                 process.wait(timeout=draw.uniform(0, length_s))
             except subprocess.TimeoutExpired:
@@ -67,7 +69,7 @@ def main() -> int:
                 continue
             finished += compare(process.returncode, calm, output)
             forget(output)
-        done = subprocess.run(command(output, arguments.weights), check=False)
+        done = subprocess.run(command(output, arguments.weights, arguments.admission), check=False)
         finished += compare(done.returncode, calm, output)
     print(f"{kills} kills, {finished} finished jobs, all equal to the undisturbed one")
     return 0
