@@ -1,0 +1,35 @@
+"""Where Triton's kernels are tested: on the CUDA device if there is one, else in Triton's
+interpreter, on the CPU's tensors. Tests that import this are skipped where triton is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from freight.kernels.cuda.choice import Kernels, kernels_of, load_kernels, use_kernels
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+ON_DEVICE = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
+
+
+def loaded() -> Kernels:
+    kernels = load_kernels()
+    assert kernels is not None
+    return kernels
+
+
+@contextmanager
+def in_use(kernels: Kernels) -> Iterator[None]:
+    """These, for tensors of the device, until the end."""
+    before = kernels_of(DEVICE)
+    use_kernels(DEVICE, kernels)
+    try:
+        yield
+    finally:
+        use_kernels(DEVICE, before)
