@@ -17,7 +17,7 @@ from freight.kernels.grouped import (
 )
 from freight.model.number_format import Grouped
 
-from .triton_bed import DEVICE, ON_DEVICE, in_use, loaded
+from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 WEIGHTS = [
@@ -40,7 +40,7 @@ def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -
     return GroupedRows(raw=raw[first:], columns=groups * own.group_size, number_format=own)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=2 * EXAMPLES)
 @given(
     own=st.sampled_from(WEIGHTS + HEADS),
     rows=st.integers(1, 70),
@@ -68,7 +68,7 @@ def test_plain_values_are_the_reference_s(
     assert (held[:, compressed.columns :] == 7.0).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=2 * EXAMPLES)
 @given(
     own=st.sampled_from([w for w in WEIGHTS if w.code_bytes(w.group_size) >= 16]),
     rows=st.integers(1, 70),

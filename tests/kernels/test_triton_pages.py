@@ -19,11 +19,12 @@ from freight.model.number_format import BITS, Grouped
 from freight.model.workspace import Workspace
 
 from .test_paged import Case, Run, cases
-from .triton_bed import DEVICE, in_use, loaded
+from .triton_bed import DEVICE, EXAMPLES, in_use, loaded
 
 whole = st.builds(
     replace,
     cases,
+    kv_lens=st.lists(st.integers(0, 90), min_size=1, max_size=3),
     share=st.just(1.0),
     kept=st.sampled_from([None, (3, 64), (4, 32), (4, 64), (4, 128), (8, 32), (8, 128)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -82,14 +83,15 @@ class OnDevice(Run):
         return torch.stack(sums)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(case=whole, room=st.sampled_from([0, 1 << 20]))
 def test_single_queries(case: Case, room: int) -> None:
     """In one part, and in several where rows are few."""
     run = OnDevice(case)
     with pytest.MonkeyPatch.context() as patch, in_use(loaded()):
         patch.setattr(attention, "_LEAST_KEYS", 20)
-        run.append()
+        with in_use(NO_KERNELS):
+            run.append()
         found = run.attend(room)
     tolerance = 1e-5 if case.dtype is torch.float32 else 2e-2
     wanted = run.expected()
@@ -107,7 +109,7 @@ def test_parts_are_what_is_tested() -> None:
     assert attention._count_parts(1, 10, device) == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(case=whole)
 def test_what_is_kept(case: Case) -> None:
     """The reference's bytes, and no others are touched."""
@@ -123,7 +125,7 @@ def test_what_is_kept(case: Case) -> None:
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(data=st.data(), bits=st.sampled_from(BITS), width=st.sampled_from([4, 32, 40]))
 def test_any_numbers_are_kept_as_the_reference_keeps_them(
     data: st.DataObject, bits: int, width: int

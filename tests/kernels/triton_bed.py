@@ -16,6 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
+EXAMPLES = 100 if ON_DEVICE else 20
+"""Of a test: the interpreter takes a second for some."""
 
 
 def loaded() -> Kernels:

@@ -6,6 +6,8 @@ ties of codes go to the even one.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,9 @@ __all__ = ["append"]
 _MOST = tl.constexpr(65504.0)
 _WHOLE = tl.constexpr(8388608.0)
 """2^23: a float32 that has this added has no places left behind the point."""
+_BYTES: Final = 1024
+"""Codes that a program makes: 8 for each thread of 4 warps."""
+_MOST_TOKENS: Final = 32
 
 
 @triton.jit
@@ -25,16 +30,6 @@ def _numbers(at, inside):  # type: ignore[no-untyped-def]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     x = tl.where(x == x, x, 0.0)
     return tl.minimum(tl.maximum(x, -_MOST), _MOST)
-
-
-@triton.jit
-def _least(x, inside):  # type: ignore[no-untyped-def]
-    return tl.min(tl.where(inside, x, _MOST), 1)
-
-
-@triton.jit
-def _largest(x, inside):  # type: ignore[no-untyped-def]
-    return tl.max(tl.where(inside, x, -_MOST), 1)
 
 
 @triton.jit
@@ -46,69 +41,28 @@ def _half(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _codes(x, lowest, step, levels):  # type: ignore[no-untyped-def]
-    divisor = tl.where(step > 0.0, step, 1.0)[:, None] + tl.zeros_like(x)
-    code = tl.div_rn(x - lowest[:, None], divisor)
+    divisor = tl.where(step > 0.0, step, 1.0)[:, :, None] + tl.zeros_like(x)
+    code = tl.div_rn(x - lowest[:, :, None], divisor)
     code = tl.minimum(tl.maximum(code, 0.0), levels)
     code = (code + _WHOLE) - _WHOLE
-    return tl.where(step[:, None] > 0.0, code, 0.0).to(tl.uint8)
+    return tl.where(step[:, :, None] > 0.0, code, 0.0).to(tl.uint8)
 
 
-@triton.jit
-def _quantise(  # type: ignore[no-untyped-def]
-    x,
-    x_stride,
-    raw,
-    halves,
-    levels,
-    bits: tl.constexpr,
-    size: tl.constexpr,
-    step: tl.constexpr,
-    groups: tl.constexpr,
-    padded_step: tl.constexpr,
-    padded_groups: tl.constexpr,
-):
-    """A head's numbers to its bytes; ``halves`` are where its scales begin."""
-    group, place = tl.arange(0, padded_groups), tl.arange(0, padded_step)
-    is_group = group < groups
-    inside = is_group[:, None] & (place < step)[None, :]
-    at = x + (group[:, None] * size + place[None, :]) * x_stride
-    low = _numbers(at, inside)
-    least, largest = _least(low, inside), _largest(low, inside)
-    if bits == 4:
-        high = _numbers(at + step * x_stride, inside)
-        least = tl.minimum(least, _least(high, inside))
-        largest = tl.maximum(largest, _largest(high, inside))
-    lowest16 = _half(least)
-    lowest = lowest16.to(tl.float32)
-    span = tl.maximum(largest - lowest, 0.0)
-    scale16 = _half(tl.div_rn(span, tl.zeros_like(span) + levels))
-    scale = scale16.to(tl.float32)
-    codes = _codes(low, lowest, scale, levels)
-    if bits == 4:
-        codes = codes | (_codes(high, lowest, scale, levels) << 4).to(tl.uint8)
-    tl.store(raw + group[:, None] * step + place[None, :], codes, mask=inside)
-    tl.store(halves + group, scale16, mask=is_group)
-    tl.store(halves + groups + group, lowest16, mask=is_group)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _append(  # type: ignore[no-untyped-def]
-    k,
-    v,
+    x,
     token_pages,
     token_places,
     raw,
     halves,
-    k_token,
-    k_head,
-    k_number,
-    v_token,
-    v_head,
-    v_number,
-    page_stride,
-    head_stride,
+    num_tokens,
     token_stride,
-    first_value,
+    head_stride,
+    number_stride,
+    page_bytes,
+    head_bytes,
+    token_bytes,
+    first_byte,
     code_bytes,
     levels,
     bits: tl.constexpr,
@@ -117,38 +71,40 @@ def _append(  # type: ignore[no-untyped-def]
     groups: tl.constexpr,
     padded_step: tl.constexpr,
     padded_groups: tl.constexpr,
+    block: tl.constexpr,
 ):
-    """Keys and values of one token and head."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    page, place = tl.load(token_pages + token), tl.load(token_places + token)
-    at = page * page_stride + head * head_stride + place * token_stride
-    _quantise(
-        k + token * k_token + head * k_head,
-        k_number,
-        raw + at,
-        halves + (at + code_bytes) // 2,
-        levels,
-        bits,
-        size,
-        step,
-        groups,
-        padded_step,
-        padded_groups,
-    )
-    at += first_value
-    _quantise(
-        v + token * v_token + head * v_head,
-        v_number,
-        raw + at,
-        halves + (at + code_bytes) // 2,
-        levels,
-        bits,
-        size,
-        step,
-        groups,
-        padded_step,
-        padded_groups,
-    )
+    """``block`` tokens of a head: blocks are [tokens, groups, numbers], of 4 bits in halves."""
+    token, head = tl.program_id(0) * block + tl.arange(0, block), tl.program_id(1)
+    group, place = tl.arange(0, padded_groups), tl.arange(0, padded_step)
+    is_token = token < num_tokens
+    is_group = is_token[:, None] & (group < groups)[None, :]
+    inside = is_group[:, :, None] & (place < step)[None, None, :]
+    token = token.to(tl.int64)
+    column = group[None, :, None] * size + place[None, None, :]
+    at = x + (token * token_stride)[:, None, None] + head * head_stride + column * number_stride
+    low = _numbers(at, inside)
+    least = tl.min(tl.where(inside, low, _MOST), 2)
+    largest = tl.max(tl.where(inside, low, -_MOST), 2)
+    if bits == 4:
+        high = _numbers(at + step * number_stride, inside)
+        least = tl.minimum(least, tl.min(tl.where(inside, high, _MOST), 2))
+        largest = tl.maximum(largest, tl.max(tl.where(inside, high, -_MOST), 2))
+    lowest16 = _half(least)
+    lowest = lowest16.to(tl.float32)
+    span = tl.maximum(largest - lowest, 0.0)
+    scale16 = _half(tl.div_rn(span, tl.zeros_like(span) + levels))
+    scale = scale16.to(tl.float32)
+    codes = _codes(low, lowest, scale, levels)
+    if bits == 4:
+        codes = codes | (_codes(high, lowest, scale, levels) << 4).to(tl.uint8)
+    page = tl.load(token_pages + token, mask=is_token, other=0)
+    own = tl.load(token_places + token, mask=is_token, other=0)
+    target = page * page_bytes + own * token_bytes + first_byte + head * head_bytes
+    byte = group[None, :, None] * step + place[None, None, :]
+    tl.store(raw + target[:, None, None] + byte, codes, mask=inside)
+    factors = halves + ((target + code_bytes) // 2)[:, None] + group[None, :]
+    tl.store(factors, scale16, mask=is_group)
+    tl.store(factors + groups, lowest16, mask=is_group)
 
 
 def append(
@@ -163,26 +119,29 @@ def append(
     assert own is not None
     head_bytes = pages.page_tokens * pages.token_bytes
     step, groups = own.code_bytes(own.group_size), pages.width // own.group_size
-    _append[(len(token_pages), pages.num_heads)](
-        k,
-        v,
-        token_pages,
-        token_places,
-        pages.raw,
-        pages.raw.view(torch.float16),
-        *k.stride(),
-        *v.stride(),
-        pages.raw.stride(0),
-        head_bytes,
-        pages.token_bytes,
-        pages.num_heads * head_bytes,
-        own.code_bytes(pages.width),
-        float(own.levels),
-        bits=own.code_bits,
-        size=own.group_size,
-        step=step,
-        groups=groups,
-        padded_step=power_of_two(step),
-        padded_groups=power_of_two(groups),
-        num_warps=1,  # a head's numbers, of which a warp's threads have a few each
-    )
+    padded_step, padded_groups = power_of_two(step), power_of_two(groups)
+    block = max(1, min(_MOST_TOKENS, _BYTES // (padded_step * padded_groups)))
+    for first_byte, x in ((0, k), (pages.num_heads * head_bytes, v)):
+        _append[(triton.cdiv(len(token_pages), block), pages.num_heads)](
+            x,
+            token_pages,
+            token_places,
+            pages.raw,
+            pages.raw.view(torch.float16),
+            len(token_pages),
+            *x.stride(),
+            pages.raw.stride(0),
+            head_bytes,
+            pages.token_bytes,
+            first_byte,
+            own.code_bytes(pages.width),
+            float(own.levels),
+            bits=own.code_bits,
+            size=own.group_size,
+            step=step,
+            groups=groups,
+            padded_step=padded_step,
+            padded_groups=padded_groups,
+            block=block,
+            enable_fp_fusion=False,  # to the bit
+        )

@@ -141,14 +141,15 @@ def _attend_plain(  # type: ignore[no-untyped-def]
         v = tl.load(keys + first_value + at[:, None] + column[None, :], mask=is_value, other=0.0)
         found = tl.dot(weights.to(dot), v.to(dot), input_precision="ieee")
         sums = sums * shrunk[:, None] + found
-    # A part without keys has seen nothing: its sum is 0, and its share will be.
-    sums = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+    # A part without keys has seen nothing: its sums are 0, and its share will be.
+    divisor = tl.where(total > 0.0, total, 1.0)
+    sums = sums / divisor[:, None]
     out_at = out + row * out_row + tl.program_id(2) * out_part
     out_at += (first_head + query)[:, None] * out_head + column[None, :]
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=is_own)
     if wants_lse:
         lse_at = lse + row * lse_row + tl.program_id(2) * lse_part + first_head + query
-        tl.store(lse_at, top + tl.log(total), mask=query < sharing)
+        tl.store(lse_at, top + tl.log(divisor), mask=query < sharing)
 
 
 @triton.jit(do_not_specialize=["num_pages", "parts"])
@@ -255,17 +256,17 @@ def _attend_codes(  # type: ignore[no-untyped-def]
         else:
             found = tl.dot(shares, codes.to(dot), input_precision="ieee")
             low_sums = low_sums * shrunk[:, :, None] + found
-    # A part without keys has seen nothing: its sum is 0, and its share will be.
-    divisor = tl.where(total > 0.0, total, 1.0)[None, :, None]
+    # A part without keys has seen nothing: its sums are 0, and its share will be.
+    divisor = tl.where(total > 0.0, total, 1.0)
     out_at = out + row * out_row + tl.program_id(2) * out_part + own * out_head + column
-    found = (low_sums + lowest_sums[:, :, None]) / divisor
+    found = (low_sums + lowest_sums[:, :, None]) / divisor[None, :, None]
     tl.store(out_at, found.to(out.dtype.element_ty), mask=is_own)
     if bits == 4:
-        found = (high_sums + lowest_sums[:, :, None]) / divisor
+        found = (high_sums + lowest_sums[:, :, None]) / divisor[None, :, None]
         tl.store(out_at + step, found.to(out.dtype.element_ty), mask=is_own)
     if wants_lse:
         lse_at = lse + row * lse_row + tl.program_id(2) * lse_part + first_head + query
-        tl.store(lse_at, top + tl.log(total), mask=is_query)
+        tl.store(lse_at, top + tl.log(divisor), mask=is_query)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -346,6 +347,7 @@ def attend(
             padded_width=power_of_two(width),
             padded_parts=power_of_two(parts),
             wants_lse=lse is not None,
+            enable_fp_fusion=True,
         )
 
 
@@ -380,6 +382,7 @@ def _launch(
         "wants_lse": lse is not None,
         "dot": dot_type(q),
         "block": _block(pages),
+        "enable_fp_fusion": True,
     }
     outputs = (
         *(q.stride(0), q.stride(1), out.stride(1), out.stride(2), out.stride(0)),

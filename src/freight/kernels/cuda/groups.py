@@ -189,5 +189,6 @@ def multiply(x: torch.Tensor, raw: torch.Tensor, number_format: Grouped) -> torc
         block_rows=_ROWS,
         dot=dot_type(x),
         num_stages=_STAGES,
+        enable_fp_fusion=True,
     )
     return out
