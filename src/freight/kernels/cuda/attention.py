@@ -26,6 +26,10 @@ _LEAST_QUERIES: Final = 16
 _KEY_BYTES: Final = 16 << 10
 """Plain keys of a program at once: they and as many values leave room in shared memory for the next
 ones, which are under way, and for another program."""
+_MOST_PLAIN: Final = 64
+_MOST_CODES: Final = 32
+"""Keys at once. More compressed ones do not fit into registers, where the halves of their bytes are
+taken apart: with 64, ptxas spills for heads of 128."""
 _LEAST_STEP: Final = 16
 """The shortest sum of a tensor core."""
 _LEAST_KEYS: Final = 256
@@ -422,4 +426,5 @@ def _launch(
 
 def _block(pages: Pages) -> int:
     """Keys at once."""
-    return max(16, min(64, _KEY_BYTES // (power_of_two(pages.width) * pages.dtype.itemsize)))
+    most = _MOST_PLAIN if pages.number_format is None else _MOST_CODES
+    return max(16, min(most, _KEY_BYTES // (power_of_two(pages.width) * pages.dtype.itemsize)))
