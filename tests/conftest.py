@@ -10,7 +10,7 @@ import pytest
 # Before torch is imported: its threads would take the cores from each other's tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-import torch  # noqa: E402
+import torch
 
 # Before triton is imported: where there is no device, its kernels are tested by its interpreter.
 if not torch.cuda.is_available():

@@ -1,7 +1,8 @@
 """Keys and values appended to pages, attended there, and taken out of them: what attention calls.
 
-Compiled loops on the CPU and Triton kernels on CUDA where they can be had, torch for the rest. Tokens are named by page and
-place in it, [page, head] rows by their number: page * 2 heads + head, values after all keys.
+Compiled loops on the CPU and Triton kernels on CUDA where they can be had, torch for the rest.
+Tokens are named by page and place in it, [page, head] rows by their number: page * 2 heads + head,
+values after all keys.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Rows of different lengths share a batch where they bring equally many tokens. Wh
 (which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
 ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
 attended apart and merged. Single queries are attended by a loop, or on devices by a kernel, that
-reads the pages where they are. Otherwise the keys and values of some rows are put together first; torch's fused
-attention does the rest on the CPU where it can, and scores are computed in the open where they are
-capped, where their sum is asked for, and on devices. Compressed keys are used as they are kept, new
-ones too, so that it does not matter which sweep brought them.
+reads the pages where they are. Otherwise the keys and values of some rows are put together first;
+torch's fused attention does the rest on the CPU where it can, and scores are computed in the open
+where they are capped, where their sum is asked for, and on devices. Compressed keys are used as
+they are kept, new ones too, so that it does not matter which sweep brought them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Attention of single queries over keys and values in their pages, on a CUDA device.
 
 A program attends, for one row and one head of keys, all queries that share the head, over all keys
-that the row has or over a part of them: where rows are few, parts give all multiprocessors work, and
-are merged by their log-sum-exp (flash-decoding). Sums run with a moving maximum, so no scores are
-kept. Plain pages are multiplied as they lie. Compressed ones are multiplied as codes, exactly, each
-group by itself: its scale and minimum come to the scores, or to the weights, afterwards.
+that the row has or over a part of them: where rows are few, parts give all multiprocessors work,
+and are merged by their log-sum-exp (flash-decoding). Sums run with a moving maximum, so no scores
+are kept. Plain pages are multiplied as they lie. Compressed ones are multiplied as codes, exactly,
+each group by itself: its scale and minimum come to the scores, or to the weights, afterwards.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def _attend_plain(  # type: ignore[no-untyped-def]
     for begin in range(first, last, block):
         position = begin + tl.arange(0, block)
         seen = position < last
-        at = _places(
-            table, position, seen, 2 * num_heads, page_stride, token_stride, page_tokens
-        )
+        at = _places(table, position, seen, 2 * num_heads, page_stride, token_stride, page_tokens)
         is_key = seen[None, :] & is_column[:, None]
         k = tl.load(keys + at[None, :] + column[:, None], mask=is_key, other=0.0)
         scores = tl.dot(queries, k.to(dot), input_precision="ieee") * scale
