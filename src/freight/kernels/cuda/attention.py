@@ -29,8 +29,8 @@ _KEY_BYTES: Final = 16 << 10
 ones, which are under way, and for another program."""
 _MOST_PLAIN: Final = 64
 _MOST_CODES: Final = 32
-"""Keys at once. The halves of compressed ones' bytes are taken apart in registers, of which heads of
-128 in one group then need all."""
+"""Keys at once. The halves of compressed ones' bytes are taken apart in registers, of which heads
+of 128 in one group then need all."""
 _LEAST_STEP: Final = 16
 """The shortest sum of a tensor core."""
 _LEAST_KEYS: Final = 256
