@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels.cuda import attention
 from freight.kernels.cuda.choice import NO_KERNELS
 from freight.kernels.grouped import quantise
 from freight.kernels.paged import append_rows, attend_single_queries
@@ -19,7 +18,7 @@ from freight.model.number_format import BITS, Grouped
 from freight.model.workspace import Workspace
 
 from .test_paged import Case, Run, cases
-from .triton_bed import DEVICE, EXAMPLES, in_use, loaded
+from .triton_bed import DEVICE, EXAMPLES, attention, in_use, loaded
 
 whole = st.builds(
     replace,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import torch
 from freight.kernels.cuda.choice import Kernels, kernels_of, load_kernels, use_kernels
 
 pytest.importorskip("triton", reason="triton is not installed")
+
+attention = import_module("freight.kernels.cuda.attention")
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from freight.kernels.cuda import choice
-from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of, use_kernels
+from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of
 from freight.model.number_format import Compressed, Grouped
 from freight.model.programme import Attend
 from freight.runtime import engine as engine_module
-from freight.runtime.kernel_choice import choose_kernels, try_kernels
+from freight.runtime.kernel_choice import try_kernels
 
 from ..kernels.triton_bed import DEVICE, in_use, loaded
 from . import tiny
@@ -78,23 +77,6 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
     assert chosen == replace(loaded(), **{name: None})
     wanted = "fails: RuntimeError: no such instruction" if fault == "raises" else fault
     assert len(said) == 1 and said[0].endswith(wanted)
-
-
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freight.runtime.kernel_choice.load_kernels", lambda: None)
-    said: list[str] = []
-    device = torch.device("cuda", 0)
-    use_kernels(device, loaded())
-    choose_kernels(device, torch.float32, weights=[], steps=[STEP], say=said.append)
-    assert kernels_of(device) == NO_KERNELS
-    assert len(said) == 1 and said[0].startswith("triton is not installed")
-
-
-def test_a_cpu_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "load_kernels", lambda: pytest.fail("triton was loaded"))
-    cpu = torch.device("cpu")
-    choose_kernels(cpu, torch.float32, weights=WEIGHTS, steps=[STEP], say=pytest.fail)
-    assert kernels_of(cpu) == NO_KERNELS
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a device tests/gpu does the same")
