@@ -92,7 +92,8 @@ def test_single_queries(case: Case, room: int) -> None:
         with in_use(NO_KERNELS):
             run.append()
         found = run.attend(room)
-    tolerance = 1e-5 if case.dtype is torch.float32 else 2e-2
+    # Scores of 20 are off by units of 1e-6 in float32, weights by as much of themselves.
+    tolerance = 1e-4 if case.dtype is torch.float32 else 2e-2
     wanted = run.expected()
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
     sums = run.expected_sums()
