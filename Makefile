@@ -27,6 +27,8 @@ check: $(VENV)/.installed
 	$(BIN)/python -m mypy
 
 gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu tests/kernels \
+		tests/runtime/test_kernel_choice.py
+	PYTHONPATH=src $(PYTHON) benchmarks/kernels_cuda.py
 	PYTHONPATH=src $(PYTHON) -m freight bench offload --model benchmarks/llama-7b --device cuda \
 		--gpu-memory 6GiB --shape 128:32 --rows 64

@@ -10,6 +10,12 @@ import pytest
 # Before torch is imported: its threads would take the cores from each other's tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+import torch
+
+# Before triton is imported: where there is no device, its kernels are tested by its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def no_profile(tmp_path_factory: pytest.TempPathFactory) -> None:

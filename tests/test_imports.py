@@ -166,6 +166,10 @@ def test_help_answers_at_once(source: str) -> None:
     assert loaded_by(quiet, heavy) == []
 
 
+def test_computing_without_a_device_needs_no_triton() -> None:
+    assert loaded_by("import freight.runtime.engine, freight.runtime.profiler", {"triton"}) == []
+
+
 def test_naming_a_model_needs_no_torch() -> None:
     assert loaded_by("from freight import LLM, SamplingParams", HEAVY) == []
 

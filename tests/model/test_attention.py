@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.kernels.cuda.choice import NO_KERNELS, Kernels, use_kernels
 from freight.kernels.pages import Pages
 from freight.model import attention
 from freight.model.attention import KVView, append, attend, index_rows, merge
@@ -230,6 +231,38 @@ def test_neither_do_groups_and_blocks(case: Case, size: int, block: int) -> None
         patch.setattr(attention, "QUERY_BLOCK", block)
         for mine, wanted in zip(Run(case).attend(), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_attended_in_place_are_one_group() -> None:
+    """Their keys are not put together, so nothing bounds them; sparse ones are, elsewhere too."""
+    rows = [(20, 1), (3, 1), (9, 1), (7, 5), (2, 5)]
+    case = Case(rows=rows, shape=(4, 2, 8), window=None, seed=0)
+    run, cpu = Run(case), torch.device("cpu")
+
+    def sizes(share: float) -> list[int]:
+        view = index_rows(
+            run.spans,
+            run.tables,
+            start=0,
+            page_tokens=PAGE,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            element_bytes=4,
+            device=cpu,
+            share_of_keys=share,
+        )
+        return [group.num_rows for group in view.groups]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "GROUP_BYTES", 1)
+        assert sizes(1.0) == [1] * 5
+        use_kernels(cpu, Kernels(attend=lambda *_, **__: None))
+        try:
+            assert sizes(1.0) == [3, 1, 1]
+            assert sizes(0.5) == [1] * 5
+        finally:
+            use_kernels(cpu, NO_KERNELS)
 
 
 @settings(deadline=None, max_examples=25)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import ClassVar
 
 import pytest
 import torch
@@ -225,3 +226,43 @@ def test_stores_lag_behind_by_less_than_two_sweeps() -> None:
     ]
     for op, _ in Executor(work, device=torch.device("cpu"), overlap=True).run(operations):
         assert done >= {2 * sweep for sweep in range(op.sweep)}
+
+
+class PendingEvent:
+    """Of a device that has done nothing until somebody waits for it."""
+
+    done: ClassVar[list[int]] = []
+    issued = -1
+
+    def record(self, stream: FakeStream) -> None:
+        self.own = PendingEvent.issued
+
+    def query(self) -> bool:
+        return self.own in PendingEvent.done
+
+    def synchronize(self) -> None:
+        PendingEvent.done.append(self.own)
+
+
+def test_a_device_is_less_than_two_sweeps_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where no token is taken from a sweep, which would be waited for: tensors that say where
+    its keys are would be given to another one while they are read."""
+    monkeypatch.setattr(PendingEvent, "done", [])
+    monkeypatch.setattr("freight.runtime.executor._stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.cuda, "Event", PendingEvent)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+    def work(operation: Operation) -> list[int] | None:
+        PendingEvent.issued = operation.index
+        return [] if operation.is_last else None
+
+    operations = [
+        operation(2 * sweep + step, Lane.COMPUTE, is_last=step == 1, sweep=sweep)
+        for sweep in range(20)
+        for step in range(2)
+    ]
+    executor = Executor(work, device=torch.device("cuda", 0), overlap=True)
+    for op, _ in executor.run(operations):
+        # A stream works in order: its last event stands for all before it.
+        assert max(PendingEvent.done, default=-1) >= 2 * op.sweep - 1
+        assert op.index not in PendingEvent.done

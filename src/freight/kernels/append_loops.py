@@ -19,7 +19,7 @@ _MOST = F(65504.0)
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def _half_bits(number):  # type: ignore[no-untyped-def]
-    """The bits of the nearest float16, ties to even, of a number that has one."""
+    """The bits of the nearest float16, ties to even, of a number that has one; zero has no sign."""
     bits = bits_of(number)
     sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
     size = bits & np.uint32(0x7FFFFFFF)
@@ -29,7 +29,7 @@ def _half_bits(number):  # type: ignore[no-untyped-def]
     else:
         odd = (size >> np.uint32(13)) & np.uint32(1)
         half = (size + np.uint32(0xFFF) + odd - np.uint32(112 << 23)) >> np.uint32(13)
-    return np.uint16(half | sign)
+    return np.uint16(half | sign) if half else np.uint16(0)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
 from freight.model.number_format import Grouped
 
@@ -50,16 +51,19 @@ def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
 
     Values beyond float16 become its largest, of no value (NaN) 0. A value is off by half of a step
     at most, a step being (max - min) / levels of its group, and by the rounding of scale and
-    minimum. A constant group keeps its value as float16 has it.
+    minimum. A constant group keeps its value as float16 has it. Scales and minima of zero have no
+    sign: which of 0 and -0 is the smaller, machines disagree.
     """
     rows, columns = x.shape
     size = number_format.group_size
     groups = columns // size
     wide = torch.nan_to_num(x.float(), nan=0.0, posinf=_MOST, neginf=-_MOST).clamp_(-_MOST, _MOST)
     wide = wide.view(rows, groups, size)
-    lowest = wide.amin(dim=-1).half()
+    lowest = wide.amin(dim=-1).half().add_(0.0)
     span = (wide.amax(dim=-1) - lowest.float()).clamp_(min=0.0)
-    scale = (span / number_format.levels).half()
+    # By a number, CUDA would multiply by its inverse, and not always round to the nearest.
+    levels = torch.full((), float(number_format.levels), device=x.device)
+    scale = (span / levels).half().add_(0.0)
     step = scale.float()[..., None]
     codes = (wide - lowest.float()[..., None]) / torch.where(step > 0, step, 1.0)
     codes = codes.round_().clamp_(0, number_format.levels)
@@ -97,6 +101,8 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
 def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
     """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
     the rows plain would cost more than the product; None where that is not so, or not known how."""
+    if (multiply := kernels_of(x.device).multiply) is not None:
+        return multiply(x, rows.raw, rows.number_format)
     if x.device.type != "cpu" or x.shape[0] > _FEW_TOKENS:
         return None
     return product_on_cpu(rows.raw, rows.number_format, x)
@@ -104,6 +110,9 @@ def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
 
 def dequantise(rows: GroupedRows, out: torch.Tensor) -> None:
     """The same values by the fastest means there is."""
+    if (make_plain := kernels_of(out.device).make_plain) is not None:
+        make_plain(rows.raw, rows.number_format, out)
+        return
     if out.device.type == "cpu" and dequantise_on_cpu(
         rows.raw, rows.columns, rows.number_format, out
     ):

@@ -1,7 +1,8 @@
 """Keys and values appended to pages, attended there, and taken out of them: what attention calls.
 
-Compiled loops on the CPU where they can be had, torch for the rest. Tokens are named by page and
-place in it, [page, head] rows by their number: page * 2 heads + head, values after all keys.
+Compiled loops on the CPU and Triton kernels on CUDA where they can be had, torch for the rest.
+Tokens are named by page and place in it, [page, head] rows by their number: page * 2 heads + head,
+values after all keys.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.pages import Pages
 from freight.kernels.threads import Loops, find_loops, share
+from freight.model.workspace import Workspace
 
-__all__ = ["append_rows", "attend_single_queries", "gather_plain"]
+__all__ = ["append_rows", "attend_single_queries", "attends_any_rows", "gather_plain"]
 
 _WIDTH: Final = 16
 _LEAST_TOKENS: Final = 256
@@ -36,6 +39,9 @@ def append_rows(
     if pages.number_format is None:
         rows[:, 0].transpose(1, 2)[token_pages, token_places] = k
         rows[:, 1].transpose(1, 2)[token_pages, token_places] = v
+        return
+    if (append := kernels_of(pages.raw.device).append) is not None:
+        append(pages, token_pages, token_places, k, v)
         return
     loops = find_loops() if pages.raw.device.type == "cpu" else None
     if loops is not None:
@@ -103,6 +109,12 @@ def gather_plain(pages: Pages, rows: torch.Tensor, out: torch.Tensor, raw: torch
     dequantise(grouped, out.view(-1, pages.width))
 
 
+def attends_any_rows(device: torch.device, share_of_keys: float) -> bool:
+    """Whether single queries on this device are always attended in place, needing no memory for
+    their rows' keys: then any number of rows can be attended at once."""
+    return kernels_of(device).attend is not None and share_of_keys == 1
+
+
 def attend_single_queries(
     q: torch.Tensor,
     pages: Pages,
@@ -114,13 +126,32 @@ def attend_single_queries(
     softcap: float | None,
     window: int | None,
     share_of_keys: float,
+    lse: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> bool:
     """out [R, N, H] = attention of one query per row, q [R, N, H], over its keys up to its own,
-    which are appended already; False where there is no loop for it.
+    which are appended already; lse [R, N] where asked for. False where there is no loop for it.
 
     key_rows [R * K * pages] are numbers of [page, head] rows, kv_lens [R] counts earlier keys.
+    On a device few rows are attended in parts, for which ``workspace`` has room.
     """
-    loops = find_loops() if q.device.type == "cpu" else None
+    if attends_any_rows(q.device, share_of_keys):
+        attend = kernels_of(q.device).attend
+        assert attend is not None
+        attend(
+            q,
+            pages,
+            key_rows,
+            kv_lens,
+            out,
+            scale=scale,
+            softcap=softcap,
+            window=window,
+            lse=lse,
+            workspace=workspace,
+        )
+        return True
+    loops = find_loops() if q.device.type == "cpu" and lse is None else None
     if loops is None or not _has_loop(pages):
         return False
     num_rows, num_heads, width = q.shape

@@ -3,11 +3,11 @@
 Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
 (which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
 ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
-attended apart and merged. Single queries are attended on the CPU by a loop that reads the pages
-where they are. Otherwise the keys and values of some rows are put together first; torch's fused
-attention does the rest on the CPU where it can, and scores are computed in the open where they are
-capped, where their sum is asked for, and on devices. Compressed keys are used as they are kept, new
-ones too, so that it does not matter which sweep brought them.
+attended apart and merged. Single queries are attended by a loop, or on devices by a kernel, that
+reads the pages where they are. Otherwise the keys and values of some rows are put together first;
+torch's fused attention does the rest on the CPU where it can, and scores are computed in the open
+where they are capped, where their sum is asked for, and on devices. Compressed keys are used as
+they are kept, new ones too, so that it does not matter which sweep brought them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
+from freight.kernels.paged import (
+    append_rows,
+    attend_single_queries,
+    attends_any_rows,
+    gather_plain,
+)
 from freight.kernels.pages import Pages
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
 from freight.model.programme import Attend
@@ -87,10 +92,12 @@ def index_rows(
     element_bytes: int,
     device: torch.device,
     copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
+    share_of_keys: float = 1.0,
 ) -> KVView:
     """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
 
     ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
+    ``share_of_keys`` is what attention will be asked for.
     """
     places = [
         _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
@@ -105,7 +112,10 @@ def index_rows(
     groups = []
     place = 0
     kv_width = num_kv_heads * head_dim
-    for first, last in _group_ranges(rows, page_tokens, num_heads, kv_width, element_bytes):
+    unbounded = attends_any_rows(device, share_of_keys)
+    for first, last in _group_ranges(
+        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded
+    ):
         group = _index_group(
             rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
         )
@@ -134,9 +144,15 @@ def _index_tokens(
 
 
 def _group_ranges(
-    rows: Sequence[RowSpan], page_tokens: int, num_heads: int, kv_width: int, element_bytes: int
+    rows: Sequence[RowSpan],
+    page_tokens: int,
+    num_heads: int,
+    kv_width: int,
+    element_bytes: int,
+    unbounded: bool,
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with equally many new tokens, bounded by what they need in the workspace."""
+    """Ranges of rows with equally many new tokens, bounded by what they need in the workspace:
+    nothing where single queries are ``unbounded``."""
     first = 0
     longest = 0
     for place, span in enumerate(rows):
@@ -145,7 +161,8 @@ def _group_ranges(
         queries = min(span.num_new, QUERY_BLOCK)
         per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
         same = span.num_new == rows[first].num_new
-        if place > first and not (same and count * per_row <= GROUP_BYTES):
+        fits = count * per_row <= GROUP_BYTES or (unbounded and span.num_new == 1)
+        if place > first and not (same and fits):
             yield first, place
             first, longest = place, align_up(span.total_len, page_tokens)
     if rows:
@@ -207,7 +224,7 @@ def attend(
     """
     is_fused = q.device.type == "cpu" and lse is None and step.softcap is None
     for group in view.groups:
-        if lse is None and _attend_in_place(step, q, pool, view.start, group, out):
+        if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
         with workspace.frame():
             keys = _gather(pool, group.key_rows, group, step, workspace)
@@ -233,6 +250,8 @@ def _attend_in_place(
     view_start: int,
     group: RowGroup,
     out: torch.Tensor,
+    workspace: Workspace,
+    lse: torch.Tensor | None,
 ) -> bool:
     """Single queries, by a loop that reads the pages; False where there is none."""
     if group.num_queries != 1:
@@ -248,6 +267,8 @@ def _attend_in_place(
         softcap=step.softcap,
         window=step.window,
         share_of_keys=step.share,
+        lse=None if lse is None else lse[tokens],
+        workspace=workspace,
     )
 
 

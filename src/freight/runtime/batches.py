@@ -327,6 +327,7 @@ class BatchPreparer:
             element_bytes=self._dtype.itemsize,
             device=device,
             copies=copies,
+            share_of_keys=self._config.attended_share,
         )
 
 

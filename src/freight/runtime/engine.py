@@ -45,6 +45,7 @@ from freight.runtime.device import (
     quiet_allocator,
 )
 from freight.runtime.executor import Executor
+from freight.runtime.kernel_choice import attend_steps, choose_kernels
 from freight.runtime.loaders import (
     torch_dtype,
 )
@@ -101,8 +102,15 @@ def build_engine(
     sources = _as_kept(config, sources, options, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.
-    weights = (find_compressed(source.dtype) for source in sources.values())
+    weights = {find_compressed(source.dtype) for source in sources.values()}
     warm_up(torch_dtype(dtype), weights=weights, kv_format=config.kv_format)
+    choose_kernels(
+        device.torch_device,
+        torch_dtype(dtype),
+        weights=weights,
+        steps=attend_steps(build_programme(config)),
+        say=say,
+    )
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
     plan, told = plan_run(config, sources, dtype, device, options, workload)
     return Engine(

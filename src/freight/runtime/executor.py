@@ -69,6 +69,7 @@ class Executor(Generic[Made]):
     def _run_here(self, operation: Operation) -> Made | None:
         timeline = self._timelines[operation.lane]
         stream = timeline.stream
+        self._submitted.setdefault(operation.sweep, {})[operation.lane] = operation.index
         self._wait(operation.after, stream)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             tokens = self._work(operation)
@@ -95,8 +96,9 @@ class Executor(Generic[Made]):
             raise
 
     def _catch_up(self, sweep: int) -> None:
-        """Wait for what the links were given up to this sweep: a sweep's description is kept until
-        the one after it has ended, and stores that nobody reads back must not outlast it."""
+        """Wait for what all lanes were given up to this sweep: a sweep's description is kept until
+        the one after it has ended. Stores that nobody reads back must not outlast it, and neither
+        must a device's arithmetic that no token is taken from."""
         for old in [number for number in self._submitted if number <= sweep]:
             self._wait(self._submitted.pop(old).items())
 

@@ -28,6 +28,7 @@ from freight.runtime.borrowed_rows import BorrowedRows
 from freight.runtime.cpu_attention import CPUAttention, attend_step
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
+from freight.runtime.routing import Routing
 from freight.runtime.scores import Scores
 
 __all__ = ["Performer"]
@@ -76,7 +77,11 @@ class Performer:
         )
         self._on_device = self._policy.compute_tier == "gpu"
         self._staging = [host_view(slot) for slot in self._buffers.weight_staging]
-        self._routes: dict[int, Routes] = {}
+        self._routing = Routing(
+            0 if config.experts is None else config.experts.per_token,
+            self._activations.dtype,
+            self._workspace.device,
+        )
         self._work: Final[Mapping[Kind, Callable[[Operation], NewTokens | None]]] = {
             Kind.READ_WEIGHTS: self._read_weights,
             Kind.COPY_WEIGHTS: self._copy_weights,
@@ -378,8 +383,9 @@ class Performer:
         """An MLP, or a router, which leaves what it chose in the batch's routes."""
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._activation_parts(operation, prepared)
-        routes = self._new_routes(prepared.batch) if unit.kind == "router" else None
-        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
+        k, count = prepared.batch.index, prepared.batch.num_tokens
+        routes = self._routing.begin(k, count) if unit.kind == "router" else None
+        for start, end in _ranges(count, self._policy.chunk_tokens):
             with self._rows_of(parts, start, end) as x:
                 frame = Frame(weights=weights, workspace=self._workspace, values=self._carried(x))
                 if routes is not None:
@@ -387,6 +393,8 @@ class Performer:
                         experts=routes.experts[start:end], weights=routes.weights[start:end]
                     )
                 run_unit(unit, frame)
+        if routes is not None:
+            self._routing.end(k)
 
     def _carried(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """What passes from unit to unit, by name: views of the columns of ``rows``."""
@@ -396,24 +404,13 @@ class Performer:
             for place, name in enumerate(self._programme.carried)
         }
 
-    def _new_routes(self, batch: MicroBatch) -> Routes:
-        assert self._config.experts is not None
-        shape = (batch.num_tokens, self._config.experts.per_token)
-        device = self._workspace.device
-        routes = Routes(
-            experts=torch.empty(shape, dtype=torch.int64, device=device),
-            weights=torch.empty(shape, dtype=self._activations.dtype, device=device),
-        )
-        self._routes[batch.index] = routes
-        return routes
-
     def chosen(self, k: int) -> frozenset[int]:
         """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
-        return frozenset(self._routes[k].experts.flatten().tolist())
+        return self._routing.chosen(k)
 
     def _expert(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         weights = self._weights.parts(operation.unit, operation.slot)
-        routes = self._routes[prepared.batch.index]
+        routes = self._routing.of(prepared.batch.index)
         assert unit.expert is not None
         tokens, choices = torch.where(routes.experts.eq(unit.expert))
         shares = routes.weights[tokens, choices]

@@ -41,6 +41,7 @@ from freight.model.workspace import Workspace
 from freight.quantities import GIB, KIB, MIB
 from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe
+from freight.runtime.kernel_choice import choose_kernels
 
 __all__ = ["identify_host", "profile"]
 
@@ -135,6 +136,13 @@ class _UnitProbe:
         self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
         self.weights = {name: _matrices(_DTYPES[name], self.where) for name in self.names}
         self._name = "cpu" if device.kind == "cpu" else "gpu"
+        choose_kernels(
+            self.where,
+            _DTYPES[self.fast],
+            weights=[_CODES],
+            steps=[_step(32, 32 // n, 64, kept) for n in _SHARING for kept in (None, _CODES)],
+            say=lambda _: None,
+        )
         # Products of integers, where they are faster.
         has_integers = device.kind == "cpu" and computes_int8(self.fast)
         self.integers = _integer_matrices() if has_integers else []
@@ -306,6 +314,20 @@ def _span(number: int, num_new: int, kv_len: int) -> RowSpan:
     )
 
 
+def _step(heads: int, kv_heads: int, width: int, kept: Grouped | None) -> Attend:
+    return Attend(
+        q="q",
+        k="k",
+        v="v",
+        out="out",
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        scale=width**-0.5,
+        kv_format=kept,
+    )
+
+
 def _attend_s(
     spans: Sequence[RowSpan],
     heads: int,
@@ -350,16 +372,7 @@ def _attend_s(
     q = torch.rand(spans[-1].end, heads, width, dtype=dtype, device=where)
     out = torch.empty_like(q)
     workspace = Workspace(torch.empty(256 * MIB, dtype=torch.uint8, device=where))
-    step = Attend(
-        q="q",
-        k="k",
-        v="v",
-        out="out",
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=width,
-        scale=width**-0.5,
-    )
+    step = _step(heads, kv_heads, width, kept)
     return _typical_s(
         lambda turn: attend(step, q, pools[turn % len(pools)], view, out, workspace), where
     )

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices, and which of them are in use."""

@@ -1,0 +1,52 @@
+"""Which Triton kernels are in use on a device: those that were tried there, else none.
+
+Nothing here imports triton but ``load_kernels``, which is called where a CUDA device computes. Who
+tries the kernels, against their references, is ``runtime.kernel_choice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["NO_KERNELS", "Kernels", "kernels_of", "load_kernels", "use_kernels"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """What is called instead of a reference, each None where the reference stays."""
+
+    make_plain: Callable[..., None] | None = None
+    multiply: Callable[..., torch.Tensor | None] | None = None
+    append: Callable[..., None] | None = None
+    attend: Callable[..., None] | None = None
+
+
+NO_KERNELS = Kernels()
+_IN_USE: dict[str, Kernels] = {}
+
+
+def kernels_of(device: torch.device) -> Kernels:
+    """Those in use on tensors of this device."""
+    return _IN_USE.get(device.type, NO_KERNELS)
+
+
+def use_kernels(device: torch.device, kernels: Kernels) -> None:
+    """Use these on tensors of this device from now on."""
+    _IN_USE[device.type] = kernels
+
+
+def load_kernels() -> Kernels | None:
+    """All kernels, none of them tried; None where triton is not installed."""
+    try:
+        from freight.kernels.cuda import append, attention, groups
+    except ImportError:
+        return None
+    return Kernels(
+        make_plain=groups.make_plain,
+        multiply=groups.multiply,
+        append=append.append,
+        attend=attention.attend,
+    )

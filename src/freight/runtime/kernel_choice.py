@@ -1,0 +1,247 @@
+"""Which Triton kernels a CUDA device uses: each is tried there first, against its reference.
+
+What is tried is what the run will call, with its formats and its heads, on a few numbers; a kernel
+that does not compile, or finds something else, is left out, and the reference does its work. Trying
+compiles the kernels, before a plan is made, for that takes memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Final
+
+import torch
+
+from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
+from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
+from freight.kernels.pages import Pages
+from freight.model.attention import KVView, append, attend, index_rows
+from freight.model.batch import RowKey, RowSpan
+from freight.model.number_format import Compressed, Grouped
+from freight.model.programme import Attend, Programme
+from freight.model.workspace import Workspace
+from freight.quantities import MIB
+
+__all__ = ["attend_steps", "choose_kernels", "try_kernels"]
+
+_NAMES: Final = {
+    "make_plain": "dequantising",
+    "multiply": "products of few tokens",
+    "append": "compressing keys and values",
+    "attend": "attention of single queries",
+}
+_KEY_COUNTS: Final = (530, 17)
+"""Of the rows that are tried: few and long enough to be attended in parts, and ragged."""
+_PAGE_TOKENS: Final = 16
+_TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+_Trial = Callable[[], Iterator[torch.Tensor]]
+
+
+def choose_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    weights: Iterable[Compressed | None],
+    steps: Iterable[Attend],
+    say: Callable[[str], None],
+) -> None:
+    """From now on use on a CUDA device what works there, for weights kept so and attention of these
+    steps; ``say`` is told of what does not. Nothing happens for a CPU, and triton is not loaded."""
+    if device.type != "cuda":
+        return
+    use_kernels(device, NO_KERNELS)
+    found = load_kernels()
+    if found is None:
+        say("triton is not installed: the GPU works with torch alone, which is slower")
+        return
+    use_kernels(device, try_kernels(device, dtype, found, weights=weights, steps=steps, say=say))
+
+
+def attend_steps(programme: Programme) -> list[Attend]:
+    """One step of each form that attends."""
+    return [step for unit in programme.kinds for step in unit.steps if isinstance(step, Attend)]
+
+
+def try_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    *,
+    weights: Iterable[Compressed | None],
+    steps: Iterable[Attend],
+    say: Callable[[str], None],
+) -> Kernels:
+    """Those of ``kernels`` that find what their references find. None is in use afterwards."""
+    rows = [own for own in set(weights) if isinstance(own, Grouped)]
+    attends = set(steps)
+    kept = {step.kv_format: step for step in attends if step.kv_format is not None}
+    trials: dict[str, tuple[Sequence[_Trial], float]] = {
+        "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
+        "multiply": ([_product(own, device, dtype) for own in rows], _TOLERANCES[dtype]),
+        "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
+        "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
+    }
+    chosen = NO_KERNELS
+    try:
+        with torch.inference_mode():
+            for field in fields(Kernels):
+                only = replace(NO_KERNELS, **{field.name: getattr(kernels, field.name)})
+                own, tolerance = trials[field.name]
+                problem = next(filter(None, (_try(t, device, only, tolerance) for t in own)), None)
+                if own and problem is None:
+                    chosen = replace(chosen, **{field.name: getattr(kernels, field.name)})
+                elif problem is not None:
+                    say(f"{_NAMES[field.name]}: torch's way, for Triton's kernel {problem}")
+    finally:
+        use_kernels(device, NO_KERNELS)
+    return chosen
+
+
+def _try(trial: _Trial, device: torch.device, kernels: Kernels, tolerance: float) -> str | None:
+    """What is wrong with the kernels, if anything is."""
+    use_kernels(device, NO_KERNELS)
+    wanted = [own.clone() for own in trial()]
+    use_kernels(device, kernels)
+    try:
+        found = list(trial())
+    except Exception as error:  # a compiler may raise anything
+        lines = str(error).splitlines()
+        return f"fails: {type(error).__name__}{': ' + lines[0] if lines else ''}"
+    for one, other in zip(found, wanted, strict=True):
+        largest = float(other.float().abs().max())
+        if not bool((one.float() - other.float()).abs().max() <= tolerance * largest):
+            return "finds other numbers"
+    return None
+
+
+def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The same each time, whatever was drawn before."""
+    dice = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=dice).to(device, dtype)
+
+
+def _rows(own: Grouped, device: torch.device) -> GroupedRows:
+    narrow = replace(own, wide=False)
+    columns = 3 * own.group_size
+    raw = quantise(_numbers(70, columns, device=device, dtype=torch.float32), narrow)
+    if own.wide:
+        border = own.code_bytes(columns)
+        factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
+        raw = torch.cat([raw[:, :border], factors.view(torch.uint8)], dim=1)
+    return GroupedRows(raw=raw, columns=columns, number_format=own)
+
+
+def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        rows = _rows(own, device)
+        out = torch.empty(rows.shape, dtype=dtype, device=device)
+        dequantise(rows, out)
+        yield out
+
+    return trial
+
+
+def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        rows = _rows(own, device)
+        for tokens in (1, 5):
+            x = _numbers(tokens, rows.columns, device=device, dtype=dtype)
+            found = small_product(x, rows)
+            if found is None:
+                plain = torch.empty(rows.shape, device=device)
+                dequantise(rows, plain)
+                found = x.float() @ plain.t()
+            yield found
+
+    return trial
+
+
+class _Case:
+    """Rows with one query each, whose keys are in pages."""
+
+    def __init__(self, step: Attend, device: torch.device, dtype: torch.dtype) -> None:
+        self.spans = [
+            RowSpan(row=RowKey(row), start=row, num_new=1, kv_len=count - 1, logit_positions=())
+            for row, count in enumerate(_KEY_COUNTS)
+        ]
+        counts = [-(-span.total_len // _PAGE_TOKENS) for span in self.spans]
+        # Not in order: the last row has the first page.
+        borders = [sum(counts[row + 1 :]) for row in range(len(counts))]
+        self.tables = [
+            range(border, border + count) for border, count in zip(borders, counts, strict=True)
+        ]
+        kept, width = step.kv_format, step.head_dim
+        size = width * dtype.itemsize if kept is None else kept.row_bytes(width)
+        page_bytes = 2 * step.num_kv_heads * _PAGE_TOKENS * size
+        self.pages = Pages(
+            raw=torch.zeros(sum(counts), page_bytes, dtype=torch.uint8, device=device),
+            num_heads=step.num_kv_heads,
+            page_tokens=_PAGE_TOKENS,
+            width=width,
+            dtype=dtype,
+            number_format=kept,
+        )
+        self.step, self.device, self.dtype = step, device, dtype
+
+    def fill(self) -> None:
+        """All keys and values, as if they were new."""
+        step = self.step
+        spans, start = [], 0
+        for span in self.spans:
+            spans.append(replace(span, start=start, num_new=span.total_len, kv_len=0))
+            start += span.total_len
+        shape = (start, step.num_kv_heads, step.head_dim)
+        k = _numbers(*shape, device=self.device, dtype=self.dtype)
+        view = self._index(spans)
+        append(self.pages, view, k, k.flip(0))
+
+    def _index(self, spans: Sequence[RowSpan]) -> KVView:
+        step = self.step
+        return index_rows(
+            spans,
+            self.tables,
+            start=0,
+            page_tokens=_PAGE_TOKENS,
+            num_heads=step.num_heads,
+            num_kv_heads=step.num_kv_heads,
+            head_dim=step.head_dim,
+            element_bytes=self.dtype.itemsize,
+            device=self.device,
+        )
+
+    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+        step = self.step
+        shape = (len(self.spans), step.num_heads, step.head_dim)
+        q = _numbers(*shape, device=self.device, dtype=self.dtype)
+        out = torch.empty_like(q)
+        lse = torch.empty(shape[:2], device=self.device)
+        # Keys and values of the rows, plain and as they are kept, scores and their weights.
+        keys = len(self.spans) * max(_KEY_COUNTS) + _PAGE_TOKENS
+        numbers = keys * 4 * (step.num_kv_heads * step.head_dim + step.num_heads)
+        room = numbers * self.dtype.itemsize + MIB
+        workspace = Workspace(torch.empty(room, dtype=torch.uint8, device=self.device))
+        attend(step, q, self.pages, self._index(self.spans), out, workspace, lse)
+        return out, lse
+
+
+def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        case = _Case(step, device, dtype)
+        case.fill()
+        yield case.pages.raw
+
+    return trial
+
+
+def _attend(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
+    # Sparse attention has no kernel; what is tried is the attention of all keys.
+    whole = replace(step, share=1.0)
+
+    def trial() -> Iterator[torch.Tensor]:
+        case = _Case(whole, device, dtype)
+        case.fill()
+        yield from case.attend()
+
+    return trial

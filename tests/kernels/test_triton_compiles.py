@@ -1,0 +1,109 @@
+"""Triton's kernels compiled for devices that need not be there, as far as machine code.
+
+The interpreter takes what a device's compiler may refuse. Launches are intercepted: of each, the
+types of its inputs and its constants go to the compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+SCRIPT = """
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from freight.kernels.cuda.attention import attend
+from freight.kernels.cuda.append import append
+from freight.kernels.cuda.groups import make_plain, multiply
+from freight.kernels.pages import Pages
+from freight.model.number_format import Grouped
+from freight.model.workspace import Workspace
+
+target = GPUTarget("cuda", int(sys.argv[1]), 32)
+dtype = getattr(torch, sys.argv[2])
+TYPES = {
+    torch.uint8: "*u8", torch.int64: "*i64", torch.float32: "*fp32", torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+}
+OPTIONS = {"num_stages", "num_warps", "enable_fp_fusion"}
+
+
+def compile_launch(self, *inputs, grid, warmup, **more):
+    options = {name: more.pop(name) for name in OPTIONS & set(more)}
+    values = dict(zip(self.arg_names, inputs)) | more
+    values = {name: values.pop(name) for name in self.arg_names} | values
+    assert list(values) == self.arg_names
+    fixed = {param.name for param in self.params if param.is_constexpr}
+    fixed |= {name for name, value in values.items() if value is None}
+    types = {
+        name: "constexpr" if name in fixed
+        else TYPES[value.dtype] if isinstance(value, torch.Tensor)
+        else "fp32" if isinstance(value, float) else "i32"
+        for name, value in values.items()
+    }
+    constants = {(self.arg_names.index(name),): values[name] for name in fixed}
+    made = triton.compile(ASTSource(self, types, constants), target=target, options=options)
+    assert made.asm["cubin"]
+    print(self.__name__)
+
+
+JITFunction.run = compile_launch
+
+
+def on_meta(*shape, dtype=torch.uint8):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+for own in (Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=32, wide=True)):
+    raw = on_meta(70, own.row_bytes(256))
+    make_plain(raw, own, on_meta(70, 256, dtype=dtype))
+    assert multiply(on_meta(5, 256, dtype=dtype), raw, own) is not None
+ids = on_meta(2, dtype=torch.int64)
+nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
+for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
+    size = width * dtype.itemsize if kept is None else kept.row_bytes(width)
+    pages = Pages(
+        raw=on_meta(100, 2 * 2 * 16 * size), num_heads=2, page_tokens=16, width=width, dtype=dtype,
+        number_format=kept,
+    )
+    if kept is not None:
+        append(pages, ids, ids, *[on_meta(2, 2, width, dtype=dtype)] * 2)
+    q, lse = on_meta(2, 8, width, dtype=dtype), on_meta(2, 8, dtype=torch.float32)
+    rows = on_meta(2 * 2 * 40, dtype=torch.int64)
+    attend(q, pages, rows, ids, q, scale=0.1, softcap=30.0, window=None, lse=lse,
+           workspace=Workspace(on_meta(1 << 20)))
+    attend(q, pages, rows, ids, q, scale=0.1, softcap=None, window=100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        ("80", "bfloat16"),
+        pytest.param("75", "float16", marks=pytest.mark.slow),
+        pytest.param("90", "float32", marks=pytest.mark.slow),
+    ],
+)
+def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, architecture, dtype],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    kernels = {"_make_plain", "_multiply", "_append", "_attend_plain", "_attend_codes", "_merge"}
+    assert set(done.stdout.split()) == kernels

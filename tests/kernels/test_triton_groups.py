@@ -1,0 +1,104 @@
+"""Triton's kernels for integers in groups against their references: plain values to the bit,
+products within rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.kernels.grouped import (
+    GroupedRows,
+    dequantise,
+    dequantise_reference,
+    join_rows,
+    small_product,
+)
+from freight.model.number_format import Grouped
+
+from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+WEIGHTS = [
+    Grouped(bits=bits, group_size=size, wide=wide)
+    for bits in (3, 4, 8)
+    for size in (16, 32, 64, 128)
+    for wide in (False, True)
+]
+HEADS = [Grouped(bits=bits, group_size=size) for bits in (4, 8) for size in (4, 20, 40, 48)]
+
+
+def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -> GroupedRows:
+    """Any codes, scales and minima; rows begin ``first`` rows into their buffer."""
+    dice = torch.Generator().manual_seed(seed)
+    shape = (rows + first, groups)
+    codes = torch.randint(0, own.levels + 1, (*shape, own.group_size), generator=dice)
+    kind = torch.float32 if own.wide else torch.float16
+    scale, lowest = (torch.randn(shape, generator=dice).to(kind) for _ in range(2))
+    raw = join_rows(codes.to(torch.uint8), scale.abs(), lowest, own).to(DEVICE)
+    return GroupedRows(raw=raw[first:], columns=groups * own.group_size, number_format=own)
+
+
+@settings(deadline=None, max_examples=2 * EXAMPLES)
+@given(
+    own=st.sampled_from(WEIGHTS + HEADS),
+    rows=st.integers(1, 70),
+    groups=st.integers(1, 5),
+    first=st.integers(0, 2),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_plain_values_are_the_reference_s(
+    own: Grouped, rows: int, groups: int, first: int, spare: int, dtype: torch.dtype, seed: int
+) -> None:
+    compressed = make_rows(own, rows, groups, seed, first)
+    wanted = torch.empty(rows, compressed.columns, dtype=dtype, device=DEVICE)
+    dequantise_reference(compressed, wanted)
+    held = torch.full((rows, compressed.columns + spare), 7.0, dtype=dtype, device=DEVICE)
+    found = held[:, : compressed.columns]
+    with in_use(loaded()):
+        dequantise(compressed, found)
+    if dtype is torch.bfloat16 and not ON_DEVICE:
+        # The interpreter cuts off instead of rounding.
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)
+    else:
+        assert torch.equal(found, wanted)
+    assert (held[:, compressed.columns :] == 7.0).all()
+
+
+@settings(deadline=None, max_examples=2 * EXAMPLES)
+@given(
+    own=st.sampled_from([w for w in WEIGHTS if w.code_bytes(w.group_size) >= 16]),
+    rows=st.integers(1, 70),
+    groups=st.integers(1, 5),
+    tokens=st.integers(1, 16),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_small_products_are_those_of_the_plain_rows(
+    own: Grouped, rows: int, groups: int, tokens: int, spare: int, dtype: torch.dtype, seed: int
+) -> None:
+    weights = make_rows(own, rows, groups, seed)
+    dice = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, weights.columns + spare, generator=dice).to(DEVICE, dtype)
+    x = x[:, : weights.columns]
+    plain = torch.empty(rows, weights.columns, device=DEVICE)
+    dequantise_reference(weights, plain)
+    with in_use(loaded()):
+        found = small_product(x, weights)
+    assert found is not None
+    wanted = x.double() @ plain.double().t()
+    # Relative to the sums of magnitudes: what was added may cancel.
+    size = x.double().abs() @ plain.double().abs().t()
+    assert ((found.double() - wanted).abs() <= 1e-5 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(64, 17), (16, 3)])
+def test_what_does_not_pay_is_left_to_the_caller(size: int, tokens: int) -> None:
+    """Many tokens, and groups shorter than a tensor core's sums."""
+    rows = make_rows(Grouped(bits=4, group_size=size), 4, 2, 0)
+    with in_use(loaded()):
+        assert small_product(torch.ones(tokens, rows.columns, device=DEVICE), rows) is None

@@ -1,0 +1,108 @@
+"""Which Triton kernels are chosen: those that find what their references find, and a run's answers
+with all of them are those without. In Triton's interpreter where there is no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of
+from freight.model.number_format import Compressed, Grouped
+from freight.model.programme import Attend
+from freight.runtime import engine as engine_module
+from freight.runtime.kernel_choice import try_kernels
+
+from ..kernels.triton_bed import DEVICE, in_use, loaded
+from . import tiny
+
+STEP = Attend(
+    q="q",
+    k="k",
+    v="v",
+    out="out",
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    scale=0.2,
+    window=100,
+    softcap=20.0,
+    kv_format=Grouped(bits=4, group_size=32),
+)
+WEIGHTS: list[Compressed | None] = [None, Grouped(bits=8, group_size=32, wide=True)]
+
+
+def tried(kernels: Kernels, *steps: Attend) -> tuple[Kernels, list[str]]:
+    said: list[str] = []
+    chosen = try_kernels(
+        DEVICE, torch.float32, kernels, weights=WEIGHTS, steps=steps or [STEP], say=said.append
+    )
+    assert kernels_of(DEVICE) == NO_KERNELS
+    return chosen, said
+
+
+def test_all_are_chosen() -> None:
+    chosen, said = tried(loaded())
+    assert said == []
+    assert chosen == loaded()
+
+
+def test_what_is_not_wanted_is_not_tried() -> None:
+    """A run that keeps plain keys appends them plain."""
+    chosen, said = tried(loaded(), replace(STEP, kv_format=None, window=None))
+    assert said == []
+    assert chosen == replace(loaded(), append=None)
+
+
+@pytest.mark.parametrize("name", ["make_plain", "multiply", "append", "attend"])
+@pytest.mark.parametrize("fault", ["raises", "finds other numbers"])
+def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
+    kernel: Callable[..., Any] = getattr(loaded(), name)
+
+    def broken(*inputs: Any, **more: Any) -> Any:
+        if fault == "raises":
+            raise RuntimeError("no such instruction\nin line 7")
+        found = kernel(*inputs, **more)
+        # What it was to write, wherever that is.
+        changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
+        out = changed.get(name, lambda: inputs[4] if found is None else found)()
+        out.add_(1)
+        return found
+
+    chosen, said = tried(replace(loaded(), **{name: broken}))
+    assert chosen == replace(loaded(), **{name: None})
+    wanted = "fails: RuntimeError: no such instruction" if fault == "raises" else fault
+    assert len(said) == 1 and said[0].endswith(wanted)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a device tests/gpu does the same")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_run_with_all_kernels_answers_as_without(
+    compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors of the simulated device are the CPU's, where the interpreter works."""
+    tiny.make_model(tmp_path, hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+    prompts = tiny.prompts(4, 20)
+    options: dict[str, Any] = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    if compressed:
+        options |= {"kv_bits": 4, "weight_bits": 4}
+    with tiny.engine(tmp_path, prompts, 3, **options) as engine:
+        wanted = tiny.run(engine, prompts, 3)
+    counts = dict.fromkeys(("make_plain", "multiply", "append", "attend"), 0)
+
+    def counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*inputs: Any, **more: Any) -> Any:
+            counts[name] += 1
+            return kernel(*inputs, **more)
+
+        return work
+
+    kernels = Kernels(**{name: counted(name, getattr(loaded(), name)) for name in counts})
+    monkeypatch.setattr(engine_module, "choose_kernels", lambda *_, **__: None)
+    with in_use(kernels), tiny.engine(tmp_path, prompts, 3, **options) as engine:
+        assert tiny.run(engine, prompts, 3) == wanted
+    assert counts["attend"] and (all(counts.values()) == compressed)
