@@ -218,9 +218,9 @@ def test_functions_norms_and_attention() -> None:
     assert pointwise(cut, cut) == cut
     assert str(pointwise(cut, out_dims=("B", "F"))) == "B_y F_x"
     assert str(square_sum(Layout.parse("B_y L E_x"), "E")) == "B_y L {+x}"
-    queries, keys = Layout.parse("B_y L H_xz D"), Layout.parse("B_y S J K_x D")
+    queries, keys = Layout.parse("B_y L H_xz D"), Layout.parse("B_y L J K_x D")
     assert attention(queries, keys) == queries
-    for bad in ("B S J K_x D", "B_y S J K_z D", "B_y S_z J K_x D", "B_y S J K_x D {+z}"):
+    for bad in ("B L J K_x D", "B_y L J K_z D", "B_y L_z J K_x D", "B_y L J K_x D {+z}"):
         with pytest.raises(InputError):
             attention(queries, Layout.parse(bad))
     for one, other in (("F {+x}", "F {+x}"), ("F_x", "F")):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from freight.partition.layout import Layout, Mesh
 from freight.partition.moves import Move, move
+from freight.partition.sharded import Sharded, Transfer
 
 Array = NDArray[np.float64]
 
@@ -128,3 +129,81 @@ def run(tensor: Spread, own: Move) -> Spread:
                     got = [send(r, rank, chunk(r, place, own.target, count)) for r in giving]
                     parts[rank] = np.concatenate(got, axis=layout.dims.index(own.source))
     return Spread(mesh, after, parts, sent)
+
+
+@dataclass
+class Run:
+    """What a run of a ``Sharded`` has left: all values, elements sent and FLOPs of all chips."""
+
+    values: dict[str, Spread]
+    sent: dict[str, int]
+    flops: float
+
+
+def execute(own: Sharded, arrays: Mapping[str, Array], heads: tuple[int, int] = (1, 1)) -> Run:
+    """Run on numpy arrays, given whole. ``heads`` are those of queries and of keys."""
+    layouts = {**own.inputs, **own.weights}
+    values = {name: spread(arrays[name], layout, own.mesh) for name, layout in layouts.items()}
+    sent, flops = {"weights": 0, "activations": 0}, 0.0
+    for step in own.steps:
+        if isinstance(step, Transfer):
+            assert values[step.value].layout == step.before
+            moved = run(values[step.value], step.move)
+            values[step.value] = moved
+            sent["weights" if step.is_weight else "activations"] += sum(moved.sent)
+            continue
+        operands = [values[name] for name in step.operands]
+        assert tuple(operand.layout for operand in operands) == step.layouts
+        parts = []
+        for rank in range(own.mesh.num_chips):
+            mine = [operand.parts[rank] for operand in operands]
+            if step.kind in ("product", "look up"):
+                dims = ["".join(operand.layout.dims) for operand in operands]
+                text = f"{','.join(dims)}->{''.join(step.out_layout.dims)}"
+                parts.append(np.einsum(text, *mine))
+                sizes = dict(zip("".join(dims), mine[0].shape + mine[1].shape, strict=True))
+                flops += 2.0 * np.prod([*sizes.values()]) if step.kind == "product" else 0.0
+            elif step.kind == "attend":
+                starts = [
+                    index(own.mesh, rank, operand.layout.cut(dim)) * part.shape[axis]
+                    for operand, part, dim, axis in zip(operands, mine, "HK", (2, 3), strict=True)
+                ]
+                parts.append(attend(*mine, *starts, heads[0] // heads[1]))
+            elif step.kind == "combine":
+                first = index(own.mesh, rank, operands[0].layout.cut("N")) * mine[0].shape[0]
+                routes = mine[1][..., first : first + mine[0].shape[0]]
+                parts.append(np.einsum("nble,bln->ble", mine[0], routes))
+            else:
+                parts.append(FUNCTIONS[step.kind](*mine, own.sizes))
+        values[step.out] = Spread(own.mesh, step.out_layout, parts)
+    return Run(values, sent, flops)
+
+
+def attend(q: Array, kv: Array, first: int, first_key: int, shared: int) -> Array:
+    """Causal attention of [B, L, H, D] over [B, L, J, K, D]; heads are numbered in the model."""
+    out = np.empty_like(q)
+    length = q.shape[1]
+    later = np.triu(np.full((length, length), -np.inf), 1)
+    for head in range(q.shape[2]):
+        keys, values = np.moveaxis(kv[:, :, :, (first + head) // shared - first_key], 2, 0)
+        scores = np.einsum("bld,bsd->bls", q[:, :, head], keys) + later
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        out[:, :, head] = np.einsum("bls,bsd->bld", weights, values)
+    return out
+
+
+def activate(hidden: Array) -> Array:
+    """[B, L, G, F] or [N, B, T, G, F], the gate first."""
+    gate = hidden[..., 0, :] / (1 + np.exp(-hidden[..., 0, :]))
+    return gate * hidden[..., 1, :] if hidden.shape[-2] == 2 else gate
+
+
+FUNCTIONS = {
+    "activate": lambda hidden, sizes: activate(hidden),
+    "square sum": lambda x, sizes: (x**2).sum(axis=-1),
+    "norm": lambda x, sums, sizes: x / np.sqrt(sums / sizes["E"] + 1e-6)[..., None],
+    "add": lambda x, y, sizes: x + y,
+    "copy": lambda x, sizes: x,
+    "dispatch": lambda x, sizes: np.broadcast_to(x, (int(sizes["N"]), *x.shape)).copy(),
+}

@@ -62,7 +62,7 @@ def square_sum(x: Layout, dim: str) -> Layout:
 
 def attention(queries: Layout, keys: Layout) -> Layout:
     """Of attention's result, which lies as its queries [B, L, H, D] do; keys and values are one
-    tensor [B, S, J, K, D] with J = 2.
+    tensor [B, L, J, K, D] with J = 2, and those that are kept lie as the new ones do.
 
     Rows are cut alike on both. Axes that cut heads of keys cut heads of queries first, in the same
     order; queries may be cut by more, over which keys are replicated. Raises InputError otherwise.
@@ -70,7 +70,7 @@ def attention(queries: Layout, keys: Layout) -> Layout:
     what = f"Attention of {queries} over {keys}"
     if queries.partial or keys.partial:
         raise _refusal(what, "Values are partial sums.")
-    if queries.cut("L") or queries.cut("D") or keys.cut("S") or keys.cut("D") or keys.cut("J"):
+    if any(own.cut(dim) for own in (queries, keys) for dim in ("L", "D")) or keys.cut("J"):
         raise _refusal(what, "Tokens of a row and numbers of a head are not cut.")
     if queries.cut("B") != keys.cut("B"):
         raise _refusal(what, "Rows are cut differently.")

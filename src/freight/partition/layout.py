@@ -125,21 +125,22 @@ class Layout:
         place = self.dims.index(dim)
         return replace(self, cuts=(*self.cuts[:place], axes, *self.cuts[place + 1 :]))
 
-    def shape(self, sizes: Mapping[str, int], mesh: Mesh) -> tuple[int, ...]:
-        """What each chip has of a tensor; InputError where a dim does not divide."""
+    def shape(self, sizes: Mapping[str, float], mesh: Mesh) -> tuple[float, ...]:
+        """What each chip has of a tensor; InputError where a dim does not divide. A dim that is not
+        cut may be a mean, as tokens per expert are."""
         found = []
         for dim, axes in zip(self.dims, self.cuts, strict=True):
             parts = mesh.size(axes)
-            if sizes[dim] % parts:
+            if parts > 1 and sizes[dim] % parts:
                 raise InputError(
                     f"The dim {dim} of {sizes[dim]} was to be cut over {parts} chips, {self}.",
                     f"{sizes[dim]} does not divide by {parts}.",
                     f"Pad it to {-(-sizes[dim] // parts) * parts}, or choose another mesh.",
                 )
-            found.append(sizes[dim] // parts)
+            found.append(sizes[dim] // parts if parts > 1 else sizes[dim])
         return tuple(found)
 
-    def elements(self, sizes: Mapping[str, int], mesh: Mesh) -> int:
+    def elements(self, sizes: Mapping[str, float], mesh: Mesh) -> float:
         """Elements that each chip has."""
         return prod(self.shape(sizes, mesh))
 

@@ -81,7 +81,7 @@ def _problem(layout: Layout, own: Move) -> str:
     return ""
 
 
-def moved_elements(layout: Layout, own: Move, sizes: Mapping[str, int], mesh: Mesh) -> float:
+def moved_elements(layout: Layout, own: Move, sizes: Mapping[str, float], mesh: Mesh) -> float:
     """Elements that each chip sends; exact where chips send equally many, otherwise their mean.
 
     Raises InputError where a dim does not divide into the parts that the move needs.
@@ -110,10 +110,10 @@ def legal_moves(layout: Layout, axes: str) -> Iterator[Move]:
     for source, cut in zip(layout.dims, layout.cuts, strict=True):
         for first in range(len(cut)):
             yield Move("all-gather", cut[first:], source=source)
-            for some in permutations(cut[first:]):
+            for order in map("".join, permutations(cut[first:])):
                 for target in layout.dims:
                     if target != source:
-                        yield Move("all-to-all", "".join(some), source=source, target=target)
+                        yield Move("all-to-all", order, source=source, target=target)
 
 
 def _orders(axes: str) -> Iterator[str]:
