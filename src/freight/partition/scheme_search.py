@@ -62,6 +62,7 @@ def find_schemes(config: ModelConfig, num_chips: int, rules: Rules) -> list[Sche
 
     InputError where heads, key heads or the MLP do not divide by the number of chips.
     """
+    widths = widths_of(config)
     counts = {
         "query heads": config.num_heads,
         "key heads": config.num_kv_heads,
@@ -77,7 +78,7 @@ def find_schemes(config: ModelConfig, num_chips: int, rules: Rules) -> list[Sche
             else "A layer is cut over two chips at least.",
             "Choose another number of chips, as 2, 4 or 8.",
         )
-    search = _Search(widths_of(config), num_chips, rules)
+    search = _Search(widths, num_chips, rules)
     return sorted(search.run(), key=lambda own: (-own.moved.linear, own.costs))
 
 
