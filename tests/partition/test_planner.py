@@ -149,6 +149,18 @@ def test_experts_are_priced(experts: str) -> None:
     assert done * 16 == pytest.approx(2 * 64 * chosen)
 
 
+def test_experts_that_no_token_chose_are_not_read() -> None:
+    """One token of Mixtral reads two of eight; many tokens read all."""
+    config, mesh = mixtral(), Mesh.of(x=1, y=1, z=1)
+    setting = replace(H100, usable=1000.0)
+    one, many = (Cost(config, mesh, Cut(), decode(rows, 1), setting) for rows in (1, 512))
+    mlp = 32 * 8 * 3 * 4096 * 14336
+    whole = count_parameters(config) - config.vocab_size * 4096
+    rate = H100.chip.memory_bytes_per_s
+    read = [(own.memory_s * rate - own.kv_bytes) / 2 for own in (one, many)]
+    assert read == pytest.approx([whole - 0.75 * mlp, whole], rel=1e-3)
+
+
 def test_the_search_finds_the_least() -> None:
     config, step = bundled("llama-2-70b"), decode(32)
     (found,) = best_plan(config, 8, [(step, 1.0)], H100)

@@ -143,10 +143,24 @@ class Cost:
     @cached_property
     def memory_s(self) -> float:
         """Reading weights and cache, at the peak."""
-        weights = sum(own.used_elements * count for own, count in self.layers)
+        weights = sum(self._read_elements(own) * count for own, count in self.layers)
         weights += self.ends[1].used_elements
         read = weights * self.setting.weight_bytes + self.kv_bytes
         return read / self.setting.chip.memory_bytes_per_s
+
+    def _read_elements(self, own: Sharded) -> float:
+        """Weights of a layer that a chip reads: of experts those that its tokens are likely to
+        choose, if they choose alike."""
+        experts = self.config.experts
+        if experts is None or "experts in" not in own.weights:
+            return own.used_elements
+        apart = "".join(axis for axis in self.cut.rows if axis not in self.cut.experts)
+        tokens = self.step.num_tokens / self.mesh.size(apart)
+        chosen: float = 1 - (1 - experts.per_token / experts.num_experts) ** tokens
+        of_experts = sum(
+            own.used[name].elements(own.sizes, self.mesh) for name in ("experts in", "experts out")
+        )
+        return own.used_elements - (1 - chosen) * of_experts
 
     @cached_property
     def link_s(self) -> float:

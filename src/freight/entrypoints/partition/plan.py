@@ -19,6 +19,7 @@ from freight.entrypoints.partition.inputs import (
 )
 from freight.model.decoder import count_parameters
 from freight.partition.cost import Cost, Line
+from freight.partition.handover import hand_over
 from freight.partition.named import FEED_FORWARD
 from freight.partition.planner import best_plan
 from freight.quantities import format_bytes
@@ -124,16 +125,22 @@ def _total_record(plans: list[Cost], work: Work) -> dict[str, Any]:
     if not work.new_tokens:
         return {}
     prefill, decode = plans
-    seconds = prefill.seconds + decode.seconds * work.new_tokens
+    handed = hand_over(prefill, decode)
+    seconds = prefill.seconds + handed.seconds + decode.seconds * work.new_tokens
     tokens = prefill.step.new_tokens + work.new_tokens
     per_row = prefill.seconds / prefill.step.rows
-    per_row += decode.seconds * work.new_tokens / decode.step.rows
+    per_row += (handed.seconds + decode.seconds * work.new_tokens) / decode.step.rows
     peak = decode.mesh.num_chips * decode.setting.chip.dense_flops
     price = decode.setting.chip.dollars_per_hour
     spent = decode.mesh.num_chips * per_row / work.new_tokens
     return {
         "total": {
             "seconds_of_a_row": seconds,
+            "handover": {
+                "moves": [str(own) for own in handed.moves],
+                "bytes": handed.num_bytes,
+                "seconds": handed.seconds,
+            },
             "mfu": 2.0 * count_parameters(decode.config) * tokens / (peak * per_row),
             "chip_seconds_per_new_token": spent,
             "dollars_per_new_token": None if price is None else spent * price / 3600,
@@ -162,6 +169,11 @@ def _describe(model: str, plans: list[Cost], work: Work) -> Iterator[str]:
     if work.new_tokens:
         total = _total_record(plans, work)["total"]
         yield ""
+        handed = total["handover"]
+        yield (
+            f"handover {', '.join(handed['moves']) or 'nothing moves'}: the cache of a batch, "
+            f"{format_bytes(handed['bytes'])} a chip in {_time(handed['seconds'])}"
+        )
         yield (
             f"total    a row waits {_time(total['seconds_of_a_row'])}, prompt and answer; "
             f"{total['mfu']:.1%} MFU, {total['chip_seconds_per_new_token']:.3g} chip-s per new "
@@ -215,6 +227,8 @@ def _price(dollars: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
+    if not seconds:
+        return "no time"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
