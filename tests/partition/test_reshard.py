@@ -87,8 +87,7 @@ def test_a_cache_is_handed_over() -> None:
     moved = handed(Cut(batch="zyx"), Cut())
     whole_cache = model.kv_bytes_per_token() * 64 * 2048
     assert moved.num_bytes == whole_cache * 63 / 64
-    gathers = len(moved.moves) * setting.chip.link_latency_s * 3
-    assert moved.seconds == pytest.approx(moved.num_bytes / 270e9, abs=gathers)
+    assert moved.seconds == pytest.approx(moved.num_bytes / 270e9, rel=1e-3)  # and latency
 
 
 def test_what_does_not_divide_is_refused() -> None:

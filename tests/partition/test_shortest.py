@@ -16,24 +16,12 @@ from freight.partition.layers import feed_forward
 from freight.partition.layout import Layout, Mesh
 from freight.partition.moves import Move, moved_elements
 from freight.partition.named import FEED_FORWARD
-from freight.partition.sharded import Sharded
-from freight.partition.shortest import Prices, best_route
+from freight.partition.shortest import Prices, best_route, seconds_of
 
 
 def even(mesh: Mesh, bytes_per_s: float = 1.0, latency_s: float = 0.0) -> Fabric:
     names = mesh.names
     return Fabric(mesh, dict.fromkeys(names, bytes_per_s), dict.fromkeys(names, latency_s))
-
-
-def seconds(own: Sharded, prices: Prices) -> float:
-    """What a written layer takes, by its own counts."""
-    total = own.flops / prices.flops
-    for step in own.transfers:
-        larger = step.after if step.move.kind == "all-gather" else step.before
-        size = prices.weight_bytes if step.is_weight else prices.activation_bytes
-        held = larger.elements(own.sizes, own.mesh) * size
-        total += prices.fabric.seconds(step.move.kind, held, step.move.axes)
-    return total
 
 
 @st.composite
@@ -58,7 +46,18 @@ def test_no_named_layout_is_faster(case: tuple[dict[str, float], Prices]) -> Non
         if name.startswith("1D") and prices.fabric.mesh.size("x") > 1:
             continue  # it stores weights otherwise: it is 2D on another mesh
         own = feed_forward(prices.fabric.mesh, sizes, named.cut)
-        assert found.seconds <= seconds(own, prices) * (1 + 1e-12), name
+        assert found.seconds <= seconds_of(own, prices) * (1 + 1e-12), name
+
+
+def test_a_written_layer_takes_its_moves_and_its_arithmetic() -> None:
+    mesh, cut = Mesh.of(x=2, y=2, z=2), FEED_FORWARD["X-weight-gathered"]
+    sizes = {"B": 8, "L": 1, "E": 8, "F": 16, "G": 2}
+    prices = Prices(fabric=even(mesh, 4.0), flops=10.0, activation_bytes=2.0, weight_bytes=1.0)
+    form = cut.form(sizes, mesh)
+    moved = (2.0 * form.activations + form.weights) / 4.0
+    computed = 2 * 8 * 3 * 8 * 16 / 8 / 10.0
+    found = seconds_of(feed_forward(mesh, sizes, cut.cut), prices)
+    assert found == pytest.approx(moved + computed)
 
 
 @settings(deadline=None, max_examples=15)

@@ -23,9 +23,9 @@ from freight.partition.einsum import product
 from freight.partition.fabric import Fabric
 from freight.partition.layout import Layout
 from freight.partition.moves import MoveKind, legal_moves, move
-from freight.partition.sharded import Sizes
+from freight.partition.sharded import Sharded, Sizes
 
-__all__ = ["Prices", "Route", "best_route"]
+__all__ = ["Prices", "Route", "best_route", "seconds_of"]
 
 _AXES = "xyz"
 _Floats = NDArray[np.float64]
@@ -43,8 +43,8 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``steps`` from stream to stream, in words; ``moved`` is the time of all moves, ``seconds``
-    with arithmetic. ``stream`` is how the stream lies before and after."""
+    """``steps`` from stream to stream, in words, and the ``seconds`` of all. ``stream`` is how the
+    stream [B, W] lies before and after."""
 
     seconds: float
     stream: Layout
@@ -111,6 +111,17 @@ def best_route(sizes: Sizes, prices: Prices) -> Route:
         steps.append(by_ends[previous, node].text)
         node = previous
     return Route(totals[row], graph.nodes[starts[row]][1], tuple(reversed(steps)))
+
+
+def seconds_of(own: Sharded, prices: Prices) -> float:
+    """What a layer that is written down takes at the same prices."""
+    total = own.flops / prices.flops
+    for step in own.transfers:
+        larger = step.after if step.move.kind == "all-gather" else step.before
+        size = prices.weight_bytes if step.is_weight else prices.activation_bytes
+        held = larger.elements(own.sizes, own.mesh) * size
+        total += prices.fabric.seconds(step.move.kind, held, step.move.axes)
+    return total
 
 
 def _is_spread(layout: Layout, axes: str) -> bool:

@@ -46,6 +46,8 @@ def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert moved == pytest.approx(step["links_s"])
     x, y, z = step["mesh"].values()
     assert x * y * z == 64
+    mlp = step["mlp_alone"]
+    assert 0 < mlp["shortest_seconds"] <= mlp["seconds"] and len(mlp["shortest_steps"]) >= 3
     memory = step["memory_bytes"]
     assert memory["weights"] + memory["keys and values"] + memory["working"] <= memory["room"]
 

@@ -20,8 +20,10 @@ from freight.entrypoints.partition.inputs import (
 from freight.model.decoder import count_parameters
 from freight.partition.cost import Cost, Line
 from freight.partition.handover import hand_over
+from freight.partition.layers import feed_forward
 from freight.partition.named import FEED_FORWARD
 from freight.partition.planner import best_plan
+from freight.partition.shortest import Prices, best_route, seconds_of
 from freight.quantities import format_bytes
 
 __all__ = ["plan_partition"]
@@ -81,6 +83,7 @@ def as_record(own: Cost) -> dict[str, Any]:
             "room": own.room_bytes,
         },
         "max_context": own.max_context(),
+        "mlp_alone": _mlp_alone(own),
         "efficiency": {
             "compute": own.efficiency.compute,
             "memory": own.efficiency.memory,
@@ -105,6 +108,25 @@ def as_record(own: Cost) -> dict[str, Any]:
             }
             for name, count, lines in own.lines()
         ],
+    }
+
+
+def _mlp_alone(own: Cost) -> dict[str, Any] | None:
+    """The layer's MLP as it is cut, beside the shortest path over all layouts; None for experts."""
+    if own.config.experts is not None:
+        return None
+    rates, setting, sizes = own.efficiency, own.setting, own.layers[0][0].sizes
+    prices = Prices(
+        fabric=own.fabric,
+        flops=setting.chip.dense_flops * rates.compute,
+        activation_bytes=setting.activation_bytes,
+        weight_bytes=setting.weight_bytes,
+    )
+    route = best_route(sizes, prices)
+    return {
+        "seconds": seconds_of(feed_forward(own.mesh, sizes, own.cut), prices),
+        "shortest_seconds": route.seconds,
+        "shortest_steps": route.steps,
     }
 
 
@@ -209,6 +231,14 @@ def _describe_step(own: Cost) -> Iterator[str]:
         f"rates    {rates.compute:.3g} of arithmetic, {rates.memory:.3g} of memory, "
         f"{rates.link:.3g} of links: {rates.source}"
     )
+    mlp = _mlp_alone(own)
+    if mlp is not None:
+        yield (
+            f"MLP      {_time(mlp['seconds'])} alone; the shortest path over all layouts takes "
+            f"{_time(mlp['shortest_seconds'])}"
+        )
+        if mlp["shortest_seconds"] < 0.99 * mlp["seconds"]:
+            yield f"         {'; '.join(mlp['shortest_steps'])}"
     for name, count, lines in own.lines():
         yield ""
         title = name if count == 1 else f"{count} layers, of each"
