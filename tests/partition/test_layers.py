@@ -109,7 +109,7 @@ def plain_norm(x: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6))
 
 
-HEADS = ((24, 24), (24, 8), (24, 2), (24, 1))
+HEADS = ((24, 24), (24, 8), (24, 2), (24, 1), (6, 2), (4, 4), (3, 1))
 
 
 @settings(deadline=None, max_examples=120)

@@ -161,6 +161,21 @@ def test_experts_that_no_token_chose_are_not_read() -> None:
     assert read == pytest.approx([whole - 0.75 * mlp, whole], rel=1e-3)
 
 
+def test_heads_grow_by_half_at_most() -> None:
+    """Past that the width of heads is cut: 48 heads on 256 chips are padded to 64 only, whose
+    projections lie on all chips all the same."""
+    config, step = bundled("palm-540b"), decode(512)
+    own = Cost(config, Mesh.of(x=4, y=16, z=4), Cut(batch="zyx"), step, H100)
+    assert own.padding.notes == ("48 heads padded to 64",)
+    layer = own.layers[0][0]
+    assert str(layer.weights["queries in"]) == "E_x H_zy D"
+    exchanged = {str(t.move) for t in layer.transfers if t.value == "queries"}
+    assert "all-to-all over x (D to B)" in exchanged
+    assert layer.stored_elements * 256 == sum(
+        layer.sizes["E"] * width for width in (3 * layer.sizes["F"], 2 * 64 * 256, 2 * 256)
+    )
+
+
 def test_the_search_finds_the_least() -> None:
     config, step = bundled("llama-2-70b"), decode(32)
     (found,) = best_plan(config, 8, [(step, 1.0)], H100)
@@ -206,9 +221,12 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def test_what_does_not_divide_is_padded_or_refused() -> None:
     config = bundled("llama-2-7b")  # 32 heads of 128, an MLP of 11008
-    own = Cost(config, Mesh.of(x=1, y=64, z=1), Cut(), decode(64), H100)
-    assert own.padding.notes == ("32 heads padded to 64",)
-    assert own.padding.config.num_kv_heads == 64
+    own = Cost(config, Mesh.of(x=3, y=1, z=3), Cut(), decode(64), H100)
+    with pytest.raises(InputError, match="cannot be padded"):
+        _ = own.padding
+    own = Cost(bundled("llama-2-13b"), Mesh.of(x=1, y=16, z=1), Cut(), decode(64), H100)
+    assert own.padding.notes == ("40 heads padded to 48",)
+    assert own.padding.config.num_kv_heads == 48
     with pytest.raises(InputError, match="cannot be padded"):
         best_plan(config, 7, [(decode(), 1.0)], H100)
     # A tenth row has no chip of its own.

@@ -208,7 +208,7 @@ def _parallel(writer: Writer, cut: Cut) -> None:
     _attend(writer, cut)
     writer.gather("gated", "F", cut.used_width)
     writer.together()
-    writer.gather("attended", "H", cut.used_width)
+    _gather_attended(writer, cut)
     writer.product("mlp", "gated", "mlp out", "B L E")
     writer.product("attention", "attended", "attention out", "B L E")
     writer.add("both", "mlp", "attention")
@@ -249,43 +249,68 @@ def _experts(writer: Writer, cut: Cut, source: str) -> None:
 def _attention(writer: Writer, cut: Cut, source: str) -> None:
     _project_heads(writer, cut, source)
     _attend(writer, cut)
-    writer.gather("attended", "H", cut.used_width)
+    _gather_attended(writer, cut)
     writer.product("attention", "attended", "attention out", "B L E")
 
 
 def _project_heads(writer: Writer, cut: Cut, source: str) -> None:
-    """Queries, keys and values, no longer partial. Keys are cut by heads as far as there are any,
-    then by the width of a head."""
+    """Queries, keys and values, no longer partial. They are cut by heads as far as there are any
+    to cut, then by the width of a head."""
     writer.product("queries", source, "queries in", "B L H D")
     writer.product("keys", source, "keys in", "B L J K D")
-    writer.scatter("queries", "H", cut.used_width)
-    by_heads = _key_axes(writer.mesh, writer.sizes, cut.used_axes)
+    _scatter_heads(writer, cut, "queries", "H")
     writer.together()
-    writer.scatter("keys", "K", "".join(axis for axis in by_heads if axis in cut.used_width))
+    _scatter_heads(writer, cut, "keys", "K")
+
+
+def _scatter_heads(writer: Writer, cut: Cut, value: str, heads: str) -> None:
+    by_heads = _by_heads(writer.mesh, writer.sizes[heads], cut.used_axes)
+    writer.scatter(value, heads, _common(cut.used_width, by_heads))
     writer.together()
-    writer.scatter("keys", "D", _without(cut.used_width, by_heads))
+    writer.scatter(value, "D", _without(cut.used_width, by_heads))
 
 
 def _attend(writer: Writer, cut: Cut) -> None:
-    """By heads, and over ``batch`` by rows; what is attended is then cut by heads again."""
-    by_heads = _key_axes(writer.mesh, writer.sizes, cut.used_axes)
-    from_width = "".join(sorted(_without(cut.batch, by_heads)))
-    from_heads = "".join(sorted(_without(cut.batch, from_width)))
-    writer.exchange("queries", "H", "B", from_width + from_heads)
+    """By heads, and over ``batch`` by rows; what is attended is then cut by heads again.
+
+    Rows are cut in one order, for queries and keys: by axes that cut the width of query heads,
+    then by others that cut that of key heads, then by the rest.
+    """
+    queries, keys = (_by_heads(writer.mesh, writer.sizes[own], cut.used_axes) for own in "HK")
+    narrow = _without(cut.batch, queries)
+    middle, last = _without(_common(cut.batch, queries), keys), _common(cut.batch, keys)
+    first, second, third = ("".join(sorted(own)) for own in (narrow, middle, last))
+    writer.exchange("queries", "D", "B", first)
     writer.together()
-    writer.exchange("keys", "D", "B", from_width)
+    writer.exchange("queries", "H", "B", second + third)
     writer.together()
-    writer.exchange("keys", "K", "B", from_heads)
+    writer.exchange("keys", "D", "B", first + second)
+    writer.together()
+    writer.exchange("keys", "K", "B", third)
+    left = writer.layouts["queries"].cut("D")
+    writer.gather("queries", "D", left)
     writer.gather("keys", "D", writer.layouts["keys"].cut("D"))
     writer.attend("attended", "queries", "keys")
-    writer.exchange("attended", "B", "H", cut.batch)
+    writer.exchange("attended", "B", "H", _common(cut.batch, queries))
+    writer.together()
+    writer.slice("attended", "D", left)
+    writer.together()
+    writer.exchange("attended", "B", "D", narrow)
 
 
-def _key_axes(mesh: Mesh, sizes: Sizes, axes: str) -> str:
-    """The first of some axes: those that cut whole key heads."""
+def _gather_attended(writer: Writer, cut: Cut) -> None:
+    """Over the axes that cut the width of the output projection as it is used."""
+    by_heads = _by_heads(writer.mesh, writer.sizes["H"], cut.used_axes)
+    writer.gather("attended", "H", _common(cut.used_width, by_heads))
+    writer.together()
+    writer.gather("attended", "D", _without(cut.used_width, by_heads))
+
+
+def _by_heads(mesh: Mesh, num_heads: float, axes: str) -> str:
+    """The first of some axes: those that cut whole heads."""
     taken = ""
     for axis in axes:
-        if sizes["K"] % mesh.size(taken + axis):
+        if num_heads % mesh.size(taken + axis):
             break
         taken += axis
     return taken
@@ -307,13 +332,17 @@ def _expert_weights(cut: Cut) -> dict[str, str]:
 
 
 def _attention_weights(mesh: Mesh, sizes: Sizes, cut: Cut) -> dict[str, str]:
-    width, heads = _text("E", cut.width), _text("H", cut.inner)
-    by_heads = _key_axes(mesh, sizes, cut.inner)
-    keys = f"{_text('K', by_heads)} {_text('D', cut.inner.removeprefix(by_heads))}"
+    width = _text("E", cut.width)
+
+    def cut_by(heads: str) -> tuple[str, str]:
+        by_heads = _by_heads(mesh, sizes[heads], cut.inner)
+        return _text(heads, by_heads), _text("D", _without(cut.inner, by_heads))
+
+    queries, keys = (" ".join(cut_by(heads)) for heads in "HK")
     return {
-        "queries in": f"{width} {heads} D",
+        "queries in": f"{width} {queries}",
         "keys in": f"{width} J {keys}",
-        "attention out": f"{heads} D {width}",
+        "attention out": f"{queries} {width}",
     }
 
 
@@ -323,6 +352,10 @@ def _gather_weights(writer: Writer, cut: Cut) -> None:
         for dim, axes in zip(layout.dims, layout.cuts, strict=True):
             if dim != "N":
                 writer.gather(name, dim, "".join(axis for axis in axes if axis in cut.gathered))
+
+
+def _common(axes: str, others: str) -> str:
+    return "".join(axis for axis in axes if axis in others)
 
 
 def _without(axes: str, others: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import Final
 
 from freight.errors import InputError
 from freight.model.decoder import count_parameters
@@ -17,6 +18,8 @@ from freight.partition.layout import Mesh
 from freight.quantities import align_up
 
 __all__ = ["Padding", "pad"]
+
+_MOST_GROWTH: Final = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +34,9 @@ class Padding:
 
 
 def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
-    """Heads and MLP rounded up to multiples of all axes that cut them as weights are stored.
+    """The MLP rounded up to a multiple of all axes that cut it as weights are stored, heads to one
+    of the first of them as long as they do not grow by more than half: where there are more chips
+    than that, the width of heads is cut.
 
     The same for all cuts of stored weights, whatever is gathered of them: phases share them.
     InputError where the model's width does not divide.
@@ -44,7 +49,7 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
             "Choose another number of chips.",
         )
     multi = config.num_kv_heads == config.num_heads
-    heads = align_up(config.num_heads, parts if multi else lcm(parts, config.num_kv_heads))
+    heads = _padded_heads(config, mesh, cut)
     width = align_up(config.intermediate_size, parts)
     vocab_size = align_up(config.vocab_size, parts)
     padded = replace(
@@ -66,3 +71,16 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
     }
     notes = [f"{own} {name} padded to {to}" for name, (own, to) in pairs.items() if own != to]
     return Padding(config=padded, notes=tuple(notes))
+
+
+def _padded_heads(config: ModelConfig, mesh: Mesh, cut: Cut) -> int:
+    """Rounded up for as many of the first axes as may be, whole groups of grouped heads."""
+    found = config.num_heads
+    group = 1 if config.num_kv_heads == config.num_heads else config.num_kv_heads
+    axes = cut.inner + cut.width
+    for last in range(1, len(axes) + 1):
+        heads = align_up(config.num_heads, lcm(mesh.size(axes[:last]), group))
+        if heads > _MOST_GROWTH * config.num_heads:
+            break
+        found = heads
+    return found
