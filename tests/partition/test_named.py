@@ -13,6 +13,7 @@ from freight.partition.layers import Cut, attention, block, feed_forward, layer_
 from freight.partition.layout import Mesh
 from freight.partition.named import (
     DYNAMIC,
+    EXCHANGED,
     FEED_FORWARD,
     Named,
     attention_form,
@@ -25,6 +26,8 @@ from freight.partition.named import (
 from freight.partition.sharded import Sharded
 
 from .test_layers import check, config, draws, plain_attention, plain_mlp, plain_norm
+
+ALL = {**DYNAMIC, **EXCHANGED}
 
 
 @st.composite
@@ -114,15 +117,15 @@ def test_the_parallel_block_is_the_sum_that_the_paper_has() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", ALL)
 @given(p=st.integers(1, 6), tokens=st.integers(1, 20), h=st.integers(1, 8), f=st.integers(1, 9))
 def test_dynamic_schemes_cost_what_the_table_says(
     name: str, p: int, tokens: int, h: int, f: int
 ) -> None:
     sizes = {"B": 3, "L": p * tokens, "E": p * h * 2, "F": p * f, "G": 2, "H": p, "K": p}
     sizes |= {"D": h * 2, "J": 2, "S": 9, "A": 5}
-    own = dynamic_layer(Mesh.of(x=p), sizes, DYNAMIC[name])
-    form = dynamic_form(DYNAMIC[name], s=3 * p * tokens, h=p * h * 2, f=p * f, p=p)
+    own = dynamic_layer(Mesh.of(x=p), sizes, ALL[name])
+    form = dynamic_form(ALL[name], s=3 * p * tokens, h=p * h * 2, f=p * f, p=p)
     products = sum(step.flops for step in own.computes if step.kind == "product")
     assert products == pytest.approx(form.flops, rel=1e-12)
     moved = own.moved(weights=False) + own.moved(weights=True)
@@ -130,11 +133,11 @@ def test_dynamic_schemes_cost_what_the_table_says(
     assert own.stored_elements == pytest.approx(form.weights, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_dynamic_schemes_compute_the_layer(name: str, p: int) -> None:
     sizes = layer_sizes(config(24, 24), rows=2, new_tokens=8)
-    own: Sharded = dynamic_layer(Mesh.of(x=p), sizes, DYNAMIC[name])
+    own: Sharded = dynamic_layer(Mesh.of(x=p), sizes, ALL[name])
     arrays = draws(own, 5)
     x = arrays["x"] + plain_attention(plain_norm(arrays["x"]), arrays, 1)
     check(own, arrays, "out", x + plain_mlp(plain_norm(x), arrays), (24, 24))

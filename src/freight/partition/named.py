@@ -20,6 +20,7 @@ from freight.partition.sharded import Sharded, Sizes, Writer
 
 __all__ = [
     "DYNAMIC",
+    "EXCHANGED",
     "FEED_FORWARD",
     "Dynamic",
     "Moved",
@@ -128,11 +129,13 @@ def best_gathering(sizes: Sizes, num_chips: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A scheme of Ong & Kwon over one axis, x: ``replicated`` is the output projection, and the
-    MLP's weights are ``gathered``."""
+    """A scheme over one axis, x, as Ong & Kwon's: ``replicated`` is the output projection, and the
+    MLP's weights are ``gathered``. ``exchanged``: heads of what was attended are exchanged for
+    tokens, which a replicated projection then computes once, where all of it was gathered."""
 
     replicated: bool = False
     gathered: bool = False
+    exchanged: bool = False
 
 
 DYNAMIC: Final[Mapping[str, Dynamic]] = {
@@ -140,6 +143,15 @@ DYNAMIC: Final[Mapping[str, Dynamic]] = {
     "output-projection-replicated attention, Megatron MLP": Dynamic(replicated=True),
     "Megatron attention, weight-gathered MLP": Dynamic(gathered=True),
 }
+
+
+EXCHANGED: Final[Mapping[str, Dynamic]] = {
+    "exchanged attention, Megatron MLP": Dynamic(replicated=True, exchanged=True),
+    "exchanged attention, weight-gathered MLP": Dynamic(
+        replicated=True, gathered=True, exchanged=True
+    ),
+}
+"""Better ones, which the search finds with an all-to-all among its moves."""
 
 
 def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
@@ -158,7 +170,9 @@ def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
     writer.product("queries", "attention normed", "queries in", "B L H D")
     writer.product("keys", "attention normed", "keys in", "B L J K D")
     writer.attend("attended", "queries", "keys")
-    if scheme.replicated:
+    if scheme.exchanged:
+        writer.exchange("attended", "H", "L", "x")
+    elif scheme.replicated:
         writer.gather("attended", "H", "x")
     writer.product("attention", "attended", "attention out", "B L E")
     stream = "x"
@@ -168,7 +182,9 @@ def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
         writer.slice(stream, "L", "x")
         writer.gather("mlp in", "F", "x")
         writer.gather("mlp out", "F", "x")
-    if not scheme.replicated and scheme.gathered:
+    if scheme.exchanged:
+        writer.gather("attention", "L", "" if scheme.gathered else "x")
+    elif not scheme.replicated and scheme.gathered:
         writer.scatter("attention", "L", "x")
     elif not scheme.replicated:
         writer.reduce("attention", "x")
@@ -199,12 +215,15 @@ def dynamic_form(scheme: Dynamic, *, s: float, h: float, f: float, p: int) -> Dy
     flops, weights = (8 * h * h + 6 * h * f) * s / p, (4 * h * h + 3 * h * f) / p
     attention, mlp = 2 * s * h, 2 * s * h
     if scheme.replicated:
-        flops += 2 * s * h * h * _moved_of(p)
         weights += h * h * _moved_of(p)
         attention = s * h
+    if scheme.replicated and not scheme.exchanged:
+        flops += 2 * s * h * h * _moved_of(p)
     if scheme.gathered:
         mlp = s * h + 3 * h * f
         attention = s * h
+    if scheme.exchanged:
+        attention = s * h / p + (0 if scheme.gathered else s * h)
     return DynamicForm(flops, (attention + mlp) * _moved_of(p), weights)
 
 
