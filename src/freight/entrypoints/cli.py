@@ -24,6 +24,7 @@ from freight.entrypoints.flags import (
     add_sampling,
 )
 from freight.entrypoints.idle_threads import wait_briefly
+from freight.entrypoints.partition.flags import add_partition_parser
 from freight.errors import FreightError, InputError
 
 __all__ = ["main"]
@@ -83,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.plan import plan_policy
 
             return plan_policy(arguments)
+        if arguments.command == "partition":
+            from freight.entrypoints.partition.command import run_partition
+
+            return run_partition(arguments)
         if arguments.command == "compress":
             from freight.entrypoints.compress import compress_model
 
@@ -151,6 +156,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add_policy(run)
     add_kept_compression(run)
     _add_plan(commands)
+    add_partition_parser(commands)
     _add_profile(commands)
     _add_compress(commands)
     _add_eval(commands)

@@ -15,6 +15,7 @@ from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.llama import LLAMA
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.opt import OPT
+from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
 from freight.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from freight.model.families.table import (
@@ -41,4 +42,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "opt": OPT,
     "gpt_neox": GPT_NEOX,
     "falcon": FALCON,
+    "palm": PALM,
 }

@@ -1,0 +1,1 @@
+"""How a layer is cut over chips: one sharding algebra, its layouts, their cost, and searches."""

@@ -1,0 +1,86 @@
+"""A model made to divide by a mesh: heads, widths and vocabulary rounded up, and what that costs.
+
+Padded heads and columns are zeros that are computed with; the answers are those of the model. The
+model's own width cannot be padded: norms would see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Final
+
+from freight.errors import InputError
+from freight.model.decoder import count_parameters
+from freight.model.switches import ModelConfig
+from freight.partition.layers import Cut
+from freight.partition.layout import Mesh
+from freight.quantities import align_up
+
+__all__ = ["Padding", "pad"]
+
+_MOST_GROWTH: Final = 1.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Padding:
+    """``config`` has the padded heads, MLP and vocabulary; ``notes`` say what was padded."""
+
+    config: ModelConfig
+    notes: tuple[str, ...]
+
+    def added_parameters(self, original: ModelConfig) -> int:
+        return count_parameters(self.config) - count_parameters(original)
+
+
+def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
+    """The MLP rounded up to a multiple of all axes that cut it as weights are stored, heads to one
+    of the first of them as long as they do not grow by more than half: where there are more chips
+    than that, the width of heads is cut.
+
+    The same for all cuts of stored weights, whatever is gathered of them: phases share them.
+    InputError where the model's width does not divide.
+    """
+    parts = mesh.size(cut.width + cut.inner)
+    if config.hidden_size % parts:
+        raise InputError(
+            f"A model of width {config.hidden_size} was to be cut over {parts} chips ({mesh}).",
+            f"{config.hidden_size} does not divide by {parts}, and a width cannot be padded.",
+            "Choose another number of chips.",
+        )
+    multi = config.num_kv_heads == config.num_heads
+    heads = _padded_heads(config, mesh, cut)
+    width = align_up(config.intermediate_size, parts)
+    vocab_size = align_up(config.vocab_size, parts)
+    padded = replace(
+        config,
+        vocab_size=vocab_size,
+        num_heads=heads,
+        num_kv_heads=heads if multi else config.num_kv_heads,
+        intermediate_size=width,
+    )
+    experts = config.experts
+    if experts is not None:
+        # An MLP without experts beside them has its own width.
+        narrow = align_up(experts.intermediate_size, parts)
+        padded = replace(padded, experts=replace(experts, intermediate_size=narrow))
+    pairs = {
+        "heads": (config.num_heads, heads),
+        "columns of the MLP": (config.intermediate_size, width),
+        "tokens of the vocabulary": (config.vocab_size, vocab_size),
+    }
+    notes = [f"{own} {name} padded to {to}" for name, (own, to) in pairs.items() if own != to]
+    return Padding(config=padded, notes=tuple(notes))
+
+
+def _padded_heads(config: ModelConfig, mesh: Mesh, cut: Cut) -> int:
+    """Rounded up for as many of the first axes as may be, whole groups of grouped heads."""
+    found = config.num_heads
+    group = 1 if config.num_kv_heads == config.num_heads else config.num_kv_heads
+    axes = cut.inner + cut.width
+    for last in range(1, len(axes) + 1):
+        heads = align_up(config.num_heads, lcm(mesh.size(axes[:last]), group))
+        if heads > _MOST_GROWTH * config.num_heads:
+            break
+        found = heads
+    return found
