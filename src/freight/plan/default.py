@@ -8,7 +8,7 @@ one needs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -18,7 +18,7 @@ from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import Forms, find_forms
-from freight.plan.geometry import Geometry, fitting_page_tokens, measure
+from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.workload import Workload
@@ -43,6 +43,7 @@ _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
+_MOST_MICRO_BATCHES: Final = 256
 _COARSE_STEPS: Final = 6
 _FINE_STEPS: Final = 12
 """Halvings of a share: candidates are compared with few, for then they share their layouts; the
@@ -139,6 +140,8 @@ class Planner:
         splits = [Split(gpu=1.0), Split(cpu=1.0), Split(disk=1.0)]
         near = splits if self.compute_tier == "gpu" else splits[1:]
         open_kvs = near if self.has_disk_dir else near[:-1]
+        if self.forgets_kv:
+            open_kvs = near[:1]
         kvs = [wishes.kv] if wishes.kv else open_kvs
         for kv in kvs:
             for size, count in self._block_shapes():
@@ -223,11 +226,30 @@ class Planner:
         if self.wishes.micro_batch_size:
             sizes = [self.wishes.micro_batch_size]
         for size in sizes:
-            counts = sorted({min(count, -(-rows // size)) for count in (1, 2, 4, 8)})
+            counts = self.counts(size, (1, 2, 4, 8))
             if self.wishes.num_micro_batches:
                 counts = [self.wishes.num_micro_batches]
             for count in counts:
                 yield size, count
+
+    @property
+    def forgets_kv(self) -> bool:
+        """Whether rows are best held where the arithmetic is, in each sweep others: nothing that
+        was asked for stands against it."""
+        wishes, near = self.wishes, self.compute_tier
+        is_free = wishes.kv is None or wishes.kv.share(near) == 1
+        is_whole = wishes.admission in (None, "zigzag") and wishes.batch_tokens is None
+        return may_forget_kv(self.workload) and is_free and is_whole
+
+    def counts(self, size: int, usual: Sequence[int]) -> list[int]:
+        """How many micro-batches of ``size`` rows a block may have, no more than there are rows
+        for. Rows that leave no keys behind take little: then up to all that there are."""
+        most = -(-self.workload.num_rows // size)
+        counts = {min(count, most) for count in usual}
+        if self.forgets_kv:
+            largest = min(most, _MOST_MICRO_BATCHES)
+            counts |= {largest >> halving for halving in range(largest.bit_length())}
+        return sorted(counts)
 
     def _piece_bytes(self) -> int:
         """No larger than the largest unit: small models would stream through a ring of air."""

@@ -17,7 +17,7 @@ from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "fitting_page_tokens", "measure"]
+__all__ = ["Geometry", "fitting_page_tokens", "keeps_kv", "may_forget_kv", "measure"]
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -28,8 +28,9 @@ class Geometry:
     """Counts and sizes in bytes.
 
     ``usage`` is what each tier holds, by purpose. ``kv_pages`` are the pages per layer on each
-    tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
-    disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
+    tier, ``kv_layers`` the layers that have pages of their own (see :func:`keeps_kv`),
+    ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on disk, all
+    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token. ``index_bytes`` is what the micro-batches' positions and page tables
     take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
     tier. Of a micro-batch's rows that the CPU attends ``query_bytes`` of queries, keys and values
     go there; ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
@@ -38,6 +39,7 @@ class Geometry:
     """
 
     page_bytes: int
+    kv_layers: int
     kv_pages: dict[Tier, int]
     kv_slot_pages: int
     num_tails: int
@@ -45,6 +47,7 @@ class Geometry:
     activation_slot_bytes: int
     activation_disk_stride: int
     embedding_bytes: int
+    logit_rows: int
     logits_bytes: int
     last_bytes: int
     scored_tokens: int
@@ -89,9 +92,29 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
-def _kv_pages(policy: Policy, rows: int, row_pages: int) -> int:
+def may_forget_kv(workload: Workload) -> bool:
+    """Whether rows need no key after the sweep that makes it: none makes more than one token."""
+    return workload.max_new_tokens <= 1
+
+
+def keeps_kv(policy: Policy, workload: Workload) -> bool:
+    """Whether keys and values outlive the layer and the micro-batch that they are of.
+
+    They do not where every row is in one sweep, with its whole prompt, and has its pages where the
+    arithmetic is: then one computation of an attention unit writes all the keys that it reads. The
+    computations of a run follow one another in the order of the one lane that they are on, so each
+    may write over the pages of the one before: of another micro-batch, or of the layer below.
+    """
+    is_whole = not policy.is_continuous and workload.max_prompt_tokens <= policy.max_batch_tokens
+    is_near = policy.kv.share(policy.compute_tier) == 1
+    return not (may_forget_kv(workload) and is_whole and is_near)
+
+
+def _kv_pages(policy: Policy, rows: int, row_pages: int, *, is_kept: bool) -> int:
     """Pages per layer for so many rows of each micro-batch, the longest with ``row_pages``: for the
     rows' whole lives, or where they enter at any time for what they have on average."""
+    if not is_kept:
+        return rows * row_pages
     rows *= policy.num_micro_batches
     if not policy.is_continuous or not policy.row_tokens:
         return rows * row_pages
@@ -128,7 +151,10 @@ def measure(
     page_bytes = page_size(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
-    kv_pages = {tier: _kv_pages(policy, rows, row_pages) for tier, rows in kv_rows.items()}
+    is_kept = keeps_kv(policy, workload)
+    kv_pages = {
+        tier: _kv_pages(policy, rows, row_pages, is_kept=is_kept) for tier, rows in kv_rows.items()
+    }
     most_attended = policy.max_batch_tokens if policy.is_continuous else policy.micro_batch_size
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
@@ -139,12 +165,14 @@ def measure(
     slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
     block = policy.num_micro_batches
     elsewhere = any(part.tier != home for part in layout.embedding)
+    logit_rows = policy.micro_batch_size if workload.max_new_tokens else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     delegated = most_delegated(policy) if policy.cpu_attention else {"cpu": 0, "disk": 0}
     num_delegated = sum(delegated.values())
     attended = config.attended_bytes_per_token(size)
     geometry = Geometry(
         page_bytes=page_bytes,
+        kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
         num_tails=block * kv_rows["disk"],
@@ -152,8 +180,9 @@ def measure(
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
         embedding_bytes=policy.max_batch_tokens * config.embedding_size * size if elsewhere else 0,
-        logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
-        last_bytes=block * (policy.micro_batch_size + scored) * config.hidden_size * size,
+        logit_rows=logit_rows,
+        logits_bytes=block * logit_rows * config.vocab_size * 4,
+        last_bytes=block * (logit_rows + scored) * config.hidden_size * size,
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
@@ -217,7 +246,7 @@ def _count_block(
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
     row_bytes = layout.stream_columns * layout.element_bytes
-    layer_pages = {t: config.num_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
+    layer_pages = {t: g.kv_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
     slot = g.kv_slot_pages * g.page_bytes
     near, host = g.usage[home], g.usage["cpu"]
     near["KV cache"] = layer_pages[home]
