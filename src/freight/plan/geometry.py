@@ -30,10 +30,11 @@ class Geometry:
     ``usage`` is what each tier holds, by purpose. ``kv_pages`` are the pages per layer on each
     tier, ``kv_layers`` the layers that have pages of their own (see :func:`keeps_kv`),
     ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on disk, all
-    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token. ``index_bytes`` is what the micro-batches' positions and page tables
-    take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
-    tier. Of a micro-batch's rows that the CPU attends ``query_bytes`` of queries, keys and values
-    go there; ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
+    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
+    ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
+    buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
+    rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
+    ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
     ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
     micro-batch's prompts that are scored, each with ``score_bytes`` of running state.
     """
