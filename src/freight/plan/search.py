@@ -237,10 +237,7 @@ class Search:
         if wishes.micro_batch_size:
             sizes = {wishes.micro_batch_size}
         for size in sorted(sizes):
-            counts = own.counts(size, _COUNTS)
-            if wishes.num_micro_batches:
-                counts = [wishes.num_micro_batches]
-            for count in counts:
+            for count in own.counts(size, _COUNTS):
                 yield from own.with_chunks(own.shape(size, count, rule))
 
 
