@@ -45,6 +45,15 @@ def test_usable_rows() -> None:
     assert parse({"prompt": "x", "stop": ["a", "b"]}).overrides == {"stop": ("a", "b")}
 
 
+def test_rows_with_continuations() -> None:
+    """How tokens are chosen does not matter to them; what asks for none may be there."""
+    row = parse({"prompt": "a", "continuation": " b", "id": 3, "max_tokens": 0, "top_p": 0.5})
+    assert (row.text, row.continuation, row.row_id, row.overrides) == ("a", " b", 3, {})
+    row = parse({"prompt": [], "continuation": [4], "n": 1, "logprobs": None})
+    assert (row.token_ids, row.continuation, row.error) == ([], [4], None)
+    assert parse({"prompt": "a", "continuation": None}).continuation is None
+
+
 def test_every_setting_has_its_key() -> None:
     settings = {
         "max_tokens": 7,
@@ -124,6 +133,20 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "logprobs": 21}, "logprobs must be"),
         ({"prompt": "x", "logprobs": True}, '"logprobs" is true or false'),
         ({"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs must be"),
+        ({"continuation": "x"}, 'neither of "prompt" and "messages"'),
+        ({"continuation": "x", "messages": [{}]}, 'both "continuation" and "messages". A cont'),
+        ({"prompt": "x", "continuation": ""}, "The continuation is empty. There is nothing"),
+        ({"prompt": [1], "continuation": []}, "The continuation is empty"),
+        ({"prompt": "x", "continuation": [1]}, '"continuation" is a list. It must be a string'),
+        ({"prompt": [1], "continuation": "x"}, '"continuation" is a string. It must be a list'),
+        ({"prompt": [1], "continuation": [True]}, '"continuation" is a list. It must be a list'),
+        ({"prompt": "x", "continuation": 1}, '"continuation" is a number'),
+        ({"prompt": "x", "continuation": "\ud800"}, "surrogate"),
+        ({"prompt": "x", "continuation": "y", "max_tokens": 3}, '"max_tokens" is 3. A contin'),
+        ({"prompt": "x", "continuation": "y", "max_tokens": "a"}, '"max_tokens" is a string'),
+        ({"prompt": "x", "continuation": "y", "n": 2}, "Leave n or the continuation out"),
+        ({"prompt": "x", "continuation": "y", "logprobs": 0}, '"logprobs" is 0'),
+        ({"prompt": "x", "continuation": "y", "prompt_logprobs": 0}, '"prompt_logprobs" is 0'),
     ],
 )
 def test_unusable_rows(record: object, reason: str) -> None:

@@ -17,6 +17,7 @@ from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
 from freight.plan.default import Planner, Wishes
+from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Split, Tier
 from freight.plan.search import Choice, Search
 from freight.plan.workload import Workload
@@ -100,6 +101,25 @@ def test_of_a_compressed_table_only_rows_are_made_plain() -> None:
         for dtype in ("bfloat16", "int4g32f32")
     ]
     assert found[1] == pytest.approx(found[0], rel=0.01)
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_rows_that_are_in_one_sweep_read_the_weights_once(new: int) -> None:
+    """Keys of one layer and micro-batch leave room for the activations of all rows: OPT-30B over
+    half a million tokens on a T4, where the keys of all layers would not fit."""
+    room: dict[Tier, int] = {"gpu": 15 * GIB, "cpu": 100 * GIB, "disk": 500 * GIB}
+    choice = search("opt-30b", find_machine("t4"), room, rows=1000, shape=(512, new))
+    policy, geometry, layout = choice.plan.policy, choice.plan.geometry, choice.plan.layout
+    assert policy.admission == "zigzag" and policy.kv == Split(gpu=1.0)
+    assert policy.block_rows >= 1000
+    row_pages = -(-(512 + new) // policy.page_tokens)
+    held = policy.micro_batch_size * row_pages * geometry.page_bytes
+    assert geometry.usage["gpu"]["KV cache"] == held
+    assert held / policy.micro_batch_size * 48 * 1000 > sum(room.values())
+    streamed = sum(layout.streamed_bytes(tier)[1] for tier in ("cpu", "disk"))
+    assert policy.activations == Split(gpu=1.0)
+    moved = choice.forecast.num_bytes[Lane.TO_DEVICE]
+    assert streamed <= moved * 1.01 and moved < 1.15 * streamed  # and rows of the table
 
 
 def test_what_was_wished_is_kept() -> None:

@@ -24,8 +24,10 @@ from freight.model.batch import MicroBatch
 from freight.model.decoder import count_parameters, tensor_shapes
 from freight.plan.policy import Policy
 from freight.runtime.engine import Engine
+from freight.runtime.request import SamplingParams
 
 from . import tiny
+from .test_engine_memory import check_memory
 from .test_engine_policies import POLICIES
 
 STEPS = 5
@@ -72,7 +74,7 @@ def sweeps(engine: Engine, answers: list[list[int]]) -> Iterator[list[Batch]]:
             ]
 
 
-def recorded_sweeps(engine: Engine) -> list[list[Batch]]:
+def recorded_sweeps(engine: Engine, steps: int = STEPS, **params: Any) -> list[list[Batch]]:
     """The micro-batches of a run as they come: rows enter at any time, prompts in chunks."""
     found: dict[int, list[Batch]] = {}
     near = engine.plan.policy.compute_tier
@@ -85,7 +87,7 @@ def recorded_sweeps(engine: Engine) -> list[list[Batch]]:
         places = [(near if p.home == "compute" else p.home, p.is_delegated) for p in pages]
         found.setdefault(sweep, []).append(Batch(rows=states, homes=places))
 
-    tiny.run(engine, PROMPTS, STEPS, on_batch=record)
+    tiny.run(engine, PROMPTS, steps, on_batch=record, **params)
     return [found[sweep] for sweep in sorted(found)]
 
 
@@ -231,6 +233,80 @@ def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
     assert {link: n for link, n in moved.items() if n} == {
         link: n for link, n in form.moved.items() if n
     }
+
+
+SCORING = [
+    "cpu: all in memory",
+    "cpu: weights on disk",
+    "cpu: all on disk",
+    "cpu: activations on disk",
+    "cpu: odd mix",
+    "cpu: zigzag in chunks",
+    "cpu: refill, odd mix",
+    "sim: weights on disk",
+    "sim: all on disk",
+    "sim: odd mix, K=7",
+    "sim: attention on both",
+    "sim: refill, odd mix",
+]
+
+
+@pytest.mark.parametrize("name", SCORING)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_counts_of_prompts_alone(name: str, steps: int, model_dir: Path) -> None:
+    """Rows that are in one sweep: of keys nothing moves that was not asked to be elsewhere."""
+    places = embedding_place(model_dir)
+    asked = SamplingParams(max_tokens=steps, prompt_logprobs=0)
+    with tiny.engine(model_dir, PROMPTS, steps, asked, **POLICIES[name]) as engine:
+        told = recorded_sweeps(engine, steps, prompt_logprobs=0)
+        check_memory(engine)
+        moved = Counter(engine.traffic.moved)
+        moved.subtract(engine.load_traffic)
+        form = ClosedForm(engine, places)
+        for batches in told:
+            form.add(batches)
+            moved["disk read"] += past_the_end(engine, places)
+        assert {link: n for link, n in moved.items() if n} == {
+            link: n for link, n in form.moved.items() if n
+        }
+        tokens = sum(len(batch.token_ids) for batches in told for batch in batches)
+        most_once = sum(len(prompt) - (not steps and len(prompt) > 1) for prompt in PROMPTS)
+        assert tokens >= most_once if engine.plan.policy.is_continuous else tokens == most_once
+        check_kv(engine)
+
+
+def check_kv(engine: Engine) -> None:
+    """Pages of one micro-batch and layer where all rows are near and their prompts whole."""
+    policy, g = engine.plan.policy, engine.plan.geometry
+    longest = max(len(prompt) for prompt in PROMPTS)
+    is_near = policy.kv.share(policy.compute_tier) == 1
+    if is_near and not policy.is_continuous and policy.max_batch_tokens >= longest:
+        most = engine.plan.workload.max_total_tokens
+        pages = policy.micro_batch_size * -(-most // policy.page_tokens)
+        held = pages * policy.page_tokens * HEADS * ELEMENT
+        assert g.usage[policy.compute_tier]["KV cache"] == held
+    else:
+        assert g.kv_layers == LAYERS
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_weights_are_read_once_where_the_planner_may_choose(
+    device: str, steps: int, model_dir: Path
+) -> None:
+    """All rows are one block then, and of the weights each byte crosses each link once."""
+    asked = SamplingParams(max_tokens=steps, prompt_logprobs=0)
+    options = {"device": device, "weights_percent": (0.0, 0.0, 100.0), "micro_batch_size": 2}
+    with tiny.engine(model_dir, PROMPTS, steps, asked, **options) as engine:
+        told = recorded_sweeps(engine, steps, prompt_logprobs=0)
+        moved = Counter(engine.traffic.moved)
+        moved.subtract(engine.load_traffic)
+        form = ClosedForm(engine, embedding_place(model_dir))
+        form.add(told[0])
+        moved["disk read"] += past_the_end(engine, embedding_place(model_dir))
+    assert len(told) == 1 and len(told[0]) == 6
+    assert dict(+moved) == dict(+form.moved)
+    check_kv(engine)
 
 
 def test_loading_reads_what_stays_in_memory_once(model_dir: Path) -> None:

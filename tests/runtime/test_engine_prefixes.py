@@ -130,6 +130,46 @@ def test_prompts_that_are_scored_come_whole(model_dir: Path) -> None:
     assert all(len(own.prompt_logprobs) == own.num_prompt_tokens for own in done.values())
 
 
+@pytest.mark.parametrize("name", ["zigzag, K=4", "refill in chunks"])
+def test_scores_behind_a_beginning(name: str, model_dir: Path) -> None:
+    """What is scored lies behind it: the same scores, and the beginning computed once."""
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    rows = [(ids, 0) for ids, key in zip(PROMPTS, KEYS, strict=True) if key == 0 and len(ids) > 51]
+    assert len(rows) > 2
+    found: dict[bool, list[list[float]]] = {}
+    for shares in (True, False):
+        requests = [
+            Request(
+                index=i,
+                prompt_ids=prompt,
+                params=params,
+                prefix=Prefix(key=key, num_tokens=48),
+                score_from=49 + i % 2,
+            )
+            for i, (prompt, key) in enumerate(rows)
+        ]
+        brought: Counter[int] = Counter()
+
+        def note(sweep: int, batch: MicroBatch, brought: Counter[int] = brought) -> None:
+            brought.update({s.row.request: s.num_new for s in batch.rows})
+
+        work = tiny.workload([prompt for prompt, _ in rows], 0, params)
+        options = EngineOptions(
+            device="cpu", dtype="float32", verify=True, share_prefixes=shares, **POLICIES[name]
+        )
+        told = replace(work, least_prefix_tokens=48, held_prefix_tokens=48)
+        engine = build_engine(model_dir, options=options, workload=told)
+        done = {own.index: own for own in engine.run(iter(requests), note)}
+        engine.close()
+        found[shares] = [
+            [own.logprob for own in done[i].prompt_logprobs or () if own is not None]
+            for i in range(len(rows))
+        ]
+        assert (brought[-1] == 48) == shares
+    for one, other in zip(found[True], found[False], strict=True):
+        assert len(one) > 0 and one == pytest.approx(other, abs=1e-4)
+
+
 def test_off_when_not_wanted(model_dir: Path, expected: list[list[int]]) -> None:
     done, brought = run(
         model_dir, SamplingParams(max_tokens=STEPS), **POLICIES["refill"], share_prefixes=False

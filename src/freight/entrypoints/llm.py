@@ -47,13 +47,15 @@ _LOG: Final = logging.getLogger("freight")
 _MOST_ERRORS: Final = 3
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Pair = tuple[str, str] | tuple[Sequence[int], Sequence[int]]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams]
 Record = dict[str, Any]
 
 
 class LLM:
-    """A model on this machine. Each call of ``generate`` or ``chat`` plans for its own rows.
+    """A model on this machine. Each call of ``generate``, ``chat`` or ``loglikelihood`` plans for
+    its own rows.
 
     ``model`` is a directory, a GGUF file, a Hugging Face Hub id, or "demo". Sizes are "8GiB" or
     bytes: ``cpu_memory`` bounds the whole process, ``gpu_memory`` all that is taken of the device.
@@ -176,6 +178,20 @@ class LLM:
             chats = [chats]
         return self._start(chats, _chat_record, params)
 
+    def loglikelihood(self, pairs: Iterable[Pair]) -> list[tuple[float, bool]]:
+        """Of each (context, continuation) the natural log-probability of the continuation, and
+        whether greedy decoding would have made it.
+
+        Both are texts, or both token ids. Texts are cut into tokens as lm-evaluation-harness does:
+        spaces that end the context belong to the continuation, both are tokenised together without
+        special tokens and cut at the context's own length. In place of an empty context stands the
+        token that begins a sequence, else the one that ends it. A pair that is too long for the
+        model loses its beginning. Raises InputError for pairs that cannot be scored; nothing runs
+        then.
+        """
+        answers = self._start(list(pairs), _pair_record, None)
+        return [(answer.log_likelihood, answer.is_greedy) for answer in answers]
+
     def _start(
         self, items: list[Any], read: Callable[[Any], Record], params: Params | None
     ) -> Iterator[Completion]:
@@ -283,6 +299,18 @@ def _prompt_record(item: Any) -> Record:
         'A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.',
         "Give one of these.",
     )
+
+
+def _pair_record(item: Any) -> Record:
+    """The row that a context and a continuation are."""
+    pair = [_as_plain(part) for part in item] if isinstance(item, list | tuple) else []
+    if len(pair) != 2 or not all(isinstance(part, str | list | tuple) for part in pair):
+        raise InputError(
+            f"A {type(item).__name__} was given as a pair.",
+            "A pair is a context and a continuation, two texts or two lists of token ids.",
+            'Write it like ("The sky is", " blue").',
+        )
+    return {"prompt": pair[0], "continuation": pair[1]}
 
 
 def _chat_record(item: Any) -> Record:

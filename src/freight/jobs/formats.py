@@ -34,6 +34,7 @@ __all__ = [
     "fit_max_tokens",
     "load_record",
     "parse_row",
+    "score_row",
 ]
 
 RowId = str | int
@@ -51,6 +52,7 @@ class RowLimits:
 class Row:
     """One input row. Of ``text``, ``token_ids``, ``messages`` and ``error`` exactly one is set.
 
+    ``continuation`` is to be scored behind them, text behind text and token ids behind token ids.
     ``row_id`` is ``None`` where the row has none of its own; ``overrides`` are the fields of
     ``SamplingParams`` that the row sets for itself.
     """
@@ -59,6 +61,7 @@ class Row:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    continuation: str | Sequence[int] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -72,6 +75,8 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
     try:
         record = load_record(line)
         row_id = _read_id(record.get("id"))
+        if record.get("continuation") is not None:
+            return replace(_read_pair(record), row_id=row_id)
         overrides = _read_overrides(record, defaults)
         return replace(_read_prompt(record), row_id=row_id, overrides=overrides)
     except InputError as error:
@@ -113,6 +118,18 @@ def completion_row(row_id: RowId, completion: Completion) -> bytes:
             None if item is None else _logprob(item) for item in completion.prompt_logprobs
         ]
     return _dump(record)
+
+
+def score_row(row_id: RowId, completion: Completion) -> bytes:
+    """The output row of a continuation that was scored, without its newline."""
+    return _dump(
+        {
+            "id": row_id,
+            "logprob": _rounded(completion.log_likelihood),
+            "is_greedy": completion.is_greedy,
+            "num_tokens": len(completion.scored),
+        }
+    )
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:
@@ -200,9 +217,42 @@ def _read_prompt(record: Mapping[str, Any]) -> Row:
     if isinstance(prompt, str):
         refuse_broken_text(prompt, "prompt")
         return Row(text=prompt)
-    if isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt):
+    if isinstance(prompt, list) and _are_ids(prompt):
         return Row(token_ids=prompt)
     raise wrong_kind("prompt", prompt, "a string or a list of whole numbers (token ids)")
+
+
+def _read_pair(record: Mapping[str, Any]) -> Row:
+    """A prompt and a continuation. How tokens are chosen does not matter then."""
+    if record.get("messages") is not None:
+        raise InputError(
+            'It has both "continuation" and "messages".',
+            "A continuation is scored behind a prompt.",
+            "Write the conversation as a prompt, or leave the continuation out.",
+        )
+    for key, most in _OF_ANSWERS.items():
+        value = record.get(key)
+        if value is not None and (most is None or read_integer(key, value) > most):
+            raise InputError(
+                f'It has a "continuation", and its "{key}" is {value}.',
+                "A continuation is scored, and nothing is generated.",
+                f"Leave {key} or the continuation out.",
+            )
+    row, continuation = _read_prompt(record), record["continuation"]
+    if row.text is not None and isinstance(continuation, str):
+        refuse_broken_text(row.text + continuation, "continuation")
+    elif row.token_ids is None or not _are_ids(continuation):
+        kind = "a string" if row.text is not None else "a list of whole numbers (token ids)"
+        raise wrong_kind("continuation", continuation, f"{kind}, as its prompt is")
+    if not continuation:
+        raise InputError(
+            "The continuation is empty.", "There is nothing to score.", "Put text into it."
+        )
+    return replace(row, continuation=continuation)
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(token_id) is int for token_id in value)
 
 
 def _read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
@@ -220,6 +270,14 @@ def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict
     replace(defaults, **overrides)  # refuses values out of range
     return overrides
 
+
+_OF_ANSWERS: Mapping[str, int | None] = {
+    "max_tokens": 0,
+    "n": 1,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
+"""What a row with a continuation may ask for at most; nothing where that is None."""
 
 _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
     "max_tokens": read_integer,

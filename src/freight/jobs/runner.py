@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freight.jobs.directory import DoneRecord, JobDirectory
-from freight.jobs.formats import RowLimits, completion_row, error_row
+from freight.jobs.formats import RowLimits, completion_row, error_row, score_row
 from freight.jobs.journal import Journal
 from freight.jobs.output import Output
 from freight.jobs.paths import check_paths, job_directory_of
@@ -116,7 +116,8 @@ def _answer(
         _record_failed(spool, journal, output, observer)
         requests = (spool.request(int(index)) for index in pending)
         for completion in engine.run(requests):
-            row = completion_row(spool.row_id(completion.index), completion)
+            write = score_row if spool.has_continuation(completion.index) else completion_row
+            row = write(spool.row_id(completion.index), completion)
             journal.append(completion.index, row)
             output.emit()
             tally.add(completion)

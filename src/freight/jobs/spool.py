@@ -1,7 +1,7 @@
 """The rows of a job as token ids on disk, so that memory does not grow with the dataset.
 
 Three files: token ids one after another, one fixed-size record per row, and a JSON blob for each
-row that has an id, sampling parameters or an error of its own. Memory holds the records only, 32
+row that has an id, sampling parameters or an error of its own. Memory holds the records only, 36
 bytes a row. ``spool.json`` is written last: without it the spool is not complete. Knows no
 tokenizer, no journal and no engine.
 """
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freight.jobs.formats import RowId
+from freight.jobs.pairs import SCORING
 from freight.jobs.prefixes import SharedPrefixes, find_prefixes
 from freight.plan.workload import Workload
 from freight.runtime.request import Prefix, Request, SamplingParams
@@ -39,6 +40,7 @@ RECORD: Final = np.dtype(
         ("num_samples", "<i2"),
         ("logprobs", "i1"),  # -1: not asked for
         ("prompt_logprobs", "i1"),
+        ("score_from", "<i4"),  # the first token of a continuation; 0: the row has none
     ]
 )
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
@@ -134,15 +136,20 @@ class Spool:
 
     @cached_property
     def prefixes(self) -> SharedPrefixes:
-        """What prompts begin with alike, by row."""
-        lengths = self.num_prompt_tokens.astype(np.int64)
+        """What prompts begin with alike, by row: tokens that need not be scored, with one behind
+        them that goes through the model."""
+        records = self._records
+        lengths = records["num_tokens"] - (records["max_tokens"] == 0).astype(np.int64)
+        scored = records["prompt_logprobs"] >= 0
+        lengths[scored] = np.minimum(lengths, np.maximum(1, records["score_from"]))[scored]
+        lengths[records["num_tokens"] == 0] = 0
         if not lengths.any():
             return SharedPrefixes(
                 keys=np.full(len(lengths), -1), num_tokens=np.zeros(len(lengths), dtype=np.int64)
             )
         with mmap.mmap(self._tokens, 0, prot=mmap.PROT_READ) as pages:
             tokens = np.frombuffer(pages, dtype="<i4")
-            found = find_prefixes(tokens, self._records["offset"], lengths)
+            found = find_prefixes(tokens, records["offset"], lengths)
             del tokens  # the map cannot be closed while it is seen
         return found
 
@@ -159,6 +166,7 @@ class Spool:
         samples = records["num_samples"].astype(np.int64)
         listed, scored = records["logprobs"], records["prompt_logprobs"]
         least_prefix, held_prefix = _prefix_tokens(self.prefixes, indices)
+        num_scored = prompts - np.maximum(1, records["score_from"])
         return Workload(
             num_rows=int(samples.sum()),
             max_prompt_tokens=int(prompts.max()),
@@ -168,12 +176,12 @@ class Spool:
             total_new_tokens=int((new * samples).sum()),
             min_samples=int(samples.min()),
             max_samples=int(samples.max()),
-            max_scored_tokens=int((prompts - 1)[scored >= 0].max(initial=0)),
+            max_scored_tokens=int(num_scored[scored >= 0].max(initial=0)),
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
             ends_early=_ends_early(self._defaults),
-            least_prefix_tokens=0 if (scored >= 0).any() else least_prefix,
+            least_prefix_tokens=least_prefix,
             held_prefix_tokens=held_prefix,
         )
 
@@ -182,6 +190,15 @@ class Spool:
         record = self._records[index]
         num_tokens = int(record["num_tokens"])
         raw = os.pread(self._tokens, 4 * num_tokens, 4 * int(record["offset"]))
+        token_ids = np.frombuffer(raw, dtype="<i4").tolist()
+        if score_from := int(record["score_from"]):
+            return Request(
+                index=index,
+                prompt_ids=token_ids,
+                params=SCORING,
+                prefix=self._prefix(index),
+                score_from=score_from,
+            )
         overrides = dict(self._read_extras(index).get("overrides", {}))
         if "logit_bias" in overrides:  # JSON has made strings of its ids
             biases = overrides["logit_bias"].items()
@@ -192,7 +209,7 @@ class Spool:
         overrides["min_tokens"] = min(least, max_tokens)
         return Request(
             index=index,
-            prompt_ids=np.frombuffer(raw, dtype="<i4").tolist(),
+            prompt_ids=token_ids,
             params=replace(self._defaults, **overrides),
             prefix=self._prefix(index),
         )
@@ -202,6 +219,10 @@ class Spool:
         if key < 0:
             return None
         return Prefix(key=key, num_tokens=int(self.prefixes.num_tokens[index]))
+
+    def has_continuation(self, index: int) -> bool:
+        """Whether the row is a prompt with a continuation to be scored."""
+        return bool(self._records["score_from"][index])
 
     def row_id(self, index: int) -> RowId:
         """The row's own id, else its place in the dataset."""

@@ -26,6 +26,7 @@ from freight.jobs.formats import (
 )
 from freight.jobs.json_values import refuse_broken_text
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
+from freight.jobs.pairs import SCORING, check_pair, fit_pair, join_texts
 from freight.jobs.spool import RECORD, SPOOL_FILES, Spool
 from freight.runtime.params import SamplingParams, check_vocabulary
 from freight.runtime.tokenizer import Tokenizer
@@ -91,11 +92,16 @@ class SpoolWriter:
         """Tokenise and write the rows taken so far."""
         batch = [(where, self._render(where, row)) for where, row in self._batch]
         self._batch, self._batch_bytes = [], 0
-        text_ids = self._encode(row for _, row in batch if row.messages is None)
+        texts = (row for _, row in batch if row.messages is None and row.continuation is None)
+        text_ids = self._encode(texts)
         chat_ids = self._encode(row for _, row in batch if row.messages is not None)
+        pair_ids = self._encode_pairs(row for _, row in batch if row.continuation is not None)
         for where, row in batch:
             if row.error is not None:
                 ids: list[int] = []
+            elif row.continuation is not None:
+                self._write_pair(where, row, *next(pair_ids))
+                continue
             elif row.token_ids is not None:
                 ids = list(row.token_ids)
             else:
@@ -110,6 +116,24 @@ class SpoolWriter:
         texts = [row.text for row in usable if row.text is not None]
         are_chats = usable[0].messages is not None
         return iter(self._tokenizer.encode_batch(texts, add_special_tokens=not are_chats))
+
+    def _encode_pairs(self, rows: Iterable[Row]) -> Iterator[tuple[list[int], int]]:
+        """Token ids of rows with continuations, and how many of them are the prompt's."""
+        usable = [row for row in rows if row.error is None]
+        texts: list[str] = []
+        for row in usable:
+            if row.text is not None:
+                texts += join_texts(row.text, str(row.continuation))
+        encoded: Iterator[list[int]] = iter(())
+        if texts and self._tokenizer is not None:
+            encoded = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        for row in usable:
+            if row.token_ids is None:
+                context, whole = next(encoded), next(encoded)
+            else:
+                assert row.continuation is not None and not isinstance(row.continuation, str)
+                context, whole = [*row.token_ids], [*row.token_ids, *row.continuation]
+            yield whole, min(len(context), len(whole))
 
     def sync(self) -> None:
         """Make everything written durable and drop it from the page cache."""
@@ -131,7 +155,10 @@ class SpoolWriter:
                 )
             if row.messages is not None:
                 row = replace(row, text=self._tokenizer.render_chat(row.messages))
-            self._check_text(row.text or "", self._tokenizer)
+            if isinstance(row.continuation, str):
+                check_pair(row.text or "", row.continuation, self._limits.max_positions)
+            else:
+                self._check_text(row.text or "", self._tokenizer)
         except FreightError as error:
             return replace(row, error=f"{where}: {error}")
         return row
@@ -159,7 +186,22 @@ class SpoolWriter:
                 max_tokens = self._check(params, ids)
             except InputError as refusal:
                 ids, error = [], f"{where}: {refusal}"
-        extras = _extras_blob(row, error)
+        self._append(replace(row, error=error), ids, params, max_tokens)
+
+    def _write_pair(self, where: str, row: Row, ids: list[int], num_context: int) -> None:
+        prefix_id = None if self._tokenizer is None else self._tokenizer.prefix_token_id
+        most, score_from = self._limits.max_positions, 0
+        try:
+            ids, score_from = fit_pair(ids, num_context, prefix_id=prefix_id, max_positions=most)
+            self._check_ids(ids)
+        except InputError as refusal:
+            ids, row = [], replace(row, error=f"{where}: {refusal}")
+        self._append(row, ids, SCORING, 0, score_from=score_from)
+
+    def _append(
+        self, row: Row, ids: list[int], params: SamplingParams, max_tokens: int, score_from: int = 0
+    ) -> None:
+        extras = _extras_blob(row)
         record = np.array(
             (
                 self._num_ids,
@@ -170,6 +212,7 @@ class SpoolWriter:
                 params.n,
                 -1 if params.logprobs is None else params.logprobs,
                 -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+                score_from,
             ),
             dtype=RECORD,
         )
@@ -183,6 +226,10 @@ class SpoolWriter:
     def _check(self, params: SamplingParams, ids: list[int]) -> int:
         max_tokens = fit_max_tokens(len(ids), params.max_tokens, self._limits)
         check_vocabulary(params, self._limits.vocab_size)
+        self._check_ids(ids)
+        return max_tokens
+
+    def _check_ids(self, ids: list[int]) -> None:
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self._limits.vocab_size:
                 raise InputError(
@@ -190,7 +237,6 @@ class SpoolWriter:
                     f"The model's vocabulary has the ids 0 to {self._limits.vocab_size - 1}.",
                     "Use the tokenizer that belongs to the model.",
                 )
-        return max_tokens
 
 
 def write_spool(
@@ -231,12 +277,12 @@ def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
     return Row(error=f"{where}: It was read as a row. {limit}. Write one row per line.")
 
 
-def _extras_blob(row: Row, error: str | None) -> bytes:
+def _extras_blob(row: Row) -> bytes:
     extras: dict[str, Any] = {}
     if row.row_id is not None:
         extras["id"] = row.row_id
-    if error is not None:
-        extras["error"] = error
+    if row.error is not None:
+        extras["error"] = row.error
     elif row.overrides:
         extras["overrides"] = row.overrides
     return json.dumps(extras).encode() if extras else b""

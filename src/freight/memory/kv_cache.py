@@ -158,7 +158,8 @@ class KVCache:
     """All pages of all layers on all tiers.
 
     ``pools`` are uint8 tensors [L, P, page bytes] for the homes "compute" and "cpu"; ``tails`` is
-    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each.
+    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each. Without
+    ``is_kept`` pages are used within one computation only: each ``admit`` gives out the same ones.
     """
 
     def __init__(
@@ -170,7 +171,9 @@ class KVCache:
         num_disk_pages: int,
         page_tokens: int,
         page_bytes: int,
+        is_kept: bool = True,
     ) -> None:
+        self.is_kept = is_kept
         self.pools = pools
         self.page_tokens = page_tokens
         self.page_bytes = page_bytes
@@ -201,12 +204,15 @@ class KVCache:
         pages of ``shared``, which stays for as long as they do, are their first."""
         first = () if shared is None else self.rows[shared].pages
         wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
-        pages = iter(self._free[home].take(sum(wanted)))
+        taken = self._free[home].take(sum(wanted))
+        pages = iter(taken)
         tables: list[list[int]] = [[] for _ in rows]
         for turn in range(max(wanted, default=0)):
             for table, count in zip(tables, wanted, strict=True):
                 if turn < count:
                     table.append(next(pages))
+        if not self.is_kept:
+            self._free[home].give(taken)
         for (row, _), table in zip(rows, tables, strict=True):
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
             self.rows[row] = RowPages(
@@ -232,6 +238,8 @@ class KVCache:
     def release(self, row: Hashable) -> None:
         """Free a row's own pages, at once."""
         pages = self.rows.pop(row)
+        if not self.is_kept:
+            return
         self._free[pages.home].give(pages.pages[pages.num_shared :])
         if pages.tail >= 0:
             self._free_tails.give([pages.tail])

@@ -8,7 +8,7 @@ one needs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -18,7 +18,7 @@ from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import Forms, find_forms
-from freight.plan.geometry import Geometry, fitting_page_tokens, measure
+from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.workload import Workload
@@ -43,6 +43,7 @@ _CHUNK_COST_TOKENS: Final = 100
 """A product of n rows takes as long as one of n + this at full rate: weights are packed first."""
 _MOST_BATCH_ROWS: Final = 256
 _MOST_BATCH_TOKENS: Final = 16384
+_MOST_MICRO_BATCHES: Final = 256
 _COARSE_STEPS: Final = 6
 _FINE_STEPS: Final = 12
 """Halvings of a share: candidates are compared with few, for then they share their layouts; the
@@ -140,7 +141,7 @@ class Planner:
         splits = [Split(gpu=1.0), Split(cpu=1.0), Split(disk=1.0)]
         near = splits if self.compute_tier == "gpu" else splits[1:]
         open_kvs = near if self.has_disk_dir else near[:-1]
-        kvs = [wishes.kv] if wishes.kv else open_kvs
+        kvs = [wishes.kv] if wishes.kv else open_kvs[: 1 if self.forgets_kv else None]
         for kv in kvs:
             for size, count in self._block_shapes():
                 yield from self.with_chunks(replace(self.shape(size, count), kv=kv))
@@ -226,11 +227,29 @@ class Planner:
         if self.wishes.micro_batch_size:
             sizes = [self.wishes.micro_batch_size]
         for size in sizes:
-            counts = sorted({min(count, -(-rows // size)) for count in (1, 2, 4, 8)})
-            if self.wishes.num_micro_batches:
-                counts = [self.wishes.num_micro_batches]
-            for count in counts:
+            for count in self.counts(size, (1, 2, 4, 8)):
                 yield size, count
+
+    @property
+    def forgets_kv(self) -> bool:
+        """Whether rows are best held where the arithmetic is, in each sweep others: nothing that
+        was asked for stands against it."""
+        wishes, near = self.wishes, self.compute_tier
+        is_free = wishes.kv is None or wishes.kv.share(near) == 1
+        is_whole = wishes.admission in (None, "zigzag") and wishes.batch_tokens is None
+        return may_forget_kv(self.workload) and is_free and is_whole
+
+    def counts(self, size: int, usual: Sequence[int]) -> list[int]:
+        """How many micro-batches of ``size`` rows a block may have, no more than there are rows
+        for. Rows that leave no keys behind take little: then up to all that there are."""
+        if self.wishes.num_micro_batches:
+            return [self.wishes.num_micro_batches]
+        most = -(-self.workload.num_rows // size)
+        counts = {min(count, most) for count in usual}
+        if self.forgets_kv:
+            largest = min(most, _MOST_MICRO_BATCHES)
+            counts |= {largest >> halving for halving in range(largest.bit_length())}
+        return sorted(counts)
 
     def _piece_bytes(self) -> int:
         """No larger than the largest unit: small models would stream through a ring of air."""
@@ -336,21 +355,31 @@ class Planner:
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)
         disk_s += policy.kv.disk * kv_bytes / _DISK_BYTES_PER_S
         io_s = max(disk_s, link_bytes / _LINK_BYTES_PER_S)
+        if self.forgets_kv:
+            return self._seconds_of_sweeps(plan, io_s) / self.workload.num_rows
         prompts = policy.num_micro_batches * self.workload.max_prompts(policy.micro_batch_size)
         num_tokens = min(rows, prompts) * self.workload.max_prompt_tokens
         prefill_s = _together(io_s, self._compute_s(plan, num_tokens))
         decode_s = _together(io_s, self._compute_s(plan, rows))
         return (prefill_s + max(0, self.workload.max_new_tokens - 1) * decode_s) / rows
 
-    def _compute_s(self, plan: Plan, num_tokens: int) -> float:
-        """Arithmetic of a sweep; every micro-batch also reads all weights from memory."""
+    def _seconds_of_sweeps(self, plan: Plan, io_s: float) -> float:
+        """All blocks, of which each is one sweep: how many there are is what counts."""
+        policy, rows = plan.policy, self.workload.num_rows
+        num_tokens = rows * self.workload.max_prompt_tokens
+        compute_s = self._compute_s(plan, num_tokens, -(-rows // policy.micro_batch_size))
+        return _together(-(-rows // policy.block_rows) * io_s, compute_s)
+
+    def _compute_s(self, plan: Plan, num_tokens: int, count: int | None = None) -> float:
+        """Arithmetic of a sweep, or of ``count`` micro-batches of several; every micro-batch also
+        reads all weights from memory."""
         plain, expert = self.elements
         used = plain + expert * self._share_of_tokens(True)
         read = plain + expert * self._share_of_sweeps(True, num_tokens)
         slowed = 1 + _CHUNK_COST_TOKENS / plan.policy.chunk_tokens
         arithmetic_s = 2 * used * num_tokens * slowed / _FLOPS[self.compute_tier]
         read_s = read * plan.layout.element_bytes / _MEMORY_BYTES_PER_S[self.compute_tier]
-        count = plan.policy.num_micro_batches
+        count = count or plan.policy.num_micro_batches
         return max(arithmetic_s, count * read_s) + count * _BATCH_OVERHEAD_S
 
     def _needed_bytes(self, layout: WeightLayout, tier: Tier, num_tokens: int) -> int:

@@ -17,7 +17,14 @@ from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = ["Geometry", "fitting_page_tokens", "measure", "shared_tokens"]
+__all__ = [
+    "Geometry",
+    "fitting_page_tokens",
+    "keeps_kv",
+    "may_forget_kv",
+    "measure",
+    "shared_tokens",
+]
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -29,17 +36,20 @@ class Geometry:
 
     ``usage`` is what each tier holds, by purpose. Of each prompt ``shared_tokens`` have keys that
     others have too. ``kv_pages`` are the pages per layer on each
-    tier, ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on
-    disk, all micro-batches. ``index_bytes`` is what the micro-batches' positions and page tables
-    take outside the tiers' buffers. ``activation_rows`` are the tokens of one micro-batch on each
-    tier. Of a micro-batch's rows that the CPU attends ``query_bytes`` of queries, keys and values
-    go there; ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
+    tier, ``kv_layers`` the layers that have pages of their own (see :func:`keeps_kv`),
+    ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on disk, all
+    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
+    ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
+    buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
+    rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
+    ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
     ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
     micro-batch's prompts that are scored, each with ``score_bytes`` of running state.
     """
 
     page_bytes: int
     shared_tokens: int
+    kv_layers: int
     kv_pages: dict[Tier, int]
     kv_slot_pages: int
     num_tails: int
@@ -47,6 +57,7 @@ class Geometry:
     activation_slot_bytes: int
     activation_disk_stride: int
     embedding_bytes: int
+    logit_rows: int
     logits_bytes: int
     last_bytes: int
     scored_tokens: int
@@ -91,6 +102,26 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
+def may_forget_kv(workload: Workload) -> bool:
+    """Whether rows need no key after the sweep that makes it: none makes more than one token."""
+    return workload.max_new_tokens <= 1
+
+
+def keeps_kv(policy: Policy, workload: Workload) -> bool:
+    """Whether keys and values outlive the layer and the micro-batch that they are of.
+
+    They do not where every row is in one sweep, with its whole prompt, and has its pages where the
+    arithmetic is: then one computation of an attention unit writes all the keys that it reads. The
+    computations of a run follow one another in the order of the one lane that they are on, so each
+    may write over the pages of the one before: of another micro-batch, or of the layer below.
+    Beginnings that prompts share are kept for others.
+    """
+    is_whole = not policy.is_continuous and workload.max_prompt_tokens <= policy.max_batch_tokens
+    is_near = policy.kv.share(policy.compute_tier) == 1
+    is_alone = not shared_tokens(policy, workload)
+    return not (may_forget_kv(workload) and is_whole and is_near and is_alone)
+
+
 def shared_tokens(policy: Policy, workload: Workload) -> int:
     """Tokens of every prompt whose keys are those of its beginning, in whole pages: where all keys
     are on the compute tier."""
@@ -102,8 +133,10 @@ def shared_tokens(policy: Policy, workload: Workload) -> int:
 def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
     they enter at any time for what they have on average; and for beginnings that they share."""
-    rows *= policy.num_micro_batches
     whole = -(-workload.max_total_tokens // policy.page_tokens)
+    if not keeps_kv(policy, workload):
+        return rows * whole
+    rows *= policy.num_micro_batches
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
     most = rows * (whole - shared) + held
@@ -143,6 +176,7 @@ def measure(
     page_bytes = page_size(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
+    is_kept = keeps_kv(policy, workload)
     kv_pages = {tier: _kv_pages(policy, rows, workload) for tier, rows in kv_rows.items()}
     most_attended = policy.max_batch_tokens if policy.is_continuous else policy.micro_batch_size
     home = policy.compute_tier
@@ -154,6 +188,7 @@ def measure(
     slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
     block = policy.num_micro_batches
     elsewhere = any(part.tier != home for part in layout.embedding)
+    logit_rows = policy.micro_batch_size if workload.max_new_tokens else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     delegated = most_delegated(policy) if policy.cpu_attention else {"cpu": 0, "disk": 0}
     num_delegated = sum(delegated.values())
@@ -161,6 +196,7 @@ def measure(
     geometry = Geometry(
         page_bytes=page_bytes,
         shared_tokens=shared_tokens(policy, workload),
+        kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
         num_tails=block * kv_rows["disk"],
@@ -168,8 +204,9 @@ def measure(
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
         embedding_bytes=policy.max_batch_tokens * config.embedding_size * size if elsewhere else 0,
-        logits_bytes=block * policy.micro_batch_size * config.vocab_size * 4,
-        last_bytes=block * (policy.micro_batch_size + scored) * config.hidden_size * size,
+        logit_rows=logit_rows,
+        logits_bytes=block * logit_rows * config.vocab_size * 4,
+        last_bytes=block * (logit_rows + scored) * config.hidden_size * size,
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
@@ -233,7 +270,7 @@ def _count_block(
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
     row_bytes = layout.stream_columns * layout.element_bytes
-    layer_pages = {t: config.num_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
+    layer_pages = {t: g.kv_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
     slot = g.kv_slot_pages * g.page_bytes
     near, host = g.usage[home], g.usage["cpu"]
     near["KV cache"] = layer_pages[home]

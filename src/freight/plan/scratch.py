@@ -42,7 +42,10 @@ def workspace_bytes(
     """Scratch for the arithmetic, the largest of what its units take."""
     size = layout.element_bytes
     rows_of_one = max(policy.chunk_tokens, _longest_span(policy, workload))
-    tokens = {"attention": rows_of_one, "head": policy.micro_batch_size}
+    tokens = {
+        "attention": rows_of_one,
+        "head": policy.micro_batch_size * (workload.max_new_tokens > 0),
+    }
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
     def attended(step: Attend) -> int:

@@ -150,6 +150,8 @@ class Search:
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission
+        if asked is None and self.planner.forgets_kv:
+            return ("zigzag",)
         return _RULES if asked is None else (asked,)
 
     def _may_be(self, plan: Plan) -> bool:
@@ -235,10 +237,7 @@ class Search:
         if wishes.micro_batch_size:
             sizes = {wishes.micro_batch_size}
         for size in sorted(sizes):
-            counts = {min(count, -(-workload.num_rows // size)) for count in _COUNTS}
-            if wishes.num_micro_batches:
-                counts = {wishes.num_micro_batches}
-            for count in sorted(counts):
+            for count in own.counts(size, _COUNTS):
                 yield from own.with_chunks(own.shape(size, count, rule))
 
 

@@ -62,6 +62,9 @@ class Terms:
         if policy.is_continuous:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
         rows = min(policy.block_rows, workload.num_rows)
+        kept_rows, kept_layers = policy.block_rows, config.num_layers
+        if planner.forgets_kv:  # one micro-batch of one layer at a time
+            kept_rows, kept_layers = policy.micro_batch_size, 1
         return cls(
             planner=planner,
             machine=machine,
@@ -69,7 +72,7 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=policy.block_rows * held * config.num_layers,
+            kv_bytes=kept_rows * held * kept_layers,
             kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,
@@ -147,6 +150,8 @@ class Terms:
                     continue
                 if tier == "disk" and not self.uses_disk:
                     continue
+                if kind == "kv" and tier != self.near and self.planner.forgets_kv:
+                    continue
                 if wish is not None:
                     yield (kind, tier), (wish.share(tier), wish.share(tier))
                 elif tier != "disk" or kind == "weights" or self.planner.has_disk_dir:
@@ -160,7 +165,7 @@ class Terms:
     def _delegated_tiers(self) -> tuple[Tier, ...]:
         """Where rows may be that the CPU attends."""
         wishes = self.planner.wishes
-        if self.near == "cpu" or wishes.cpu_attention == 0.0:
+        if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.planner.forgets_kv:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
         on_disk = on_disk and self.uses_disk

@@ -80,7 +80,7 @@ class Admission(ABC):
         self._waiting = waiting
         self._policy = policy
         self._kv = kv_cache
-        self._prefixes = Prefixes(kv=kv_cache, is_on=policy.shares_prefixes)
+        self._prefixes = Prefixes(kv=kv_cache, is_on=policy.shares_prefixes and kv_cache.is_kept)
 
     @abstractmethod
     def admit(self) -> None:

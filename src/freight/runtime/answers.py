@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from math import fsum
 
 import numpy as np
@@ -47,7 +47,7 @@ class NewTokens:
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """A row in the block: its tokens so far, and how many of them have keys.
+    """A row in the block: its tokens that are computed, and how many of them have keys.
 
     ``params`` are the request's, with the seed of this sample. ``entry`` counts the rows that came
     before it; ``seat`` is the place among its micro-batch's, by where its keys and values are.
@@ -70,7 +70,7 @@ class Row:
     @property
     def num_tokens(self) -> int:
         """Those of the prompt and those made."""
-        return len(self.answer.request.prompt_ids) + len(self.new_ids)
+        return self.answer.request.num_computed + len(self.new_ids)
 
     @property
     def num_shared_tokens(self) -> int:
@@ -112,9 +112,9 @@ class Answer:
         return self.request.params.prompt_logprobs is not None
 
     @property
-    def num_scored(self) -> int:
-        """Tokens of the prompt whose scores are there, the first one left out."""
-        return sum(len(scores) for scores in self._prompt_scores)
+    def next_scored(self) -> int:
+        """The first token of the prompt whose score is still wanted."""
+        return self.request.score_from + sum(len(scores) for scores in self._prompt_scores)
 
     @cached_property
     def prompt_set(self) -> npt.NDArray[np.int64]:
@@ -176,9 +176,10 @@ class Answer:
     def _prompt_logprobs(self) -> tuple[Logprob | None, ...] | None:
         if not self.is_scored:
             return None
-        scored = iter(self.request.prompt_ids[1:])
+        first = self.request.score_from
+        scored = iter(self.request.prompt_ids[first:])
         found = (self._logprobs([*islice(scored, len(own))], own) for own in self._prompt_scores)
-        return (None, *chain.from_iterable(found))
+        return (*repeat(None, first), *chain.from_iterable(found))
 
     def _logprobs(self, token_ids: Sequence[int], scores: Scores) -> tuple[Logprob, ...]:
         return tuple(

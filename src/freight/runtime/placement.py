@@ -19,6 +19,7 @@ from freight.model.config import ModelConfig
 from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
+from freight.plan.geometry import keeps_kv
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.verify import Ring
@@ -96,9 +97,9 @@ class Placement:
         disk_bytes = geometry.usage["disk"]
         layers, page = self._config.num_layers, geometry.page_bytes
         near_pages = geometry.kv_pages[policy.compute_tier]
-        pools: dict[Home, torch.Tensor] = {
-            "compute": _take(self.near, "KV cache", layers, near_pages, page)
-        }
+        # Layers without pages of their own all have the first one's.
+        near = _take(self.near, "KV cache", geometry.kv_layers, near_pages, page)
+        pools: dict[Home, torch.Tensor] = {"compute": near.expand(layers, -1, -1)}
         if policy.compute_tier == "gpu":
             pools["cpu"] = _take(self.host, "KV cache", layers, geometry.kv_pages["cpu"], page)
         self.kv_cache = KVCache(
@@ -108,6 +109,7 @@ class Placement:
             num_disk_pages=geometry.kv_pages["disk"],
             page_tokens=policy.page_tokens,
             page_bytes=page,
+            is_kept=keeps_kv(policy, self.plan.workload),
         )
         columns = self.plan.layout.stream_columns
         row_bytes = columns * self.dtype.itemsize
@@ -140,7 +142,7 @@ class Placement:
         in_pages = pages if g.num_tails and on_device else 0
         in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
         embedding_bytes = g.embedding_bytes
-        block, rows = policy.num_micro_batches, policy.micro_batch_size
+        block, rows = policy.num_micro_batches, g.logit_rows
         width, vocab = self._config.hidden_size, self._config.vocab_size
 
         def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:

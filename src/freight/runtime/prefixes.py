@@ -37,10 +37,12 @@ class Prefixes:
     def num_tokens(self, request: Request) -> int:
         """How many of the request's first tokens can be shared: those of whole pages, and none
         where they are to be scored."""
-        if not self.is_on or request.prefix is None or request.params.prompt_logprobs is not None:
+        if not self.is_on or request.prefix is None:
             return 0
         page = self.kv.page_tokens
-        return request.prefix.num_tokens // page * page
+        count = request.prefix.num_tokens // page * page
+        is_scored = request.params.prompt_logprobs is not None and request.score_from <= count
+        return 0 if is_scored or count >= request.num_computed else count
 
     def find(self, request: Request) -> Row | None:
         """The row of the request's beginning, if it has pages."""

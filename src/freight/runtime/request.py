@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Literal
 
 from freight.runtime.params import SamplingParams
@@ -36,12 +37,24 @@ class Prefix:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One row: ``index`` is its place in the dataset, ``prompt_ids`` its tokens (at least one).
-    Rows that share a ``prefix`` should come one after the other."""
+    Rows that share a ``prefix`` should come one after the other.
+
+    Where ``params.prompt_logprobs`` asks for the prompt's log-probabilities, they are those of the
+    tokens from ``score_from`` (at least 1) on.
+    """
 
     index: int
     prompt_ids: Sequence[int]
     params: SamplingParams
     prefix: Prefix | None = None
+    score_from: int = 1
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the prompt that go through the model: what follows the last one is of interest
+        only where something is generated."""
+        count = len(self.prompt_ids)
+        return count if self.params.max_tokens else max(1, count - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +96,8 @@ class Completion:
     """What the model answered to one row: as many ``outputs`` as samples were asked for.
 
     ``text``, ``token_ids`` and ``finish_reason`` are those of the first. ``prompt_logprobs`` has an
-    entry for each token of the prompt, ``None`` for the first, which nothing comes before.
+    entry for each token of the prompt, ``None`` for the first, which nothing comes before, and for
+    those that were not to be scored.
     """
 
     index: int
@@ -102,6 +116,22 @@ class Completion:
     @property
     def finish_reason(self) -> FinishReason:
         return self.outputs[0].finish_reason
+
+    @property
+    def scored(self) -> tuple[Logprob, ...]:
+        """The tokens of the prompt that were scored."""
+        return tuple(item for item in self.prompt_logprobs or () if item is not None)
+
+    @property
+    def log_likelihood(self) -> float:
+        """The natural logarithm of the probability of the tokens that were scored."""
+        return fsum(item.logprob for item in self.scored)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding would have made the tokens that were scored, which needs an
+        alternative to each: of equally likely tokens it takes the first of the vocabulary."""
+        return all(item.top[0].token_id == item.token_id for item in self.scored)
 
     @property
     def num_new_tokens(self) -> int:

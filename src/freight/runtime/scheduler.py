@@ -153,7 +153,7 @@ class Scheduler:
         scored = range(0)
         if row.answer.is_scored and not row.key.sample:
             last = min(end, len(prompt) - 1)
-            scored = range(row.answer.num_scored - row.kv_len, last - row.kv_len)
+            scored = range(row.answer.next_scored - 1 - row.kv_len, last - row.kv_len)
         return RowSpan(
             row=row.key,
             start=start,

@@ -32,8 +32,9 @@ class Tokenizer:
     """The tokenizer of one model directory.
 
     ``eos_token_ids`` are the ids that end a row, from generation_config.json, else config.json,
-    else tokenizer_config.json. ``vocab_size`` counts the tokenizer's own entries; a checkpoint's
-    embedding may have more rows.
+    else tokenizer_config.json. ``prefix_token_id`` stands before a text that has nothing before it:
+    the beginning of a sequence, else its end. ``vocab_size`` counts the tokenizer's own entries; a
+    checkpoint's embedding may have more rows.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -46,6 +47,7 @@ class Tokenizer:
         self._chat: ChatTemplate | None = read_chat_template(model_dir, config, named)
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: frozenset[int] = self._find_eos(named.get("eos_token"))
+        self.prefix_token_id = self._find_prefix(named)
         self.token_text: Callable[[int], str] = lru_cache(_KEPT_TEXTS)(self._token_text)
         """One token by itself, special or not; part of a character is U+FFFD."""
 
@@ -91,6 +93,13 @@ class Tokenizer:
         rendered = self.render_chat(messages)
         ids: list[int] = self._backend.encode(rendered, add_special_tokens=False).ids
         return ids
+
+    def _find_prefix(self, named: Mapping[str, str]) -> int | None:
+        for name in ("bos_token", "eos_token"):
+            found: int | None = self._backend.token_to_id(named.get(name, ""))
+            if found is not None:
+                return found
+        return min(self.eos_token_ids, default=None)
 
     def _find_eos(self, eos_token: str | None) -> frozenset[int]:
         config = _read_json(self._model_dir / "config.json")
