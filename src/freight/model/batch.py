@@ -10,11 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["GROUP_BYTES", "QUERY_BLOCK", "MicroBatch", "RowKey", "RowSpan", "chunk_rows"]
+__all__ = [
+    "EVEN_TOKENS",
+    "GROUP_BYTES",
+    "MOST_PADDED",
+    "QUERY_BLOCK",
+    "MicroBatch",
+    "RowKey",
+    "RowSpan",
+    "chunk_rows",
+]
 
 GROUP_BYTES: Final = 16 << 20
 """Rows attended together: their keys and values, and their scores, each stay under this (one row
 may exceed it). Enough to keep the cores busy, and near the caches."""
+
+EVEN_TOKENS: Final = 64
+"""Of many tokens products on the CPU are made of multiples of this, of few, and of what is left of
+many, of multiples of a fourth: a library that makes code for each number of rows keeps it."""
+
+MOST_PADDED: Final = 256
+"""So many tokens are padded, more are cut."""
 
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""

@@ -22,6 +22,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend
+from freight.model.batch import EVEN_TOKENS, MOST_PADDED
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,
@@ -44,6 +45,7 @@ from freight.model.programme import (
     changed_values,
 )
 from freight.model.workspace import Workspace
+from freight.quantities import align_up
 
 __all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit", "select_rows"]
 
@@ -157,7 +159,7 @@ def _project(step: Project, frame: Frame) -> None:
         part = out[:, first : first + rows.shape[0]]
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
         if isinstance(rows, torch.Tensor):
-            _multiply_by(x, rows, own_bias, part, adds=step.adds)
+            _multiply_by(x, rows, own_bias, part, frame.workspace, adds=step.adds)
         elif isinstance(rows, IntegerRows):
             tokens = frame.tokens(step.x)
             with frame.workspace.frame():
@@ -171,10 +173,44 @@ def _project(step: Project, frame: Frame) -> None:
             for begin, tile in _tiles(rows, x.dtype, frame.workspace):
                 end = begin + tile.shape[0]
                 tile_bias = None if own_bias is None else own_bias[begin:end]
-                _multiply_by(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
+                columns = part[:, begin:end]
+                _multiply_by(x, tile, tile_bias, columns, frame.workspace, adds=step.adds)
 
 
 def _multiply_by(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    workspace: Workspace,
+    *,
+    adds: bool,
+) -> None:
+    """out = x rows^T + bias, or added to it. On the CPU in bfloat16 by few different numbers of
+    tokens: for each that it meets the library makes code of its own, and keeps it."""
+    count, step = x.shape[0], EVEN_TOKENS // 4
+    is_even = count % step == 0 if count <= MOST_PADDED else count % EVEN_TOKENS == 0
+    if is_even or count < step // 2 or x.device.type != "cpu" or x.dtype != torch.bfloat16:
+        _product(x, rows, bias, out, adds=adds)
+        return
+    whole = 0 if count <= MOST_PADDED else count - count % EVEN_TOKENS
+    if whole:
+        _product(x[:whole], rows, bias, out[:whole], adds=adds)
+    with workspace.frame():
+        few = count - whole
+        padded = align_up(few, step)
+        tokens = workspace.take(padded, x.shape[1], dtype=x.dtype)
+        tokens[:few].copy_(x[whole:])
+        tokens[few:].zero_()
+        found = workspace.take(padded, rows.shape[0], dtype=x.dtype)
+        _product(tokens, rows, bias, found, adds=False)
+        if adds:
+            out[whole:].add_(found[:few])
+        else:
+            out[whole:].copy_(found[:few])
+
+
+def _product(
     x: torch.Tensor,
     rows: torch.Tensor,
     bias: torch.Tensor | None,

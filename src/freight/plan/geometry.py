@@ -26,6 +26,10 @@ __all__ = [
     "shared_tokens",
 ]
 
+_SHAPES_BYTES: Final = 64 << 20
+"""What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
+for products of each, and memory in pieces of many sizes."""
+
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
 
@@ -247,7 +251,8 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
     attended = policy.chunk_tokens * config.num_heads * config.head_dim * size
     described = tokens * per_token + policy.micro_batch_size * per_row
-    return batches * described + making + attended
+    on_cpu = policy.is_continuous and policy.compute_tier == "cpu"
+    return batches * described + making + attended + on_cpu * _SHAPES_BYTES
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
