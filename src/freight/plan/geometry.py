@@ -102,7 +102,7 @@ def shared_tokens(policy: Policy, workload: Workload) -> int:
 def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
     they enter at any time for what they have on average; and for beginnings that they share."""
-    rows *= policy.num_micro_batches
+    rows *= policy.num_micro_batches * policy.blocks_in_flight
     whole = -(-workload.max_total_tokens // policy.page_tokens)
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
@@ -163,7 +163,7 @@ def measure(
         shared_tokens=shared_tokens(policy, workload),
         kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
-        num_tails=block * kv_rows["disk"],
+        num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,

@@ -69,7 +69,7 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=policy.block_rows * held * config.num_layers,
+            kv_bytes=policy.blocks_in_flight * policy.block_rows * held * config.num_layers,
             kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,

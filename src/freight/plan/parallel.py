@@ -1,0 +1,478 @@
+"""Several chips, each with tiers and a policy of its own: by rows, by layers, by heads, or mixed.
+
+A way of sharing is data x stages x ranks. Each replica has its part of the rows; of a replica each
+stage has a range of layers; of a stage each rank has its part of every matrix and its own key
+heads. What one chip does is planned by the same search as for a lone one, with its part of the
+model, of the rows and of its host. Knows rates and sizes, no tensors; nothing here is executed.
+
+What is approximated:
+
+- Stages hand over whole blocks (FlexGen, section 4.4): as many blocks are in flight as there are
+  stages, or twice as many, and a stage holds the keys of all of them. With T blocks and S stages
+  the prompts take (T + S - 1) of the slowest stage's sweeps, speeding them up by S T / (T + S - 1);
+  later tokens take T each. Blocks that follow wait until all of a round have ended.
+- The embedding's table is in RAM on the first stage, the head on the last; that has the table as
+  well, which it needs only where both are one.
+- What crosses between chips is added to what is computed; none of it is hidden. Of ranks that are
+  the moves of the 1D weight-stationary layout at the peak of the link, ends of each stage included.
+- Chips of one host have equal parts of its cores, RAM and disk, and each its link to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from freight.errors import BudgetError, FreightError, InputError
+from freight.hardware.chip import Chip
+from freight.hardware.machine import Machine
+from freight.model.config import DTYPE_BYTES, ModelConfig
+from freight.model.decoder import build_programme, count_parameters
+from freight.model.sources import TensorSource
+from freight.partition.cost import Cost, Setting, Step
+from freight.partition.layout import Mesh
+from freight.partition.named import FEED_FORWARD
+from freight.plan.default import Planner, Wishes
+from freight.plan.policy import Policy, Tier
+from freight.plan.search import Choice, Search
+from freight.plan.workload import Workload
+from freight.quantities import align_up
+
+__all__ = ["Answer", "Parallel", "Refused", "Shares", "Stage"]
+
+_ROUNDS: Final = (1, 2)
+"""Blocks in flight, over stages."""
+_TRIES: Final = 3
+_NEARER: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many replicas there are, stages of each, and ranks of each stage."""
+
+    data: int
+    stages: int
+    ranks: int
+
+    def __str__(self) -> str:
+        parts = {"data": self.data, "pipeline": self.stages, "tensor": self.ranks}
+        return " x ".join(f"{name} {n}" for name, n in parts.items() if n > 1) or "one chip"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """What one chip does: layers ``first`` to ``last``, and how. Of the stage's other ranks and of
+    other replicas the same is true. ``sent_s`` are seconds of sending of all its sweeps, in the
+    prompts' sweeps and in later ones."""
+
+    first: int
+    last: int
+    choice: Choice
+    sent_s: tuple[float, float]
+
+    @property
+    def prefill_s(self) -> float:
+        return self.choice.forecast.prefill_s + self.sent_s[0]
+
+    @property
+    def decode_s(self) -> float:
+        return self.choice.forecast.decode_s + self.sent_s[1]
+
+    @property
+    def binding(self) -> str:
+        """What works most: a lane, or the links between chips."""
+        told = self.choice.forecast
+        return "chip links" if sum(self.sent_s) > max(told.busy_s.values()) else told.binding.value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """All chips together. ``in_flight`` blocks go through the stages at a time; ``prefill_s`` and
+    ``decode_s`` are as of a ``Forecast``, ``block_s`` is from a block's prompts to its last token.
+    """
+
+    shares: Shares
+    stages: tuple[Stage, ...]
+    in_flight: int
+    prefill_s: float
+    decode_s: float
+    block_s: float
+    new_tokens: float
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.new_tokens / self.seconds
+
+    @property
+    def slowest(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.prefill_s + stage.decode_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A way of sharing that cannot be, and why."""
+
+    shares: Shares
+    why: FreightError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """A model and its work on ``num_chips``, of which ``host_chips`` share each ``machine``.
+
+    ``budgets`` are a host's, of "gpu" each chip's; ``taken`` is what each chip's process has of
+    them. ``sources`` says where weights of a configuration would lie, and raises where it may not
+    be cut. ``chip`` has the links between chips.
+    """
+
+    config: ModelConfig
+    workload: Workload
+    machine: Machine
+    budgets: Mapping[Tier, int]
+    taken: Mapping[Tier, int]
+    wishes: Wishes
+    dtype: str
+    sources: Callable[[ModelConfig], Mapping[str, TensorSource]]
+    chip: Chip
+    num_chips: int
+    host_chips: int = 1
+    max_block_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.num_chips < 1 or self.host_chips < 1:
+            raise InputError(
+                f"{self.num_chips} chips, {self.host_chips} to a host, were asked for.",
+                "There is one at least of each.",
+                "Raise --chips, or --host-chips.",
+            )
+
+    def ways(self) -> Iterator[Shares]:
+        """All shares whose product is the number of chips."""
+        for data in _divisors(self.num_chips):
+            for stages in _divisors(self.num_chips // data):
+                yield Shares(data, stages, self.num_chips // data // stages)
+
+    def answers(self) -> list[Answer | Refused]:
+        """Of each way, fastest first, those last that take too long or cannot be."""
+
+        def rank(own: Answer | Refused) -> tuple[bool, bool, float]:
+            if isinstance(own, Refused):
+                return True, True, 0.0
+            return False, own.block_s > self.max_block_s, own.seconds
+
+        return sorted((self._told(shares) for shares in self.ways()), key=rank)
+
+    def best(self, answers: list[Answer | Refused]) -> Answer:
+        """The fastest that keeps to the bound; BudgetError, with what is nearest, if none does."""
+        told = [own for own in answers if isinstance(own, Answer)]
+        if told and told[0].block_s <= self.max_block_s:
+            return told[0]
+        if told:
+            near = min(told, key=lambda own: own.block_s)
+            raise BudgetError(
+                f"A block was to take at most {self.max_block_s:g} s on {self.num_chips} chips.",
+                f"The least that was found is {near.block_s:.4g} s, with {near.shares}.",
+                f"Raise --max-latency to {math.ceil(near.block_s)}, shorten the rows, or take "
+                "more or faster chips.",
+            )
+        refused = [own for own in answers if isinstance(own, Refused)]
+        near_why = max(refused, key=lambda own: own.shares.stages).why
+        raise BudgetError(
+            f"A model of {self.config.num_layers} layers was to run on {self.num_chips} chips.",
+            " ".join(f"{own.shares}: {own.why.limit}" for own in refused),
+            near_why.advice,
+        )
+
+    def price(self, shares: Shares) -> Answer:
+        """The best plan with these shares, which may take longer than the bound where none of them
+        keeps to it. InputError where the model cannot be cut so, BudgetError where it does not
+        fit."""
+        config = self._cut(shares)
+        workload = _part(self.workload, shares.data)
+        if shares.stages == 1:
+            return self._within(shares, config, workload, 1)
+        rows = workload.num_rows
+        counts = sorted({min(rows, own * shares.stages) for own in _ROUNDS})
+        told = [self._within(shares, config, workload, count) for count in counts]
+        return min(told, key=lambda own: (own.block_s > self.max_block_s, own.seconds))
+
+    def _told(self, shares: Shares) -> Answer | Refused:
+        try:
+            return self.price(shares)
+        except FreightError as error:
+            return Refused(shares=shares, why=error)
+
+    # -- what is cut ---------------------------------------------------------------------------
+
+    def _cut(self, shares: Shares) -> ModelConfig:
+        """The part of each matrix that a rank has, as a model."""
+        config, ranks, stages = self.config, shares.ranks, shares.stages
+        if stages > config.num_layers:
+            raise InputError(
+                f"{stages} stages were asked for.",
+                f"The model has {config.num_layers} layers, and a stage has one at least.",
+                f"Take at most {config.num_layers} stages.",
+            )
+        if stages > 1 and self.wishes.admission not in (None, "zigzag"):
+            raise InputError(
+                f"{stages} stages were to take rows by {self.wishes.admission}.",
+                "Stages hand over blocks whose rows enter together.",
+                "Leave --admission out, or take zigzag.",
+            )
+        if ranks == 1:
+            return config
+        inner = config.intermediate_size if config.experts is None else _width(config)
+        sizes = {
+            "key heads": config.num_kv_heads,
+            "query heads": config.num_heads,
+            "columns of the MLP": inner,
+            "columns of the stream": config.hidden_size,
+        }
+        for name, size in sizes.items():
+            if size % ranks:
+                most = max(own for own in _divisors(size) if own < ranks)
+                raise InputError(
+                    f"A layer was to be cut over {ranks} chips.",
+                    f"{size} {name} do not divide by {ranks}.",
+                    f"Cut it over {most} at most, or by rows or layers.",
+                )
+        experts = config.experts
+        return replace(
+            config,
+            num_heads=config.num_heads // ranks,
+            num_kv_heads=config.num_kv_heads // ranks,
+            intermediate_size=max(1, config.intermediate_size // ranks),
+            vocab_size=align_up(config.vocab_size, ranks) // ranks,
+            experts=experts and replace(experts, intermediate_size=inner // ranks),
+        )
+
+    def _search(
+        self, config: ModelConfig, workload: Workload, layers: range, in_flight: int
+    ) -> Search:
+        """For a chip with these layers of ``config``."""
+        is_last = layers.stop == config.num_layers
+        own = _with_layers(config, layers, with_ends=is_last)
+        count = self.host_chips
+        sources = _sources_of(self.sources(config), layers, with_ends=is_last)
+        room = {tier: size // (1 if tier == "gpu" else count) for tier, size in self.budgets.items()}
+        for tier, size in self.taken.items():
+            if tier in room:
+                room[tier] -= size
+        # Replicas on one host have one checkpoint.
+        is_whole = own == self.config
+        room["disk"] -= self._bytes(own) // (count if is_whole else 1)
+        if layers.start == 0 and not is_last:
+            room["cpu"] -= config.vocab_size * config.embedding_size * DTYPE_BYTES[self.dtype]
+        short = {tier: size for tier, size in room.items() if size < 0}
+        if short:
+            raise BudgetError(
+                f"{count} chips were to share a host, each with {len(layers)} layers.",
+                f"Each lacks {', '.join(f'{-size} bytes on {t}' for t, size in short.items())}.",
+                "Let fewer chips share a host, or take one with more.",
+            )
+        planner = Planner(
+            config=own,
+            programme=build_programme(own),
+            sources=sources,
+            dtype=self.dtype,
+            workload=workload,
+            compute_tier="gpu" if "gpu" in self.machine.units else "cpu",
+            room=room,
+            taken=self.taken,
+            has_disk_dir=True,
+            wishes=self.wishes,
+            blocks_in_flight=in_flight,
+        )
+        names = ("compute", "disk read", "disk write") if count > 1 else ()
+        return Search(planner=planner, machine=self.machine.scaled(dict.fromkeys(names, 1 / count)))
+
+    def _bytes(self, config: ModelConfig) -> int:
+        return DTYPE_BYTES[self.dtype] * count_parameters(config)
+
+    # -- what it takes -------------------------------------------------------------------------
+
+    def _within(
+        self, shares: Shares, config: ModelConfig, workload: Workload, in_flight: int
+    ) -> Answer:
+        """The best with so many blocks in flight. The stage with most weights says what a block is,
+        the others follow; it is searched for under a bound that leaves time for what is around its
+        sweeps."""
+        lane = _part(workload, in_flight)
+        ranges = _ranges(config.num_layers, shares.stages)
+        searches = [self._search(config, lane, layers, in_flight) for layers in ranges]
+        if shares.stages > 1:
+            searches = [_wishing(own, admission="zigzag") for own in searches]
+        weights = [sum(search.planner.elements) for search in searches]
+        lead = weights.index(max(weights))
+        bound = self.max_block_s / in_flight
+        for _ in range(_TRIES):
+            try:
+                choice = replace(searches[lead], max_block_s=bound).best()
+            except BudgetError:
+                shortest = searches[lead].frontier(1) if bound < math.inf else []
+                if not shortest:
+                    raise
+                choice, bound = shortest[0], 0.0
+            answer = self._assembled(shares, workload, in_flight, ranges, searches, lead, choice)
+            if answer.block_s <= self.max_block_s or not bound:
+                break
+            bound = min(bound, choice.forecast.block_s) * _NEARER
+            bound *= self.max_block_s / answer.block_s
+        return answer
+
+    def _assembled(
+        self,
+        shares: Shares,
+        workload: Workload,
+        in_flight: int,
+        ranges: list[range],
+        searches: list[Search],
+        lead: int,
+        choice: Choice,
+    ) -> Answer:
+        policy = choice.plan.policy
+        alike: dict[tuple[int, bool, bool], Choice] = {}
+        stages = []
+        for number, (layers, search) in enumerate(zip(ranges, searches, strict=True)):
+            kind = (len(layers), number == 0, number == len(ranges) - 1)
+            if number == lead:
+                alike[kind] = choice
+            elif kind not in alike:
+                size, count = policy.micro_batch_size, policy.num_micro_batches
+                same = _wishing(search, micro_batch_size=size, num_micro_batches=count)
+                alike[kind] = same.best()
+            stages.append(
+                Stage(
+                    first=layers.start,
+                    last=layers.stop - 1,
+                    choice=alike[kind],
+                    sent_s=self._sent_s(shares, len(layers), search.planner.workload, policy),
+                )
+            )
+        filled, kept = in_flight + shares.stages - 1, max(in_flight, shares.stages)
+        if shares.stages == 1:
+            filled = kept = 1
+        slowest = max(stages, key=lambda own: own.prefill_s + own.decode_s)
+        prefill_s = filled * max(own.prefill_s for own in stages)
+        decode_s = kept * max(own.decode_s for own in stages)
+        # A block's part of all, and where its stage waits for others of its round, theirs too.
+        told = slowest.choice.forecast
+        stretched = (prefill_s + decode_s) / told.seconds
+        return Answer(
+            shares=shares,
+            stages=tuple(stages),
+            in_flight=in_flight,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            block_s=told.block_s * stretched,
+            new_tokens=self.workload.total_new_tokens,
+        )
+
+    def _sent_s(
+        self, shares: Shares, num_layers: int, lane: Workload, policy: Policy
+    ) -> tuple[float, float]:
+        """Seconds of sending in all of a stage's sweeps, of prompts and of later tokens."""
+        size = policy.micro_batch_size
+        batches = max(lane.num_rows / size, 1.0)
+        past = round(lane.mean_prompt_tokens)
+        prefill = Step(phase="prefill", rows=size, new_tokens=max(1, past))
+        decode = Step(phase="decode", rows=size, new_tokens=1, past=past)
+        later = max(0.0, lane.mean_new_tokens - 1)
+        first_s, later_s = (self._step_s(shares, num_layers, step) for step in (prefill, decode))
+        return batches * first_s, batches * later * later_s
+
+    def _step_s(self, shares: Shares, num_layers: int, step: Step) -> float:
+        """Sending of a micro-batch between ranks, and to the next stage."""
+        setting = Setting(chip=self._linked, activation_bytes=DTYPE_BYTES[self.dtype])
+        seconds = 0.0
+        if shares.ranks > 1:
+            cut = FEED_FORWARD["1D weight-stationary"].cut
+            layers = _with_layers(self.config, range(num_layers), with_ends=True)
+            mesh = Mesh.of(x=shares.ranks, y=1, z=1)
+            seconds += Cost(layers, mesh, cut, step, setting).link_s
+        if shares.stages > 1:
+            chip = setting.chip
+            is_inside = not chip.host_chips or shares.stages * shares.ranks <= chip.host_chips
+            rate = chip.link_bytes_per_s if is_inside else chip.outer_bytes_per_s
+            size = step.num_tokens * self.config.hidden_size * setting.activation_bytes
+            seconds += size / shares.ranks / rate
+            seconds += chip.link_latency_s if is_inside else chip.outer_latency_s
+        return seconds
+
+    @property
+    def _linked(self) -> Chip:
+        """The chip, with as many in a host as are."""
+        return replace(self.chip, host_chips=self.host_chips) if self.chip.host_chips else self.chip
+
+
+def _width(config: ModelConfig) -> int:
+    assert config.experts is not None
+    return config.experts.intermediate_size
+
+
+def _wishing(search: Search, **wishes: object) -> Search:
+    planner = search.planner
+    changed = replace(planner.wishes, **wishes)  # type: ignore[arg-type]
+    return replace(search, planner=replace(planner, wishes=changed, layouts={}))
+
+
+def _part(workload: Workload, parts: int) -> Workload:
+    """The rows of the one that has most of them, all taken to be of mean length."""
+    rows = -(-workload.num_rows // parts)
+    if rows == workload.num_rows:
+        return workload
+    return replace(
+        workload,
+        num_rows=rows,
+        total_prompt_tokens=math.ceil(rows * workload.mean_prompt_tokens),
+        total_new_tokens=math.ceil(rows * workload.total_new_tokens / workload.num_rows),
+        lengths=(),
+    )
+
+
+def _ranges(num_layers: int, stages: int) -> list[range]:
+    """Equal ones; where that cannot be, the first have one more, for the last has the head."""
+    size, more = divmod(num_layers, stages)
+    starts = [number * size + min(number, more) for number in range(stages + 1)]
+    return [range(first, last) for first, last in zip(starts, starts[1:], strict=False)]
+
+
+def _with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
+    """A model of these layers; without ends its vocabulary has one token."""
+    experts = config.experts
+    cut = slice(layers.start, layers.stop)
+    return replace(
+        config,
+        num_layers=len(layers),
+        sliding_windows=config.sliding_windows[cut],
+        experts=experts and replace(experts, layers=experts.layers[cut]),
+        vocab_size=config.vocab_size if with_ends else 1,
+    )
+
+
+def _sources_of(
+    sources: Mapping[str, TensorSource], layers: range, *, with_ends: bool
+) -> Mapping[str, TensorSource]:
+    """Those of some layers, which are numbered from 0."""
+    found = {}
+    for name, source in sources.items():
+        room, _, rest = name.partition(".")
+        if room == "layers":
+            number, _, rest = rest.partition(".")
+            if int(number) in layers:
+                found[f"layers.{int(number) - layers.start}.{rest}"] = source
+        elif not with_ends and name in ("embedding", "head.weight"):
+            found[name] = source.rows(0, 1)
+        else:
+            found[name] = source
+    return found
+
+
+def _divisors(number: int) -> list[int]:
+    return [own for own in range(1, number + 1) if number % own == 0]
