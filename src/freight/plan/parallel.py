@@ -11,8 +11,8 @@ What is approximated:
   stages, or twice as many, and a stage holds the keys of all of them. With T blocks and S stages
   the prompts take (T + S - 1) of the slowest stage's sweeps, speeding them up by S T / (T + S - 1);
   later tokens take T each. Blocks that follow wait until all of a round have ended.
-- The embedding's table is in RAM on the first stage, the head on the last; that has the table as
-  well, which it needs only where both are one.
+- The head is on the last stage; that has the embedding's table as well, which it needs only where
+  both are one. Of the others each leaves room for the table in RAM, though only the first needs it.
 - What crosses between chips is added to what is computed; none of it is hidden. Of ranks that are
   the moves of the 1D weight-stationary layout at the peak of the link, ends of each stage included.
 - Chips of one host have equal parts of its cores, RAM and disk, and each its link to it.
@@ -153,10 +153,13 @@ class Parallel:
             )
 
     def ways(self) -> Iterator[Shares]:
-        """All shares whose product is the number of chips."""
+        """All shares whose product is the number of chips; ranks are not mixed with stages, which
+        spare memory as they do and send less."""
         for data in _divisors(self.num_chips):
-            for stages in _divisors(self.num_chips // data):
-                yield Shares(data, stages, self.num_chips // data // stages)
+            each = self.num_chips // data
+            yield Shares(data, each, 1)
+            if each > 1:
+                yield Shares(data, 1, each)
 
     def answers(self) -> list[Answer | Refused]:
         """Of each way, fastest first, those last that take too long or cannot be."""
@@ -260,14 +263,16 @@ class Parallel:
         own = _with_layers(config, layers, with_ends=is_last)
         count = self.host_chips
         sources = _sources_of(self.sources(config), layers, with_ends=is_last)
-        room = {tier: size // (1 if tier == "gpu" else count) for tier, size in self.budgets.items()}
+        room = {
+            tier: size // (1 if tier == "gpu" else count) for tier, size in self.budgets.items()
+        }
         for tier, size in self.taken.items():
             if tier in room:
                 room[tier] -= size
         # Replicas on one host have one checkpoint.
         is_whole = own == self.config
         room["disk"] -= self._bytes(own) // (count if is_whole else 1)
-        if layers.start == 0 and not is_last:
+        if not is_last:
             room["cpu"] -= config.vocab_size * config.embedding_size * DTYPE_BYTES[self.dtype]
         short = {tier: size for tier, size in room.items() if size < 0}
         if short:
@@ -337,16 +342,14 @@ class Parallel:
         choice: Choice,
     ) -> Answer:
         policy = choice.plan.policy
-        alike: dict[tuple[int, bool, bool], Choice] = {}
+        alike: dict[tuple[int, bool], Choice] = {}
         stages = []
         for number, (layers, search) in enumerate(zip(ranges, searches, strict=True)):
-            kind = (len(layers), number == 0, number == len(ranges) - 1)
+            kind = len(layers), number == len(ranges) - 1
             if number == lead:
                 alike[kind] = choice
             elif kind not in alike:
-                size, count = policy.micro_batch_size, policy.num_micro_batches
-                same = _wishing(search, micro_batch_size=size, num_micro_batches=count)
-                alike[kind] = same.best()
+                alike[kind] = _following(search, policy)
             stages.append(
                 Stage(
                     first=layers.start,
@@ -420,6 +423,16 @@ def _wishing(search: Search, **wishes: object) -> Search:
     planner = search.planner
     changed = replace(planner.wishes, **wishes)  # type: ignore[arg-type]
     return replace(search, planner=replace(planner, wishes=changed, layouts={}))
+
+
+def _following(search: Search, policy: Policy) -> Choice:
+    """The best for blocks of the same rows: with the same keys' places where they fit, and as many
+    weights in memory as fit beside them."""
+    plan = search.planner.realise(policy)
+    if plan is not None:
+        return search.price(plan)
+    size, count = policy.micro_batch_size, policy.num_micro_batches
+    return _wishing(search, micro_batch_size=size, num_micro_batches=count).best()
 
 
 def _part(workload: Workload, parts: int) -> Workload:
