@@ -84,6 +84,7 @@ def parallel_for(
         dtype=question.dtype,
         sources=of_model,
         chip=_chip_of(machine, arguments.chip),
+        model_bytes=question.model_bytes,
         num_chips=arguments.chips,
         host_chips=max(1, machine.num_gpus) if host_chips is None else host_chips,
         max_block_s=max_block_s,
@@ -130,8 +131,10 @@ def _describe(
         f"model    {question.model}: {question.config.num_layers} layers, "
         f"{format_bytes(question.model_bytes)} in {question.dtype}"
     )
-    yield f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} x "
-    yield f"         {question.machine.name}: {question.machine.description}"
+    yield (
+        f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} hosts like "
+        f"{question.machine.name}: {question.machine.description}"
+    )
     yield f"links    {parallel.chip.name}: {parallel.chip.description}"
     yield (
         f"work     {work.num_rows} rows of {work.max_prompt_tokens} prompt and "
@@ -139,8 +142,8 @@ def _describe(
     )
     yield ""
     yield (
-        f"{'shared by':24} {'new token/s':>11} {'block':>9} {'$/Mtoken':>9} {'gpu':>10} {'cpu':>10} "
-        f"{'disk':>10}  binds"
+        f"{'shared by':24} {'new token/s':>11} {'block':>9} {'$/Mtoken':>9}"
+        f" {'gpu':>10} {'cpu':>10} {'disk':>10}  binds"
     )
     for own in answers:
         yield _line(question, parallel, own)
@@ -162,8 +165,8 @@ def _line(question: Question, parallel: Parallel, own: Answer | Refused) -> str:
     rent = next((f"{cost:.3g}" for how, cost in costs.items() if "rented" in how), "-")
     late = ", block over the bound" if own.block_s > parallel.max_block_s else ""
     return (
-        f"{own.shares!s:24} {own.tokens_per_s:11.3g} {time_text(own.block_s):>9} {rent:>9}{memory}  "
-        f"{own.slowest.binding}{late}"
+        f"{own.shares!s:24} {own.tokens_per_s:11.3g} {time_text(own.block_s):>9} {rent:>9}"
+        f"{memory}  {own.slowest.binding}{late}"
     )
 
 

@@ -88,7 +88,8 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     yield f"policy   {flags_of(choice.plan.policy)}"
     yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
     yield (
-        f"time     {_phases(told)}in all {time_text(told.seconds)}; loading {time_text(told.load_s)}"
+        f"time     {_phases(told)}in all {time_text(told.seconds)}; "
+        f"loading {time_text(told.load_s)}"
     )
     yield (
         f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "

@@ -37,28 +37,24 @@ from freight.partition.named import FEED_FORWARD
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Policy, Tier
 from freight.plan.search import Choice, Search
+from freight.plan.shares import (
+    Shares,
+    cut_over,
+    divisors,
+    layer_ranges,
+    part_of,
+    sources_of,
+    with_layers,
+)
 from freight.plan.workload import Workload
-from freight.quantities import align_up
 
-__all__ = ["Answer", "Parallel", "Refused", "Shares", "Stage"]
+__all__ = ["Answer", "Parallel", "Refused", "Stage"]
 
 _ROUNDS: Final = (1, 2)
 """Blocks in flight, over stages."""
 _TRIES: Final = 3
 _NEARER: Final = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """How many replicas there are, stages of each, and ranks of each stage."""
-
-    data: int
-    stages: int
-    ranks: int
-
-    def __str__(self) -> str:
-        parts = {"data": self.data, "pipeline": self.stages, "tensor": self.ranks}
-        return " x ".join(f"{name} {n}" for name, n in parts.items() if n > 1) or "one chip"
+"""How much of a bound, or of the best speed, counts as near."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +124,7 @@ class Parallel:
 
     ``budgets`` are a host's, of "gpu" each chip's; ``taken`` is what each chip's process has of
     them. ``sources`` says where weights of a configuration would lie, and raises where it may not
-    be cut. ``chip`` has the links between chips.
+    be cut; the whole checkpoint has ``model_bytes``. ``chip`` has the links between chips.
     """
 
     config: ModelConfig
@@ -140,6 +136,7 @@ class Parallel:
     dtype: str
     sources: Callable[[ModelConfig], Mapping[str, TensorSource]]
     chip: Chip
+    model_bytes: int
     num_chips: int
     host_chips: int = 1
     max_block_s: float = math.inf
@@ -155,21 +152,26 @@ class Parallel:
     def ways(self) -> Iterator[Shares]:
         """All shares whose product is the number of chips; ranks are not mixed with stages, which
         spare memory as they do and send less."""
-        for data in _divisors(self.num_chips):
+        for data in divisors(self.num_chips):
             each = self.num_chips // data
             yield Shares(data, each, 1)
             if each > 1:
                 yield Shares(data, 1, each)
 
     def answers(self) -> list[Answer | Refused]:
-        """Of each way, fastest first, those last that take too long or cannot be."""
+        """Of each way, fastest first, those last that take too long or cannot be. All are sketched;
+        what comes near the best is then planned in full."""
 
         def rank(own: Answer | Refused) -> tuple[bool, bool, float]:
             if isinstance(own, Refused):
                 return True, True, 0.0
             return False, own.block_s > self.max_block_s, own.seconds
 
-        return sorted((self._told(shares) for shares in self.ways()), key=rank)
+        sketched = sorted((self._told(own, is_rough=True) for own in self.ways()), key=rank)
+        _, late, least = rank(sketched[0])
+        near = [own for own in sketched if rank(own) <= (False, late, least / _NEARER)]
+        told = [self._told(own.shares) if own in near else own for own in sketched]
+        return sorted(told, key=rank)
 
     def best(self, answers: list[Answer | Refused]) -> Answer:
         """The fastest that keeps to the bound; BudgetError, with what is nearest, if none does."""
@@ -192,22 +194,22 @@ class Parallel:
             near_why.advice,
         )
 
-    def price(self, shares: Shares) -> Answer:
+    def price(self, shares: Shares, *, is_rough: bool = False) -> Answer:
         """The best plan with these shares, which may take longer than the bound where none of them
-        keeps to it. InputError where the model cannot be cut so, BudgetError where it does not
-        fit."""
+        keeps to it; ``is_rough``: a sketch of it. InputError where the model cannot be cut so,
+        BudgetError where it does not fit."""
         config = self._cut(shares)
-        workload = _part(self.workload, shares.data)
+        workload = part_of(self.workload, shares.data)
         if shares.stages == 1:
-            return self._within(shares, config, workload, 1)
+            return self._within(shares, config, workload, 1, is_rough)
         rows = workload.num_rows
         counts = sorted({min(rows, own * shares.stages) for own in _ROUNDS})
-        told = [self._within(shares, config, workload, count) for count in counts]
+        told = [self._within(shares, config, workload, count, is_rough) for count in counts]
         return min(told, key=lambda own: (own.block_s > self.max_block_s, own.seconds))
 
-    def _told(self, shares: Shares) -> Answer | Refused:
+    def _told(self, shares: Shares, *, is_rough: bool = False) -> Answer | Refused:
         try:
-            return self.price(shares)
+            return self.price(shares, is_rough=is_rough)
         except FreightError as error:
             return Refused(shares=shares, why=error)
 
@@ -215,7 +217,7 @@ class Parallel:
 
     def _cut(self, shares: Shares) -> ModelConfig:
         """The part of each matrix that a rank has, as a model."""
-        config, ranks, stages = self.config, shares.ranks, shares.stages
+        config, stages = self.config, shares.stages
         if stages > config.num_layers:
             raise InputError(
                 f"{stages} stages were asked for.",
@@ -228,50 +230,26 @@ class Parallel:
                 "Stages hand over blocks whose rows enter together.",
                 "Leave --admission out, or take zigzag.",
             )
-        if ranks == 1:
-            return config
-        inner = config.intermediate_size if config.experts is None else _width(config)
-        sizes = {
-            "key heads": config.num_kv_heads,
-            "query heads": config.num_heads,
-            "columns of the MLP": inner,
-            "columns of the stream": config.hidden_size,
-        }
-        for name, size in sizes.items():
-            if size % ranks:
-                most = max(own for own in _divisors(size) if own < ranks)
-                raise InputError(
-                    f"A layer was to be cut over {ranks} chips.",
-                    f"{size} {name} do not divide by {ranks}.",
-                    f"Cut it over {most} at most, or by rows or layers.",
-                )
-        experts = config.experts
-        return replace(
-            config,
-            num_heads=config.num_heads // ranks,
-            num_kv_heads=config.num_kv_heads // ranks,
-            intermediate_size=max(1, config.intermediate_size // ranks),
-            vocab_size=align_up(config.vocab_size, ranks) // ranks,
-            experts=experts and replace(experts, intermediate_size=inner // ranks),
-        )
+        return cut_over(config, shares.ranks)
 
     def _search(
         self, config: ModelConfig, workload: Workload, layers: range, in_flight: int
     ) -> Search:
         """For a chip with these layers of ``config``."""
         is_last = layers.stop == config.num_layers
-        own = _with_layers(config, layers, with_ends=is_last)
+        own = with_layers(config, layers, with_ends=is_last)
         count = self.host_chips
-        sources = _sources_of(self.sources(config), layers, with_ends=is_last)
+        sources = sources_of(self.sources(config), layers, with_ends=is_last)
         room = {
             tier: size // (1 if tier == "gpu" else count) for tier, size in self.budgets.items()
         }
         for tier, size in self.taken.items():
             if tier in room:
                 room[tier] -= size
-        # Replicas on one host have one checkpoint.
-        is_whole = own == self.config
-        room["disk"] -= self._bytes(own) // (count if is_whole else 1)
+        share = count_parameters(own) / count_parameters(self.config)
+        if own == self.config:  # replicas on one host have one checkpoint
+            share /= count
+        room["disk"] -= math.ceil(self.model_bytes * share)
         if not is_last:
             room["cpu"] -= config.vocab_size * config.embedding_size * DTYPE_BYTES[self.dtype]
         short = {tier: size for tier, size in room.items() if size < 0}
@@ -297,19 +275,21 @@ class Parallel:
         names = ("compute", "disk read", "disk write") if count > 1 else ()
         return Search(planner=planner, machine=self.machine.scaled(dict.fromkeys(names, 1 / count)))
 
-    def _bytes(self, config: ModelConfig) -> int:
-        return DTYPE_BYTES[self.dtype] * count_parameters(config)
-
     # -- what it takes -------------------------------------------------------------------------
 
     def _within(
-        self, shares: Shares, config: ModelConfig, workload: Workload, in_flight: int
+        self,
+        shares: Shares,
+        config: ModelConfig,
+        workload: Workload,
+        in_flight: int,
+        is_rough: bool,
     ) -> Answer:
         """The best with so many blocks in flight. The stage with most weights says what a block is,
         the others follow; it is searched for under a bound that leaves time for what is around its
         sweeps."""
-        lane = _part(workload, in_flight)
-        ranges = _ranges(config.num_layers, shares.stages)
+        lane = part_of(workload, in_flight)
+        ranges = layer_ranges(config.num_layers, shares.stages)
         searches = [self._search(config, lane, layers, in_flight) for layers in ranges]
         if shares.stages > 1:
             searches = [_wishing(own, admission="zigzag") for own in searches]
@@ -318,13 +298,14 @@ class Parallel:
         bound = self.max_block_s / in_flight
         for _ in range(_TRIES):
             try:
-                choice = replace(searches[lead], max_block_s=bound).best()
+                search = replace(searches[lead], max_block_s=bound)
+                choice = search.sketch() if is_rough else search.best()
             except BudgetError:
                 shortest = searches[lead].frontier(1) if bound < math.inf else []
                 if not shortest:
                     raise
                 choice, bound = shortest[0], 0.0
-            answer = self._assembled(shares, workload, in_flight, ranges, searches, lead, choice)
+            answer = self._assembled(shares, in_flight, ranges, searches, lead, choice)
             if answer.block_s <= self.max_block_s or not bound:
                 break
             bound = min(bound, choice.forecast.block_s) * _NEARER
@@ -334,7 +315,6 @@ class Parallel:
     def _assembled(
         self,
         shares: Shares,
-        workload: Workload,
         in_flight: int,
         ranges: list[range],
         searches: list[Search],
@@ -396,7 +376,7 @@ class Parallel:
         seconds = 0.0
         if shares.ranks > 1:
             cut = FEED_FORWARD["1D weight-stationary"].cut
-            layers = _with_layers(self.config, range(num_layers), with_ends=True)
+            layers = with_layers(self.config, range(num_layers), with_ends=True)
             mesh = Mesh.of(x=shares.ranks, y=1, z=1)
             seconds += Cost(layers, mesh, cut, step, setting).link_s
         if shares.stages > 1:
@@ -414,11 +394,6 @@ class Parallel:
         return replace(self.chip, host_chips=self.host_chips) if self.chip.host_chips else self.chip
 
 
-def _width(config: ModelConfig) -> int:
-    assert config.experts is not None
-    return config.experts.intermediate_size
-
-
 def _wishing(search: Search, **wishes: object) -> Search:
     planner = search.planner
     changed = replace(planner.wishes, **wishes)  # type: ignore[arg-type]
@@ -433,59 +408,3 @@ def _following(search: Search, policy: Policy) -> Choice:
         return search.price(plan)
     size, count = policy.micro_batch_size, policy.num_micro_batches
     return _wishing(search, micro_batch_size=size, num_micro_batches=count).best()
-
-
-def _part(workload: Workload, parts: int) -> Workload:
-    """The rows of the one that has most of them, all taken to be of mean length."""
-    rows = -(-workload.num_rows // parts)
-    if rows == workload.num_rows:
-        return workload
-    return replace(
-        workload,
-        num_rows=rows,
-        total_prompt_tokens=math.ceil(rows * workload.mean_prompt_tokens),
-        total_new_tokens=math.ceil(rows * workload.total_new_tokens / workload.num_rows),
-        lengths=(),
-    )
-
-
-def _ranges(num_layers: int, stages: int) -> list[range]:
-    """Equal ones; where that cannot be, the first have one more, for the last has the head."""
-    size, more = divmod(num_layers, stages)
-    starts = [number * size + min(number, more) for number in range(stages + 1)]
-    return [range(first, last) for first, last in zip(starts, starts[1:], strict=False)]
-
-
-def _with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
-    """A model of these layers; without ends its vocabulary has one token."""
-    experts = config.experts
-    cut = slice(layers.start, layers.stop)
-    return replace(
-        config,
-        num_layers=len(layers),
-        sliding_windows=config.sliding_windows[cut],
-        experts=experts and replace(experts, layers=experts.layers[cut]),
-        vocab_size=config.vocab_size if with_ends else 1,
-    )
-
-
-def _sources_of(
-    sources: Mapping[str, TensorSource], layers: range, *, with_ends: bool
-) -> Mapping[str, TensorSource]:
-    """Those of some layers, which are numbered from 0."""
-    found = {}
-    for name, source in sources.items():
-        room, _, rest = name.partition(".")
-        if room == "layers":
-            number, _, rest = rest.partition(".")
-            if int(number) in layers:
-                found[f"layers.{int(number) - layers.start}.{rest}"] = source
-        elif not with_ends and name in ("embedding", "head.weight"):
-            found[name] = source.rows(0, 1)
-        else:
-            found[name] = source
-    return found
-
-
-def _divisors(number: int) -> list[int]:
-    return [own for own in range(1, number + 1) if number % own == 0]
