@@ -47,6 +47,7 @@ from freight.plan.shares import (
     with_layers,
 )
 from freight.plan.workload import Workload
+from freight.quantities import format_bytes
 
 __all__ = ["Answer", "Parallel", "Refused", "Stage"]
 
@@ -187,7 +188,11 @@ class Parallel:
                 "more or faster chips.",
             )
         refused = [own for own in answers if isinstance(own, Refused)]
-        near_why = max(refused, key=lambda own: own.shares.stages).why
+        # Of those that lack memory, what cuts weights finest lacks least.
+        near_why = max(
+            refused,
+            key=lambda own: (isinstance(own.why, BudgetError), own.shares.ranks, own.shares.stages),
+        ).why
         raise BudgetError(
             f"A model of {self.config.num_layers} layers was to run on {self.num_chips} chips.",
             " ".join(f"{own.shares}: {own.why.limit}" for own in refused),
@@ -254,10 +259,11 @@ class Parallel:
             room["cpu"] -= config.vocab_size * config.embedding_size * DTYPE_BYTES[self.dtype]
         short = {tier: size for tier, size in room.items() if size < 0}
         if short:
+            lacks = ", ".join(f"{format_bytes(-size)} on {tier}" for tier, size in short.items())
             raise BudgetError(
-                f"{count} chips were to share a host, each with {len(layers)} layers.",
-                f"Each lacks {', '.join(f'{-size} bytes on {t}' for t, size in short.items())}.",
-                "Let fewer chips share a host, or take one with more.",
+                f"{len(layers)} layers were to run on a chip of {count} to a host.",
+                f"A chip lacks {lacks}, before anything of it is loaded.",
+                "Let fewer chips share a host, take one with more, or cut the model over more.",
             )
         planner = Planner(
             config=own,
