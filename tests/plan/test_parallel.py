@@ -16,6 +16,7 @@ from freight.errors import BudgetError, InputError
 from freight.hardware.chip import find_chip
 from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
+from freight.model.config import Experts
 from freight.model.decoder import count_parameters, tensor_shapes
 from freight.plan.default import Wishes
 from freight.plan.parallel import Answer, Parallel, Refused
@@ -109,18 +110,19 @@ def test_four_gpus_as_published(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert own == pytest.approx(printed, rel=tolerance)
 
 
-def test_decoding_speeds_up_by_more_than_four_and_prompts_by_less() -> None:
+def test_decoding_speeds_up_by_more_than_four_and_prompts_by_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """OPT-30B: 48.94 / 11.52 = 4.25 and, from what is left of the times for all work, 2.33. By
     S T / (T + S - 1) four blocks on four stages come to 2.29."""
+    monkeypatch.setattr("freight.plan.parallel._ROUNDS", (1,))
     one = chips("opt-30b", 1).price(ONE)
     four = chips("opt-30b", 4).price(PIPELINE)
     decoding, prompts = one.decode_s / four.decode_s, one.prefill_s / four.prefill_s
     tell("OPT-30B, decoding, times", decoding, 48.94 / 11.52)
     tell("OPT-30B, prompts, times", prompts, 2.33)
-    assert decoding == pytest.approx(4.25, rel=0.2)
-    # With more blocks than the paper's, where that is faster.
-    ideal = 4 * four.in_flight / (four.in_flight + 3)
-    assert prompts == pytest.approx(ideal, rel=0.15)
+    assert decoding > 4
+    assert prompts == pytest.approx(2.33, rel=0.1)
 
 
 def test_what_is_found_for_opt_175b_is_no_worse() -> None:
@@ -209,6 +211,32 @@ def test_stages_have_all_layers_and_their_own_tensors() -> None:
             assert found[name].shape == shape
     first = sources_of(sources, parts[1], with_ends=True)["layers.0.attention.q"]
     assert first == sources["layers.1.attention.q"]
+
+
+def test_stages_have_their_own_layers_experts() -> None:
+    experts = Experts(
+        num_experts=4,
+        per_token=2,
+        intermediate_size=64,
+        normalised=True,
+        layers=(True, False, True, True),
+    )
+    config = replace(
+        config_of("llama-3-8b"), num_layers=4, sliding_windows=(None,) * 4, experts=experts
+    )
+    whole = set(tensor_shapes(config))
+    found = []
+    for layers in (range(2), range(2, 4)):
+        own = with_layers(config, layers, with_ends=True)
+        for name in tensor_shapes(own):
+            room, _, rest = name.partition(".")
+            if room == "layers":
+                number, _, rest = rest.partition(".")
+                name = f"layers.{int(number) + layers.start}.{rest}"
+            found.append(name)
+    assert set(found) == whole
+    ranked = cut_over(config, 2)
+    assert ranked.experts is not None and ranked.experts.intermediate_size == 32
 
 
 def test_rows_are_shared_out_and_rounded_up() -> None:
