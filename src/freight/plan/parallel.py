@@ -327,23 +327,25 @@ class Parallel:
         lead: int,
         choice: Choice,
     ) -> Answer:
-        policy = choice.plan.policy
-        alike: dict[tuple[int, bool], Choice] = {}
-        stages = []
-        for number, (layers, search) in enumerate(zip(ranges, searches, strict=True)):
-            kind = len(layers), number == len(ranges) - 1
-            if number == lead:
-                alike[kind] = choice
-            elif kind not in alike:
-                alike[kind] = _following(search, policy)
-            stages.append(
-                Stage(
-                    first=layers.start,
-                    last=layers.stop - 1,
-                    choice=alike[kind],
-                    sent_s=self._sent_s(shares, len(layers), search.planner.workload, policy),
-                )
+        policy, lane = choice.plan.policy, choice.plan.workload
+        kinds = [_kind(search) for search in searches]
+        choices: list[Choice] = []
+        for number, kind in enumerate(kinds):
+            if kind == kinds[lead]:
+                choices.append(choice)
+            elif kind in kinds[:number]:
+                choices.append(choices[kinds.index(kind)])
+            else:
+                choices.append(_following(searches[number], policy))
+        stages = [
+            Stage(
+                first=layers.start,
+                last=layers.stop - 1,
+                choice=own,
+                sent_s=self._sent_s(shares, len(layers), lane, policy),
             )
+            for layers, own in zip(ranges, choices, strict=True)
+        ]
         filled, kept = in_flight + shares.stages - 1, max(in_flight, shares.stages)
         if shares.stages == 1:
             filled = kept = 1
@@ -404,6 +406,12 @@ def _wishing(search: Search, **wishes: object) -> Search:
     planner = search.planner
     changed = replace(planner.wishes, **wishes)  # type: ignore[arg-type]
     return replace(search, planner=replace(planner, wishes=changed, layouts={}))
+
+
+def _kind(search: Search) -> tuple[ModelConfig, int]:
+    """Stages of one kind have one plan: their layers are alike, and take as many bytes."""
+    own = search.planner
+    return own.config, sum(source.num_bytes for source in own.sources.values())
 
 
 def _following(search: Search, policy: Policy) -> Choice:
