@@ -15,6 +15,7 @@ from typing import TextIO
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.entrypoints.eval.flags import add_eval_parser
 from freight.entrypoints.flags import (
+    add_chips,
     add_compression,
     add_job,
     add_kept_compression,
@@ -52,6 +53,7 @@ examples:
   freight plan --model opt-30b --machine t4 --workload 512:32
   freight plan --model config.json --compare a10g l4 rtx-4090 --workload 1024:128 --objective rent
   freight plan --model opt-175b --machine flexgen-t4 --max-latency 5000 --explain
+  freight plan --model opt-175b --machine t4 --chips 4
   freight plan --model opt-30b --machine t4 --weights 20/80/0 --kv 0/100/0 --micro-batch-size 48
 
 Policy flags fix what is given; what is left out is searched for.
@@ -229,6 +231,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--cpu-memory", metavar="SIZE", help="most memory of the process")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    add_chips(parser)
     add_placement(parser)
     add_compression(parser)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 __all__ = [
+    "add_chips",
     "add_compression",
     "add_job",
     "add_kept_compression",
@@ -131,6 +132,24 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dummy-weights", action="store_true", help="random weights made from config.json alone"
+    )
+
+
+def add_chips(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several chips", "by rows, layers or heads, each chip with tiers and a policy of its own"
+    )
+    group.add_argument("--chips", type=int, metavar="N", help="how many there are")
+    group.add_argument(
+        "--host-chips",
+        type=int,
+        metavar="K",
+        help="how many of them share one machine (default: as many as it has)",
+    )
+    group.add_argument(
+        "--chip",
+        metavar="CHIP",
+        help="preset of the links between them (default: the one that the machine is named after)",
     )
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from freight.entrypoints.frontier import draw, frontiers, require_plots
 from freight.entrypoints.model_source import find_model
+from freight.entrypoints.plan_parallel import parallel_for, plan_chips, refuse_chip_flags
 from freight.entrypoints.plan_report import (
     Question,
     as_points,
@@ -59,6 +60,7 @@ __all__ = ["bundled_configs", "plan_policy", "search_for"]
 _SHAPE: Final = re.compile(r"(\d+):(\d+)")
 _PROCESS_BYTES: Final = 1 * GIB
 _CONTEXT_BYTES: Final = 768 * MIB
+_TAKEN: Final[dict[Tier, int]] = {"cpu": _PROCESS_BYTES, "gpu": _CONTEXT_BYTES}
 _USABLE_SHARE: Final = 0.95
 
 
@@ -88,6 +90,10 @@ def plan_policy(arguments: argparse.Namespace) -> int:
         for machine in _find_machines([*arguments.machine, *arguments.compare])
     ]
     max_block_s = _read_latency(arguments.max_latency)
+    if arguments.chips is not None:
+        chips = [parallel_for(own, arguments, max_block_s, _sources, _TAKEN) for own in questions]
+        return plan_chips(list(zip(questions, chips, strict=True)), arguments)
+    refuse_chip_flags(arguments)
     searches = [search_for(question, max_block_s) for question in questions]
     if arguments.explain or arguments.frontier or arguments.trace:
         if len(questions) > 1:
@@ -157,7 +163,7 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
         workload=question.workload,
         compute_tier="gpu" if "gpu" in machine.units else "cpu",
         room=_rooms(question),
-        taken={"cpu": _PROCESS_BYTES, "gpu": _CONTEXT_BYTES},
+        taken=_TAKEN,
         has_disk_dir=True,
         wishes=question.wishes,
     )

@@ -29,9 +29,13 @@ __all__ = [
     "as_points",
     "as_record",
     "compare",
+    "costs_of",
     "describe",
     "dollars_per_token",
     "explain",
+    "flags_of",
+    "policy_record",
+    "time_text",
 ]
 
 _TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
@@ -81,20 +85,23 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
         f"{work.max_new_tokens} new tokens"
     )
     yield ""
-    yield f"policy   {_flags(choice.plan.policy)}"
+    yield f"policy   {flags_of(choice.plan.policy)}"
     yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
-    yield (f"time     {_phases(told)}in all {_time(told.seconds)}; loading {_time(told.load_s)}")
+    yield (
+        f"time     {_phases(told)}in all {time_text(told.seconds)}; "
+        f"loading {time_text(told.load_s)}"
+    )
     yield (
         f"speed    {told.tokens_per_s:.3g} new token/s, {_all_tokens_per_s(question, choice):.3g} "
         f"with prompts; a block of {_block_rows(question, choice)} rows takes "
-        f"{_time(_latency_s(question, choice))}"
+        f"{time_text(_latency_s(question, choice))}"
     )
     yield f"busy     {', '.join(_busy(choice))}"
     for tier in _TIERS:
         if tier in question.budgets:
             yield f"memory   {_memory(question, choice, tier)}"
     yield f"moved    {_moved(choice)}"
-    costs = _costs(question, choice)
+    costs = costs_of(question, choice.forecast.tokens_per_s)
     if costs:
         yield f"cost     {', '.join(f'${dollars:.3g} {how}' for how, dollars in costs.items())}"
 
@@ -111,7 +118,7 @@ def explain(question: Question, priced: Mapping[str, Choice | None]) -> Iterator
             continue
         speed = choice.forecast.tokens_per_s
         share = speed / best.forecast.tokens_per_s
-        yield f"{what:36} {speed:11.3g} {share:6.1%}  {_flags(choice.plan.policy)}"
+        yield f"{what:36} {speed:11.3g} {share:6.1%}  {flags_of(choice.plan.policy)}"
 
 
 def as_points(curves: Mapping[str, Sequence[Choice]]) -> dict[str, list[dict[str, float | int]]]:
@@ -147,20 +154,20 @@ def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
         f"{'$/Mtoken rented':>15} {'electricity':>11}  policy"
     )
     for question, choice in answers:
-        costs = list(_costs(question, choice).items())
+        costs = list(costs_of(question, choice.forecast.tokens_per_s).items())
         rent = next((f"{own:.3g}" for how, own in costs if "rent" in how), "-")
         power = next((f"{own:.3g}" for how, own in costs if "electricity" in how), "-")
         yield (
             f"{question.machine.name:14} {choice.forecast.tokens_per_s:11.3g} "
-            f"{_time(choice.forecast.seconds):>9} {choice.forecast.binding.value:15} "
-            f"{rent:>15} {power:>11}  {_flags(choice.plan.policy)}"
+            f"{time_text(choice.forecast.seconds):>9} {choice.forecast.binding.value:15} "
+            f"{rent:>15} {power:>11}  {flags_of(choice.plan.policy)}"
         )
 
 
 def as_record(question: Question, choice: Choice) -> dict[str, Any]:
     """All of it, for JSON. Seconds, bytes and shares in [0, 1]."""
     told, plan = choice.forecast, choice.plan
-    policy, kv_format = plan.policy, question.config.kv_format
+    policy = plan.policy
     return {
         "model": question.model,
         "machine": question.machine.name,
@@ -168,22 +175,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
         "num_rows": question.workload.num_rows,
         "prompt_tokens": question.workload.max_prompt_tokens,
         "new_tokens": question.workload.max_new_tokens,
-        "policy": {
-            "compute_tier": policy.compute_tier,
-            "micro_batch_size": policy.micro_batch_size,
-            "num_micro_batches": policy.num_micro_batches,
-            "chunk_tokens": policy.chunk_tokens,
-            "overlap": policy.overlap,
-            "cpu_attention": policy.cpu_attention,
-            "admission": policy.admission,
-            "weight_bits": question.weight_bits,
-            "kv_bits": kv_format and kv_format.bits,
-            "sparse_attention": question.config.attended_share,
-            "compute": "int8" if question.in_integers else "plain",
-            "weights": _shares(policy.weights),
-            "kv": _shares(policy.kv),
-            "activations": _shares(policy.activations),
-        },
+        "policy": policy_record(question, policy),
         "seconds": {
             "load": told.load_s,
             "prefill": told.prefill_s,
@@ -200,11 +192,32 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
             tier: {"used": plan.geometry.total(tier), "budget": question.budgets[tier]}
             for tier in question.budgets
         },
-        "dollars_per_million_new_tokens": _costs(question, choice),
+        "dollars_per_million_new_tokens": costs_of(question, choice.forecast.tokens_per_s),
     }
 
 
-def _flags(policy: Policy) -> str:
+def policy_record(question: Question, policy: Policy) -> dict[str, Any]:
+    """A policy with the approximations that were asked for."""
+    kv_format = question.config.kv_format
+    return {
+        "compute_tier": policy.compute_tier,
+        "micro_batch_size": policy.micro_batch_size,
+        "num_micro_batches": policy.num_micro_batches,
+        "chunk_tokens": policy.chunk_tokens,
+        "overlap": policy.overlap,
+        "cpu_attention": policy.cpu_attention,
+        "admission": policy.admission,
+        "weight_bits": question.weight_bits,
+        "kv_bits": kv_format and kv_format.bits,
+        "sparse_attention": question.config.attended_share,
+        "compute": "int8" if question.in_integers else "plain",
+        "weights": _shares(policy.weights),
+        "kv": _shares(policy.kv),
+        "activations": _shares(policy.activations),
+    }
+
+
+def flags_of(policy: Policy) -> str:
     """The policy as ``freight run`` takes it."""
     return (
         f"--weights {policy.weights} --kv {policy.kv} --activations {policy.activations} "
@@ -219,7 +232,7 @@ def _phases(told: Forecast) -> str:
     """Where prompts have sweeps of their own, the time of both kinds."""
     if not told.prefill_s:
         return ""
-    return f"prefill {_time(told.prefill_s)}, decode {_time(told.decode_s)}, "
+    return f"prefill {time_text(told.prefill_s)}, decode {time_text(told.decode_s)}, "
 
 
 def _compression(question: Question) -> str:
@@ -282,11 +295,11 @@ def _moved(choice: Choice) -> str:
     return ", ".join(f"{lane.value} {format_bytes(moved[lane])}" for lane in Lane if lane in moved)
 
 
-def _costs(question: Question, choice: Choice) -> dict[str, float]:
-    """Dollars per million new tokens, by how they are paid."""
-    if not choice.forecast.tokens_per_s:
+def costs_of(question: Question, tokens_per_s: float) -> dict[str, float]:
+    """Dollars per million new tokens, by how they are paid; of one machine."""
+    if not tokens_per_s:
         return {}
-    hours = 1e6 / choice.forecast.tokens_per_s / 3600
+    hours = 1e6 / tokens_per_s / 3600
     machine, costs = question.machine, {}
     if machine.dollars_per_hour is not None:
         costs["per million new tokens, rented"] = hours * machine.dollars_per_hour
@@ -296,7 +309,7 @@ def _costs(question: Question, choice: Choice) -> dict[str, float]:
     return costs
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"

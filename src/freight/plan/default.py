@@ -107,6 +107,7 @@ class Planner:
     taken: Mapping[Tier, int]
     has_disk_dir: bool
     wishes: Wishes
+    blocks_in_flight: int = 1
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
@@ -184,6 +185,7 @@ class Planner:
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
             row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
             shares_prefixes=wishes.shares_prefixes,
+            blocks_in_flight=self.blocks_in_flight,
         )
 
     def _batch_tokens(self, size: int, admission: Admission) -> int:

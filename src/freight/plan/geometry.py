@@ -140,7 +140,7 @@ def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
     whole = -(-workload.max_total_tokens // policy.page_tokens)
     if not keeps_kv(policy, workload):
         return rows * whole
-    rows *= policy.num_micro_batches
+    rows *= policy.num_micro_batches * policy.blocks_in_flight
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
     most = rows * (whole - shared) + held
@@ -203,7 +203,7 @@ def measure(
         kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
         kv_slot_pages=offloaded * row_pages,
-        num_tails=block * kv_rows["disk"],
+        num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,

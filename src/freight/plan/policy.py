@@ -82,7 +82,8 @@ class Policy:
     the longest answer. "refill": as rows end, ``entry_pace`` times as fast as they do at most.
     The block has pages for ``row_tokens`` tokens per row then, which is less than the longest row;
     0: each row has pages for all its life. ``shares_prefixes``: what prompts begin with alike is
-    computed once.
+    computed once. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
+    stage of a pipeline sweeps over one while others are at other stages.
     """
 
     compute_tier: Tier
@@ -102,6 +103,7 @@ class Policy:
     entry_pace: float = 1.0
     row_tokens: int = 0
     shares_prefixes: bool = True
+    blocks_in_flight: int = 1
 
     def __post_init__(self) -> None:
         self._check_cpu_attention()

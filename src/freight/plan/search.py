@@ -35,6 +35,7 @@ _NEAR: Final = (0.5, 4.0)
 _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
+_MOST_SKETCHED: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +81,21 @@ class Search:
                 return best
         raise self._refusal()
 
-    def finalists(self) -> Iterator[Plan]:
+    def sketch(self) -> Choice:
+        """A good plan in a fraction of the time, roughly priced: of fewer finalists, and of no
+        others. What ``best`` says where none of them is within the bound."""
+        priced = (self.price(plan, is_rough=True) for plan in self.finalists(most=_MOST_SKETCHED))
+        fitting = [own for own in priced if own.forecast.block_s <= self.max_block_s]
+        return min(fitting, key=lambda own: own.forecast.seconds) if fitting else self.best()
+
+    def finalists(self, *, most: float = _MOST_PRICED) -> Iterator[Plan]:
         """The few best of the linear programmes that can be realised, one for each block shape."""
         within = [own for own in self._solutions() if own.block_s <= self.max_block_s]
         within.sort(key=lambda own: own.seconds)
         rules = self._rules()
         for rule in rules:
             own = [solution for solution in within if solution.policy.admission == rule]
-            yield from self._realised(own, most=_MOST_PRICED / len(rules))
+            yield from self._realised(own, most=most / len(rules))
 
     def frontier(self, count: int) -> list[Choice]:
         """Choices of which each is faster than those with shorter blocks, up to ``count``; of block

@@ -72,7 +72,7 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=kept_rows * held * kept_layers,
+            kv_bytes=policy.blocks_in_flight * kept_rows * held * kept_layers,
             kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,

@@ -1,0 +1,244 @@
+"""``freight plan --chips``: ways of sharing a model and its work over chips, compared.
+
+Reads flags, asks ``plan.parallel``, and shows what it says as a table or a record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from freight.entrypoints.plan_report import (
+    Question,
+    costs_of,
+    flags_of,
+    policy_record,
+    time_text,
+)
+from freight.errors import InputError
+from freight.hardware.chip import Chip, chip_names, find_chip
+from freight.hardware.machine import Machine
+from freight.model.config import ModelConfig
+from freight.model.sources import TensorSource
+from freight.plan.parallel import Answer, Parallel, Refused, Stage
+from freight.plan.policy import Tier
+from freight.quantities import format_bytes
+
+__all__ = ["parallel_for", "plan_chips", "refuse_chip_flags"]
+
+_OTHERS: Final = ("explain", "frontier", "trace")
+_HOSTS: Final = "cpu-host"
+
+_Sources = Callable[[Question], Mapping[str, TensorSource]]
+
+
+def refuse_chip_flags(arguments: argparse.Namespace) -> None:
+    """Those that say something of several chips, where there are not any."""
+    given = [name for name in ("host_chips", "chip") if getattr(arguments, name) is not None]
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} {getattr(arguments, given[0])} was given.",
+            "It is of plans for several chips.",
+            "Say how many with --chips, or leave it out.",
+        )
+
+
+def parallel_for(
+    question: Question,
+    arguments: argparse.Namespace,
+    max_block_s: float,
+    sources: _Sources,
+    taken: Mapping[Tier, int],
+) -> Parallel:
+    """The question asked of several chips. ``sources`` are those of a question's model, ``taken``
+    what a process has of each tier."""
+    extra = [name for name in _OTHERS if getattr(arguments, name)]
+    if extra:
+        raise InputError(
+            f"--{extra[0]} was given with --chips.",
+            "It is of one chip.",
+            "Leave one of the two out.",
+        )
+    machine = question.machine
+
+    def of_model(config: ModelConfig) -> Mapping[str, TensorSource]:
+        if question.stored and config != question.config:
+            raise InputError(
+                "Matrices of a checkpoint were to be cut over chips.",
+                "They are quantised already, in groups that a cut may go through.",
+                "Share the model by rows or layers.",
+            )
+        return sources(replace(question, config=config))
+
+    host_chips = arguments.host_chips
+    return Parallel(
+        config=question.config,
+        workload=question.workload,
+        machine=machine,
+        budgets=question.budgets,
+        taken=taken,
+        wishes=question.wishes,
+        dtype=question.dtype,
+        sources=of_model,
+        chip=_chip_of(machine, arguments.chip),
+        model_bytes=question.model_bytes,
+        num_chips=arguments.chips,
+        host_chips=max(1, machine.num_gpus) if host_chips is None else host_chips,
+        max_block_s=max_block_s,
+    )
+
+
+def plan_chips(asked: Sequence[tuple[Question, Parallel]], arguments: argparse.Namespace) -> int:
+    """Answer for each machine; returns the exit status."""
+    records = []
+    for question, parallel in asked:
+        answers = parallel.answers()
+        best = parallel.best(answers)
+        if arguments.json:
+            records.append(_as_record(question, parallel, answers, best))
+        else:
+            print("\n".join(_describe(question, parallel, answers, best)))
+    if arguments.json:
+        print(json.dumps(records[0] if len(records) == 1 else records, indent=1))
+    return 0
+
+
+def _chip_of(machine: Machine, name: str | None) -> Chip:
+    """Which chip's links the machine's chips have."""
+    if name is not None:
+        return find_chip(name)
+    if "gpu" not in machine.units:
+        return find_chip(_HOSTS)
+    named = [own for own in chip_names() if own in machine.name]
+    if not named:
+        raise InputError(
+            f"The links between chips of {machine.name} were asked for.",
+            "No preset of a chip has a name that is in the machine's.",
+            f"Name one whose links they have with --chip: {', '.join(chip_names())}.",
+        )
+    return find_chip(max(named, key=len))
+
+
+def _describe(
+    question: Question, parallel: Parallel, answers: list[Answer | Refused], best: Answer
+) -> Iterator[str]:
+    work = question.workload
+    hosts = -(-parallel.num_chips // parallel.host_chips)
+    yield (
+        f"model    {question.model}: {question.config.num_layers} layers, "
+        f"{format_bytes(question.model_bytes)} in {question.dtype}"
+    )
+    yield (
+        f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} hosts like "
+        f"{question.machine.name}: {question.machine.description}"
+    )
+    yield f"links    {parallel.chip.name}: {parallel.chip.description}"
+    yield (
+        f"work     {work.num_rows} rows of {work.max_prompt_tokens} prompt and "
+        f"{work.max_new_tokens} new tokens"
+    )
+    yield ""
+    yield (
+        f"{'shared by':24} {'new token/s':>11} {'block':>9} {'$/Mtoken':>9}"
+        f" {'gpu':>10} {'cpu':>10} {'disk':>10}  binds"
+    )
+    for own in answers:
+        yield _line(question, parallel, own)
+    yield ""
+    yield (
+        f"best     {best.shares}: in all {time_text(best.seconds)}"
+        + (f", {best.in_flight} blocks in flight" if best.shares.stages > 1 else "")
+    )
+    for stage in best.stages:
+        yield f"layers   {stage.first} to {stage.last}: {flags_of(stage.choice.plan.policy)}"
+        yield f"         weights {_placed(stage)}; {stage.binding} binds"
+
+
+def _line(question: Question, parallel: Parallel, own: Answer | Refused) -> str:
+    if isinstance(own, Refused):
+        return f"{own.shares!s:24} {'-':>11}  {own.why.limit}"
+    memory = "".join(f" {format_bytes(_used(own, tier)):>10}" for tier in ("gpu", "cpu", "disk"))
+    costs = _costs(question, parallel, own)
+    rent = next((f"{cost:.3g}" for how, cost in costs.items() if "rented" in how), "-")
+    late = ", block over the bound" if own.block_s > parallel.max_block_s else ""
+    return (
+        f"{own.shares!s:24} {own.tokens_per_s:11.3g} {time_text(own.block_s):>9} {rent:>9}"
+        f"{memory}  {own.slowest.binding}{late}"
+    )
+
+
+def _used(own: Answer, tier: Tier) -> int:
+    """The most that a chip has of a tier."""
+    return max(stage.choice.plan.geometry.total(tier) for stage in own.stages)
+
+
+def _placed(stage: Stage) -> str:
+    held = stage.choice.plan.layout.tier_bytes()
+    return ", ".join(f"{format_bytes(size)} on {tier}" for tier, size in held.items() if size)
+
+
+def _costs(question: Question, parallel: Parallel, own: Answer) -> dict[str, float]:
+    """Of all machines; none where they have other numbers of chips than what has the price."""
+    if parallel.host_chips != max(1, question.machine.num_gpus):
+        return {}
+    hosts = -(-parallel.num_chips // parallel.host_chips)
+    return costs_of(question, own.tokens_per_s / hosts)
+
+
+def _as_record(
+    question: Question, parallel: Parallel, answers: list[Answer | Refused], best: Answer
+) -> dict[str, Any]:
+    """Seconds, bytes and shares in [0, 1]; ``ways`` are fastest first."""
+    return {
+        "model": question.model,
+        "machine": question.machine.name,
+        "dtype": question.dtype,
+        "num_chips": parallel.num_chips,
+        "host_chips": parallel.host_chips,
+        "num_rows": question.workload.num_rows,
+        "prompt_tokens": question.workload.max_prompt_tokens,
+        "new_tokens": question.workload.max_new_tokens,
+        "best": str(best.shares),
+        "ways": [_way(question, parallel, own) for own in answers],
+    }
+
+
+def _way(question: Question, parallel: Parallel, own: Answer | Refused) -> dict[str, Any]:
+    shares = own.shares
+    record: dict[str, Any] = {
+        "shared_by": str(shares),
+        "data": shares.data,
+        "stages": shares.stages,
+        "ranks": shares.ranks,
+    }
+    if isinstance(own, Refused):
+        return record | {"refused": str(own.why)}
+    return record | {
+        "seconds": {
+            "prefill": own.prefill_s,
+            "decode": own.decode_s,
+            "generate": own.seconds,
+            "block": own.block_s,
+        },
+        "new_tokens_per_s": own.tokens_per_s,
+        "blocks_in_flight": own.in_flight,
+        "keeps_to_latency": own.block_s <= parallel.max_block_s,
+        "dollars_per_million_new_tokens": _costs(question, parallel, own),
+        "chips": [
+            {
+                "first_layer": stage.first,
+                "last_layer": stage.last,
+                "policy": policy_record(question, stage.choice.plan.policy),
+                "binding": stage.binding,
+                "sent_seconds": sum(stage.sent_s),
+                "memory_bytes": {
+                    tier: stage.choice.plan.geometry.total(tier) for tier in question.budgets
+                },
+                "weight_bytes": dict(stage.choice.plan.layout.tier_bytes()),
+            }
+            for stage in own.stages
+        ],
+    }

@@ -1,0 +1,132 @@
+"""Parts of a model and of its work, each as a model and as work: ranks, ranges of layers, rows.
+
+Knows no machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from freight.errors import InputError
+from freight.model.config import ModelConfig
+from freight.model.sources import TensorSource
+from freight.plan.workload import Workload
+from freight.quantities import align_up
+
+__all__ = [
+    "Shares",
+    "cut_over",
+    "divisors",
+    "layer_ranges",
+    "part_of",
+    "sources_of",
+    "with_layers",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many replicas there are, stages of each, and ranks of each stage."""
+
+    data: int
+    stages: int
+    ranks: int
+
+    def __str__(self) -> str:
+        parts = {"data": self.data, "pipeline": self.stages, "tensor": self.ranks}
+        return " x ".join(f"{name} {n}" for name, n in parts.items() if n > 1) or "one chip"
+
+
+def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
+    """The part of each matrix that one of so many ranks has, as a model. InputError where heads or
+    widths do not divide."""
+    if ranks == 1:
+        return config
+    inner = config.intermediate_size if config.experts is None else _width(config)
+    sizes = {
+        "key heads": config.num_kv_heads,
+        "query heads": config.num_heads,
+        "columns of the MLP": inner,
+        "columns of the stream": config.hidden_size,
+    }
+    for name, size in sizes.items():
+        if size % ranks:
+            most = max(own for own in divisors(size) if own < ranks)
+            raise InputError(
+                f"A layer was to be cut over {ranks} chips.",
+                f"{size} {name} do not divide by {ranks}.",
+                f"Cut it over {most} at most, or by rows or layers.",
+            )
+    experts = config.experts
+    return replace(
+        config,
+        num_heads=config.num_heads // ranks,
+        num_kv_heads=config.num_kv_heads // ranks,
+        intermediate_size=max(1, config.intermediate_size // ranks),
+        vocab_size=align_up(config.vocab_size, ranks) // ranks,
+        experts=experts and replace(experts, intermediate_size=inner // ranks),
+    )
+
+
+def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
+    """A model of these layers; without ends its vocabulary has one token."""
+    experts = config.experts
+    cut = slice(layers.start, layers.stop)
+    return replace(
+        config,
+        num_layers=len(layers),
+        sliding_windows=config.sliding_windows[cut],
+        experts=experts and replace(experts, layers=experts.layers[cut]),
+        vocab_size=config.vocab_size if with_ends else 1,
+    )
+
+
+def sources_of(
+    sources: Mapping[str, TensorSource], layers: range, *, with_ends: bool
+) -> Mapping[str, TensorSource]:
+    """Those of some layers, which are numbered from 0."""
+    found = {}
+    for name, source in sources.items():
+        room, _, rest = name.partition(".")
+        if room == "layers":
+            number, _, rest = rest.partition(".")
+            if int(number) in layers:
+                found[f"layers.{int(number) - layers.start}.{rest}"] = source
+        elif not with_ends and name in ("embedding", "head.weight"):
+            found[name] = source.rows(0, 1)
+        else:
+            found[name] = source
+    return found
+
+
+def layer_ranges(num_layers: int, stages: int) -> list[range]:
+    """Equal ones; where that cannot be, the first have one more, for the last has the head."""
+    size, more = divmod(num_layers, stages)
+    starts = [number * size + min(number, more) for number in range(stages + 1)]
+    return [range(first, last) for first, last in pairwise(starts)]
+
+
+def part_of(workload: Workload, parts: int) -> Workload:
+    """The rows of the one that has most of them, all taken to be of mean length."""
+    rows = -(-workload.num_rows // parts)
+    if rows == workload.num_rows:
+        return workload
+    return replace(
+        workload,
+        num_rows=rows,
+        total_prompt_tokens=math.ceil(rows * workload.mean_prompt_tokens),
+        total_new_tokens=math.ceil(rows * workload.total_new_tokens / workload.num_rows),
+        lengths=(),
+    )
+
+
+def divisors(number: int) -> list[int]:
+    return [own for own in range(1, number + 1) if number % own == 0]
+
+
+def _width(config: ModelConfig) -> int:
+    assert config.experts is not None
+    return config.experts.intermediate_size
