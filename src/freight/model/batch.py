@@ -60,6 +60,11 @@ class RowSpan:
     def total_len(self) -> int:
         return self.kv_len + self.num_new
 
+    @property
+    def is_single(self) -> bool:
+        """One token of one row, behind others that have keys."""
+        return self.num_new == 1 and self.kv_len > 0 and not self.siblings
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:

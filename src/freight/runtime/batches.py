@@ -184,11 +184,8 @@ class BatchPreparer:
 
     def _part(self, batch: MicroBatch) -> tuple[Sequence[RowSpan], Sequence[RowSpan]]:
         """Rows that are attended where all is computed, and those that the CPU attends: single
-        tokens only, never prompts."""
-        own = [
-            self._kv.rows[span.row].is_delegated and span.kv_len > 0 and span.num_new == 1
-            for span in batch.rows
-        ]
+        tokens of one row each."""
+        own = [self._kv.rows[span.row].is_delegated and span.is_single for span in batch.rows]
         count = sum(own)
         assert not any(own[: len(own) - count]), "rows that the CPU attends come last"
         return batch.rows[: len(own) - count], batch.rows[len(own) - count :]
@@ -214,6 +211,8 @@ class BatchPreparer:
     def _find_rows(self, spans: Sequence[RowSpan]) -> tuple[_Homes, Passage]:
         """Where all rows are, siblings too, and how those that are elsewhere pass through."""
         rows = [(key, span) for span in spans for key in span.keys]
+        # Spans come by the tier of their own rows, but siblings may be on any.
+        rows.sort(key=lambda row: self._kv.rows[row[0]].home != "compute")
         pages = [self._kv.rows[key] for key, _ in rows]
         num_near = sum(row.home == "compute" for row in pages)
         far = [span for _, span in rows[num_near:]]
