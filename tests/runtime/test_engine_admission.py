@@ -91,7 +91,9 @@ def workload(asked: Sequence[Asked], expected_tokens: int | None = None) -> Work
         ),
         ends_early=any(own.stops for own in asked),
         least_prefix_tokens=min(held.values()) if is_shared else 0,
-        held_prefix_tokens=sum({len(first) for first in (LONG, SHORT) if len(first) in held.values()})
+        held_prefix_tokens=sum(
+            {len(first) for first in (LONG, SHORT) if len(first) in held.values()}
+        )
         if is_shared
         else 0,
     )
@@ -309,9 +311,7 @@ def test_an_engine_is_used_again_after_a_run_that_was_given_up(
 ) -> None:
     """Neither rows under way nor beginnings keep their pages."""
     asked = [Asked(prompt=row, is_shared=True) for row in range(9)]
-    with engine(
-        model_dir, workload(asked), {}, micro_batch_size=2, num_micro_batches=2
-    ) as built:
+    with engine(model_dir, workload(asked), {}, micro_batch_size=2, num_micro_batches=2) as built:
         for most in (1, 3, len(asked)):
             running = built.run(own.request(index, answers) for index, own in enumerate(asked))
             done = [completion for _, completion in zip(range(most), running, strict=False)]
@@ -342,3 +342,43 @@ def test_scratch_for_beginnings_beside_rows(admission: str, tmp_path: Path) -> N
     ) as built:
         (done,) = built.run(iter([request]))
     assert list(done.token_ids) == answer.token_ids
+
+
+ROPES: dict[str, tuple[int, dict[str, Any]]] = {
+    "dynamic": (24, {"rope_type": "dynamic", "factor": 2.0}),
+    "longrope": (
+        128,
+        {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 40,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [2.0 + 0.7 * i for i in range(8)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "refill"])
+@pytest.mark.parametrize("name", ROPES)
+def test_frequencies_that_change_with_the_length(name: str, admission: str, tmp_path: Path) -> None:
+    """Neither chunks, nor beginnings that prompts of other lengths have, nor rows that are computed
+    again change how a prompt is rotated."""
+    limit, rope = ROPES[name]
+    model = tiny.make_model(
+        tmp_path,
+        max_position_embeddings=limit,
+        rope_parameters={**rope, "rope_theta": 10000.0},
+    )
+    asked = [Asked(prompt=row, is_shared=row < 5) for row in range(13)]
+    expected = tiny.reference(model, PROMPTS, STEPS)
+    with engine(
+        tmp_path,
+        workload(asked, 1),
+        {"entry_pace": 1000.0, "row_tokens": 1} if admission == "refill" else {},
+        micro_batch_size=3,
+        num_micro_batches=2,
+        batch_tokens=11,
+        admission=admission,
+    ) as built:
+        assert built.plan.policy.admission == admission
+        check(_answer(built, asked, expected), asked, expected)

@@ -35,7 +35,8 @@ class RowSpan:
     ``num_new`` how many tokens it brings, ``kv_len`` how many keys it has already.
     ``logit_positions`` are the tokens, relative to ``start``, after which a token is sampled;
     ``scored`` those whose following token is scored, which for the last of them may be ``next_id``,
-    the token after these. ``siblings`` are rows that have brought and bring the same tokens: they
+    the token after these. ``prompt_len`` counts the row's prompt, whose tokens are rotated alike
+    whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that have brought and bring the same tokens: they
     are computed once, and all get the keys.
     """
 
@@ -46,6 +47,7 @@ class RowSpan:
     logit_positions: tuple[int, ...]
     scored: range = range(0)
     next_id: int = -1
+    prompt_len: int = 0
     siblings: tuple[RowKey, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ Also counts what it moves, for the schedule. Knows tiers and pages; the layers s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -246,12 +246,12 @@ class BatchPreparer:
             return nothing, nothing
         angles, scales = [], []
         frequencies, scale = inverse_frequencies(rope, 1, most)
-        for span in batch.rows:
-            if depends_on_length(rope):
-                frequencies, scale = inverse_frequencies(rope, span.total_len, most)
-            positions = torch.arange(span.kv_len, span.total_len, dtype=torch.float32)
+        for first, last, length in _stretches(batch, by_length=depends_on_length(rope)):
+            if length:
+                frequencies, scale = inverse_frequencies(rope, length, most)
+            positions = torch.arange(first, last, dtype=torch.float32)
             angles.append(positions[:, None] * frequencies)
-            scales.append(torch.full((span.num_new, 1), scale))
+            scales.append(torch.full((last - first, 1), scale))
         angle, factor = torch.cat(angles), torch.cat(scales)
         cos = (angle.cos() * factor).to(self._dtype)
         sin = (angle.sin() * factor).to(self._dtype)
@@ -328,6 +328,20 @@ class BatchPreparer:
             copies=copies,
             share_of_keys=self._config.attended_share,
         )
+
+
+def _stretches(batch: MicroBatch, *, by_length: bool) -> Iterator[tuple[int, int, int]]:
+    """Positions of the batch's tokens as ranges [first, last) with one set of frequencies each, and
+    where these go ``by_length`` the length: of the prompt, or up to a token that was made."""
+    for span in batch.rows:
+        if not by_length:
+            yield span.kv_len, span.total_len, 0
+            continue
+        border = min(max(span.prompt_len, span.kv_len), span.total_len)
+        if span.kv_len < border:
+            yield span.kv_len, border, span.prompt_len
+        for position in range(border, span.total_len):
+            yield position, position + 1, position + 1
 
 
 def _loaded(passage: Passage, page_bytes: int) -> Moved:

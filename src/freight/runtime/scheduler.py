@@ -164,6 +164,7 @@ class Scheduler:
             logit_positions=(count - 1,) if makes_token else (),
             scored=scored if len(scored) else range(0),
             next_id=prompt[end] if end < len(prompt) else -1,
+            prompt_len=len(prompt),
             siblings=tuple(sibling.key for sibling in family[1:]),
         )
 
