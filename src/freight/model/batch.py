@@ -36,8 +36,8 @@ class RowSpan:
     ``logit_positions`` are the tokens, relative to ``start``, after which a token is sampled;
     ``scored`` those whose following token is scored, which for the last of them may be ``next_id``,
     the token after these. ``prompt_len`` counts the row's prompt, whose tokens are rotated alike
-    whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that have brought and bring the same tokens: they
-    are computed once, and all get the keys.
+    whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that
+    have brought and bring the same tokens: they are computed once, and all get the keys.
     """
 
     row: RowKey
