@@ -338,7 +338,6 @@ def test_scratch_for_beginnings_beside_rows(admission: str, tmp_path: Path) -> N
     ) as built:
         (done,) = built.run(iter([request]))
         assert list(done.token_ids) == answer.token_ids
-        print("WS", built.placement.workspace.peak_bytes, built.plan.geometry.workspace_bytes)
 
 
 ROPES: dict[str, tuple[int, dict[str, Any]]] = {

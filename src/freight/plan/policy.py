@@ -143,6 +143,12 @@ class Policy:
     def block_rows(self) -> int:
         return self.micro_batch_size * self.num_micro_batches
 
+    @property
+    def most_spans(self) -> int:
+        """The most rows of a micro-batch that bring tokens: with each the beginning of its prompt
+        may come, and one that a row which gave way has left."""
+        return 2 * self.micro_batch_size + 1 if self.shares_prefixes else self.micro_batch_size
+
     def homes(self, num_rows: int) -> tuple[tuple[Tier, bool, int], ...]:
         """Where a micro-batch's rows live, in order: tier, whether the CPU attends them, and how
         many rows. Those that it attends come last."""
