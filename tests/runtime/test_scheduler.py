@@ -149,7 +149,8 @@ class Bench:
         )
 
     def _describe(self, sweep: int, batch: MicroBatch, continues: bool) -> BatchWork:
-        assert continues == any(span.kv_len for span in batch.rows)
+        rows = self.case.rows
+        assert continues == any(span.total_len > rows[span.row.request][0] for span in batch.rows)
         assert [self.kv.rows[span.row].home for span in batch.rows] == sorted(
             (self.kv.rows[span.row].home for span in batch.rows),
             key=("compute", "cpu", "disk").index,
