@@ -378,3 +378,26 @@ def test_frequencies_that_change_with_the_length(name: str, admission: str, tmp_
     ) as built:
         assert built.plan.policy.admission == admission
         check(_answer(built, asked, expected), asked, expected)
+
+
+@pytest.mark.usefixtures("answers")
+def test_sparse_attention_is_of_tokens_that_were_made(model_dir: Path) -> None:
+    """A token of a prompt that comes alone, in a chunk or behind a beginning, sees all keys."""
+    asked = [Asked(prompt=row, is_shared=row < 5) for row in range(13)]
+    found = []
+    for options in ({"share_prefixes": False}, {"batch_tokens": 3}):
+        shape = {"micro_batch_size": 3, "num_micro_batches": 2, "admission": "zigzag"}
+        with engine(
+            model_dir, workload(asked), {}, sparse_attention=0.1, **shape, **options
+        ) as built:
+            requests = (
+                Request(
+                    index=index,
+                    prompt_ids=PROMPTS[own.prompt],
+                    params=SamplingParams(max_tokens=4),
+                    prefix=Prefix(key=0, num_tokens=len(LONG)) if own.is_shared else None,
+                )
+                for index, own in enumerate(asked)
+            )
+            found.append({own.index: own.token_ids for own in built.run(requests)})
+    assert found[0] == found[1]

@@ -20,7 +20,7 @@ from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import Arena, process_bytes
 from freight.model import attention
 from freight.plan import scratch
-from freight.quantities import MIB, align_up
+from freight.quantities import MIB, align_up, parse_bytes
 from freight.runtime import device
 from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
@@ -227,7 +227,7 @@ def test_the_least_that_is_named_is_enough(tmp_path: Path) -> None:
             high = middle
         except BudgetError as error:
             low, last = middle, error
-    named = float(last.asked.split("needs ")[1].split(" MiB")[0]) * MIB
+    named = parse_bytes(last.asked.split("needs ")[1].split(" on ")[0])
     assert abs(named - high) < 0.01 * MIB + 4096
 
 

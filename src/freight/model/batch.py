@@ -63,6 +63,11 @@ class RowSpan:
         return self.kv_len + self.num_new
 
     @property
+    def brings_made(self) -> bool:
+        """Whether tokens behind the prompt are among those that it brings."""
+        return self.total_len > self.prompt_len
+
+    @property
     def is_single(self) -> bool:
         """One token of one row, behind others that have keys."""
         return self.num_new == 1 and self.kv_len > 0 and not self.siblings

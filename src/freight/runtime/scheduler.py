@@ -75,7 +75,7 @@ class Scheduler:
             for k, rows in enumerate(self._admission.block):
                 if rows:
                     batch = self._micro_batch(k, rows)
-                    continues = any(span.total_len > span.prompt_len for span in batch.rows)
+                    continues = any(span.brings_made for span in batch.rows)
                     if batch.rows:
                         works.append(self._describe(self._next_sweep, batch, continues))
             yield Sweep(index=self._next_sweep, works=tuple(works))
