@@ -4,6 +4,7 @@ the same operations; time is measured elsewhere."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from freight.hardware.curve import Curve
 from freight.hardware.machine import ComputeUnit, Link, Machine
 from freight.plan import forecast
+from freight.plan.continuous import RolledSweep
 from freight.plan.operation import Lane
 from freight.quantities import GIB, MIB
 
@@ -73,16 +75,18 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+def for_themselves(
+    rolled: Sequence[RolledSweep], weights: Sequence[float], count: int
+) -> tuple[list[int], dict[int, float]]:
+    """All sweeps: those that bring as many tokens may still move other bytes."""
+    return [*range(len(rolled))], dict(enumerate(weights))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bytes_are_as_predicted(
     tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where rows enter at any time each sweep stands for itself.
-    monkeypatch.setattr(
-        forecast,
-        "_representatives",
-        lambda rolled, weights, count: (list(range(len(rolled))), dict(enumerate(weights))),
-    )
+    monkeypatch.setattr(forecast, "_representatives", for_themselves)
     tiny.make_model(tmp_path)
     prompts = [[1 + (7 * i + j) % 300 for j in range(PROMPT)] for i in range(7)]
     options = {**POLICIES[policy], "machine": MACHINE}

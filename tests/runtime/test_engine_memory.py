@@ -227,7 +227,7 @@ def test_the_least_that_is_named_is_enough(tmp_path: Path) -> None:
             high = middle
         except BudgetError as error:
             low, last = middle, error
-    named = parse_bytes("".join(last.asked.split("needs ")[1].split()[:2]))
+    named = parse_bytes(last.asked.split("needs ")[1].split(" on ")[0])
     assert abs(named - high) < 0.01 * MIB + 4096
 
 

@@ -149,10 +149,8 @@ class Bench:
         )
 
     def _describe(self, sweep: int, batch: MicroBatch, continues: bool) -> BatchWork:
-        # It waits for tokens that were made: those behind a prompt.
-        assert continues == any(
-            span.total_len > self.case.rows[span.row.request][0] for span in batch.rows
-        )
+        rows = self.case.rows
+        assert continues == any(span.total_len > rows[span.row.request][0] for span in batch.rows)
         assert [self.kv.rows[span.row].home for span in batch.rows] == sorted(
             (self.kv.rows[span.row].home for span in batch.rows),
             key=("compute", "cpu", "disk").index,
@@ -487,3 +485,26 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         for own in told
     ]
     assert sum(own.num_ended for own in told) == len(rows)
+
+
+def test_a_prompt_is_scored_whichever_of_its_samples_comes_first() -> None:
+    """The first sample gave its pages up at once, and comes behind the second."""
+    params = SamplingParams(n=2, temperature=1, max_tokens=1, prompt_logprobs=0)
+    request = Request(index=0, prompt_ids=[1] * 5, params=params)
+    case = Case(rows=[], size=2, count=1, max_batch_tokens=9, kv=Split(gpu=1.0), admission="refill")
+    scheduler = Scheduler(
+        iter([request]),
+        policy=case.policy(),
+        kv_cache=cache(),
+        tokenizer=None,
+        eos_ids=frozenset(),
+        lengths=Lengths(expected=1.0, longest=1),
+        describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
+    )
+    admission = scheduler._admission
+    admission.admit()
+    admission.block[0].reverse()
+    sweep = next(iter(scheduler.sweeps()))
+    (span,) = sweep.works[0].batch.rows
+    assert [key.sample for key in span.keys] == [1, 0]
+    assert span.scored == range(4)

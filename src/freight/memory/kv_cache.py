@@ -244,6 +244,11 @@ class KVCache:
         if pages.tail >= 0:
             self._free_tails.give([pages.tail])
 
+    def release_all(self) -> None:
+        """Free the pages of all rows."""
+        for row in list(self.rows):
+            self.release(row)
+
     # -- moving pages; ``slot`` is a uint8 tensor [pages, page bytes] ---------------------------
 
     def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ they are kept, new ones too, so that it does not matter which sweep brought them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +39,7 @@ class RowGroup:
 
     ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
     the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys. A fresh
-    group has none.
+    group has none. Of the keys of ``is_made`` ones, which follow the prompts, a share may count.
     """
 
     start: int
@@ -52,6 +52,7 @@ class RowGroup:
     kv_lens: torch.Tensor
     is_ragged: bool
     is_fresh: bool
+    is_made: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +114,12 @@ def index_rows(
     place = 0
     kv_width = num_kv_heads * head_dim
     unbounded = attends_any_rows(device, share_of_keys)
+
+    def kind(span: RowSpan) -> tuple[int, bool]:
+        return span.num_new, share_of_keys < 1 and span.brings_made
+
     for first, last in _group_ranges(
-        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded
+        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded, kind
     ):
         group = _index_group(
             rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
@@ -150,9 +155,10 @@ def _group_ranges(
     kv_width: int,
     element_bytes: int,
     unbounded: bool,
+    kind: Callable[[RowSpan], tuple[int, bool]],
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with equally many new tokens, bounded by what they need in the workspace:
-    nothing where single queries are ``unbounded``."""
+    """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they need
+    in the workspace: nothing where single queries are ``unbounded``."""
     first = 0
     longest = 0
     for place, span in enumerate(rows):
@@ -160,7 +166,7 @@ def _group_ranges(
         count = place - first + 1
         queries = min(span.num_new, QUERY_BLOCK)
         per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
-        same = span.num_new == rows[first].num_new
+        same = kind(span) == kind(rows[first])
         fits = count * per_row <= GROUP_BYTES or (unbounded and span.num_new == 1)
         if place > first and not (same and fits):
             yield first, place
@@ -198,6 +204,7 @@ def _index_group(
         kv_lens=torch.tensor([span.kv_len for span in rows], device=device),
         is_ragged=any(span.total_len != num_keys for span in rows),
         is_fresh=not any(span.kv_len for span in rows),
+        is_made=rows[0].brings_made,
     )
 
 
@@ -240,7 +247,7 @@ def attend(
 
 
 def _is_sparse(step: Attend, group: RowGroup) -> bool:
-    return group.num_queries == 1 and step.share < 1
+    return group.num_queries == 1 and group.is_made and step.share < 1
 
 
 def _attend_in_place(
@@ -266,7 +273,7 @@ def _attend_in_place(
         scale=step.scale,
         softcap=step.softcap,
         window=step.window,
-        share_of_keys=step.share,
+        share_of_keys=step.share if group.is_made else 1.0,
         lse=None if lse is None else lse[tokens],
         workspace=workspace,
     )

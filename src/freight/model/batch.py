@@ -51,8 +51,9 @@ class RowSpan:
     ``num_new`` how many tokens it brings, ``kv_len`` how many keys it has already.
     ``logit_positions`` are the tokens, relative to ``start``, after which a token is sampled;
     ``scored`` those whose following token is scored, which for the last of them may be ``next_id``,
-    the token after these. ``siblings`` are rows that have brought and bring the same tokens: they
-    are computed once, and all get the keys.
+    the token after these. ``prompt_len`` counts the row's prompt, whose tokens are rotated alike
+    whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that
+    have brought and bring the same tokens: they are computed once, and all get the keys.
     """
 
     row: RowKey
@@ -62,6 +63,7 @@ class RowSpan:
     logit_positions: tuple[int, ...]
     scored: range = range(0)
     next_id: int = -1
+    prompt_len: int = 0
     siblings: tuple[RowKey, ...] = ()
 
     @property
@@ -75,6 +77,16 @@ class RowSpan:
     @property
     def total_len(self) -> int:
         return self.kv_len + self.num_new
+
+    @property
+    def brings_made(self) -> bool:
+        """Whether tokens behind the prompt are among those that it brings."""
+        return self.total_len > self.prompt_len
+
+    @property
+    def is_single(self) -> bool:
+        """One token of one row, behind others that have keys."""
+        return self.num_new == 1 and self.kv_len > 0 and not self.siblings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ import torch
 
 from freight.model.rope_config import RopeConfig
 
-__all__ = ["depends_on_length", "inverse_frequencies"]
+__all__ = ["depends_on_length", "inverse_frequencies", "is_same_up_to"]
 
 _Frequencies = tuple[torch.Tensor, float]
 
@@ -37,6 +37,14 @@ def inverse_frequencies(
 def depends_on_length(rope: RopeConfig) -> bool:
     """Whether a sequence's frequencies change as it grows."""
     return rope.kind in ("dynamic", "longrope")
+
+
+def is_same_up_to(rope: RopeConfig | None, seq_len: int, max_positions: int) -> bool:
+    """Whether sequences of up to ``seq_len`` tokens have the same frequencies."""
+    if rope is None or not depends_on_length(rope):
+        return True
+    (short, _), (long, _) = (inverse_frequencies(rope, n, max_positions) for n in (1, seq_len))
+    return torch.equal(short, long)
 
 
 def _wavelengths(rope: RopeConfig, theta: float | torch.Tensor) -> torch.Tensor:

@@ -293,7 +293,7 @@ class Planner:
             over = {0: self._most_over(plan)}
             step = high - 1
             while low < high - 1:
-                split = _rest_on_disk({**shares, tier: most * step / 2**num_steps})
+                split = Split.rest_on_disk({**shares, tier: most * step / 2**num_steps})
                 candidate = self.derive(_with_split(plan.policy, name, split))
                 over[step] = self._most_over(candidate)
                 if over[step] <= 0:
@@ -442,11 +442,6 @@ def _with_split(policy: Policy, name: _Placed, split: Split) -> Policy:
     if name == "weights":
         return replace(policy, weights=split)
     return replace(policy, embedding=split)
-
-
-def _rest_on_disk(shares: Mapping[Tier, float]) -> Split:
-    gpu, cpu = shares["gpu"], shares["cpu"]
-    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu))
 
 
 def _size_of(dtype: str) -> int:

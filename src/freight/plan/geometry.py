@@ -102,6 +102,14 @@ def most_delegated(policy: Policy) -> dict[Tier, int]:
     return most
 
 
+def _most_attended(policy: Policy, workload: Workload) -> int:
+    """The most tokens of a micro-batch of which the CPU attends some: single ones, and where they
+    do not come whole prompts beside them."""
+    prompts = workload.max_prompts(policy.micro_batch_size) * workload.max_prompt_tokens
+    is_mixed = policy.is_continuous or policy.max_batch_tokens < prompts
+    return policy.max_batch_tokens if is_mixed else policy.micro_batch_size
+
+
 def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
@@ -182,7 +190,6 @@ def measure(
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
     kv_pages = {tier: _kv_pages(policy, rows, workload) for tier, rows in kv_rows.items()}
-    most_attended = policy.max_batch_tokens if policy.is_continuous else policy.micro_batch_size
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
     row_bytes = layout.stream_columns * size
@@ -217,7 +224,7 @@ def measure(
         index_bytes=_index_bytes(config, size, policy, row_pages)
         + _record_bytes(policy, workload, scored),
         query_bytes=num_delegated * (attended + token_bytes),
-        attended_bytes=most_attended * attended if num_delegated else 0,
+        attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
         delegated_pages=delegated["disk"] * row_pages,
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
         usage={"gpu": {}, "cpu": {}, "disk": {}},

@@ -6,6 +6,7 @@ A plain value. Whether it fits is judged by ``footprint``, what it does by ``sch
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,6 +50,12 @@ class Split:
                 "Shares are at least 0 and sum to 100 %.",
                 "Write them like 20/80/0.",
             )
+
+    @classmethod
+    def rest_on_disk(cls, shares: Mapping[Tier, float]) -> Split:
+        """With these shares on the other tiers."""
+        gpu, cpu = shares["gpu"], shares["cpu"]
+        return cls(gpu=gpu, cpu=cpu, disk=max(0.0, 1 - gpu - cpu))
 
     def share(self, tier: Tier) -> float:
         return {"gpu": self.gpu, "cpu": self.cpu, "disk": self.disk}[tier]
@@ -144,6 +151,12 @@ class Policy:
     @property
     def block_rows(self) -> int:
         return self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def most_spans(self) -> int:
+        """The most rows of a micro-batch that bring tokens: with each the beginning of its prompt
+        may come, and one that a row which gave way has left."""
+        return 2 * self.micro_batch_size + 1 if self.shares_prefixes else self.micro_batch_size
 
     def homes(self, num_rows: int) -> tuple[tuple[Tier, bool, int], ...]:
         """Where a micro-batch's rows live, in order: tier, whether the CPU attends them, and how

@@ -159,7 +159,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     disk = align_up(cut["disk"] * sizes.stream_bytes, BLOCK)
     return BatchWork(
         batch=batch,
-        continues=any(own.kv_len for own in brought),
+        continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
         kv_load=_bytes((_loaded(row.home, own, page) for row, own in far), page_bytes),
         kv_store=_bytes((_stored(row.home, own, page) for row, own in far), page_bytes),

@@ -159,10 +159,10 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     """
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, _longest_span(policy, workload))
-    gathered = _gathered_bytes(step, keys, size, policy.micro_batch_size)
+    gathered = _gathered_bytes(step, keys, size, policy.most_spans)
     if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         return gathered
-    scores = _group_bytes(keys * step.num_heads * queries * size, policy.micro_batch_size)
+    scores = _group_bytes(keys * step.num_heads * queries * size, policy.most_spans)
     tokens = max(policy.chunk_tokens, _longest_span(policy, workload))
     return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size
 

@@ -5,7 +5,7 @@ Also counts what it moves, for the schedule. Knows tiers and pages; the layers s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -184,11 +184,8 @@ class BatchPreparer:
 
     def _part(self, batch: MicroBatch) -> tuple[Sequence[RowSpan], Sequence[RowSpan]]:
         """Rows that are attended where all is computed, and those that the CPU attends: single
-        tokens only, never prompts."""
-        own = [
-            self._kv.rows[span.row].is_delegated and span.kv_len > 0 and span.num_new == 1
-            for span in batch.rows
-        ]
+        tokens of one row each."""
+        own = [self._kv.rows[span.row].is_delegated and span.is_single for span in batch.rows]
         count = sum(own)
         assert not any(own[: len(own) - count]), "rows that the CPU attends come last"
         return batch.rows[: len(own) - count], batch.rows[len(own) - count :]
@@ -214,6 +211,8 @@ class BatchPreparer:
     def _find_rows(self, spans: Sequence[RowSpan]) -> tuple[_Homes, Passage]:
         """Where all rows are, siblings too, and how those that are elsewhere pass through."""
         rows = [(key, span) for span in spans for key in span.keys]
+        # Spans come by the tier of their own rows, but siblings may be on any.
+        rows.sort(key=lambda row: self._kv.rows[row[0]].home != "compute")
         pages = [self._kv.rows[key] for key, _ in rows]
         num_near = sum(row.home == "compute" for row in pages)
         far = [span for _, span in rows[num_near:]]
@@ -247,12 +246,12 @@ class BatchPreparer:
             return nothing, nothing
         angles, scales = [], []
         frequencies, scale = inverse_frequencies(rope, 1, most)
-        for span in batch.rows:
-            if depends_on_length(rope):
-                frequencies, scale = inverse_frequencies(rope, span.total_len, most)
-            positions = torch.arange(span.kv_len, span.total_len, dtype=torch.float32)
+        for first, last, length in _stretches(batch, by_length=depends_on_length(rope)):
+            if length:
+                frequencies, scale = inverse_frequencies(rope, length, most)
+            positions = torch.arange(first, last, dtype=torch.float32)
             angles.append(positions[:, None] * frequencies)
-            scales.append(torch.full((span.num_new, 1), scale))
+            scales.append(torch.full((last - first, 1), scale))
         angle, factor = torch.cat(angles), torch.cat(scales)
         cos = (angle.cos() * factor).to(self._dtype)
         sin = (angle.sin() * factor).to(self._dtype)
@@ -329,6 +328,20 @@ class BatchPreparer:
             copies=copies,
             share_of_keys=self._config.attended_share,
         )
+
+
+def _stretches(batch: MicroBatch, *, by_length: bool) -> Iterator[tuple[int, int, int]]:
+    """Positions of the batch's tokens as ranges [first, last) with one set of frequencies each, and
+    where these go ``by_length`` the length: of the prompt, or up to a token that was made."""
+    for span in batch.rows:
+        if not by_length:
+            yield span.kv_len, span.total_len, 0
+            continue
+        border = min(max(span.prompt_len, span.kv_len), span.total_len)
+        if span.kv_len < border:
+            yield span.kv_len, border, span.prompt_len
+        for position in range(border, span.total_len):
+            yield position, position + 1, position + 1
 
 
 def _loaded(passage: Passage, page_bytes: int) -> Moved:

@@ -221,6 +221,8 @@ class Engine:
         """Answer rows in an order of the engine's choosing, each exactly once. ``on_batch`` is told
         of every sweep and micro-batch as soon as its tokens are known."""
         policy = self.plan.policy
+        # A run leaves beginnings of prompts, and one that was given up its rows.
+        self.placement.kv_cache.release_all()
         batches = BatchPreparer(
             self.config,
             policy,

@@ -11,6 +11,7 @@ import torch
 from freight.hardware.machine import Machine
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
+from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner, Wishes
 from freight.plan.forecast import Forecast
@@ -34,7 +35,11 @@ def plan_run(
 ) -> tuple[Plan, Forecast | None]:
     """The plan, and where the machine's rates are known what it will take: the best that a search
     finds then, but what the user has fixed stays."""
-    if not options.share_prefixes:
+    # Keys can be shared where the lengths of the prompts do not change how they are rotated.
+    shares_prefixes = options.share_prefixes and is_same_up_to(
+        config.rope, workload.max_prompt_tokens, config.max_positions
+    )
+    if not shares_prefixes:
         workload = replace(workload, least_prefix_tokens=0, held_prefix_tokens=0)
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
         import scipy.optimize  # noqa: F401  before the process is measured: it stays in memory
@@ -62,7 +67,7 @@ def plan_run(
             num_micro_batches=1 if options.admission == "row" else options.num_micro_batches,
             admission=options.rule,
             batch_tokens=options.batch_tokens,
-            shares_prefixes=options.share_prefixes,
+            shares_prefixes=shares_prefixes,
             cpu_attention=_share(options.cpu_attention_percent),
             overlap=options.overlap,
         ),

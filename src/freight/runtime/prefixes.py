@@ -83,8 +83,10 @@ class Prefixes:
             row.prefix = None
 
     def forget_others(self, request: Request | None) -> list[RowKey]:
-        """Free the pages of beginnings that no row has and the next one does not ask for."""
-        wanted = None if request is None or request.prefix is None else request.prefix.key
+        """Free the pages of beginnings that no row has and the next one cannot use."""
+        wanted = None
+        if request is not None and request.prefix is not None and self.num_tokens(request):
+            wanted = request.prefix.key
         idle = [k for k, held in self.held.items() if not held.num_sharers and k != wanted]
         keys = [self.held.pop(key).row.key for key in idle]
         for key in keys:

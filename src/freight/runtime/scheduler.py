@@ -68,13 +68,14 @@ class Scheduler:
         while True:
             self._admission.admit()
             if not self._admission.has_rows():
+                assert self._waiting.is_empty(), "a row has no room in an empty block"
                 return
             works = []
             self._reached = {}
             for k, rows in enumerate(self._admission.block):
                 if rows:
                     batch = self._micro_batch(k, rows)
-                    continues = any(row.new_ids for row in self._running[k])
+                    continues = any(span.brings_made for span in batch.rows)
                     if batch.rows:
                         works.append(self._describe(self._next_sweep, batch, continues))
             yield Sweep(index=self._next_sweep, works=tuple(works))
@@ -95,7 +96,7 @@ class Scheduler:
         families, brought = self._brought(rows)
         families = sorted(
             (family for family in families if brought[family[0].key]),
-            key=lambda family: self._order(family[0], brought[family[0].key]),
+            key=lambda family: self._order(family, brought[family[0].key]),
         )
         self._running[k] = [row for family in families for row in family]
         spans: list[RowSpan] = []
@@ -138,10 +139,11 @@ class Scheduler:
             reached = self._reached.get(prefix.key, prefix.kv_len)
             row.kv_len = prefix.num_tokens if reached == prefix.num_tokens else 0
 
-    def _order(self, row: Row, count: int) -> tuple[bool, bool, int, bool]:
+    def _order(self, family: Sequence[Row], count: int) -> tuple[bool, bool, int, bool]:
         """Beginnings of prompts come first and rows that the CPU attends last, single tokens of a
         tier before its prompts."""
-        is_single = count == 1 and row.kv_len > 0
+        row = family[0]
+        is_single = count == 1 and row.kv_len > 0 and len(family) == 1
         is_attended = self._attended_seats[row.seat] and is_single
         return not row.is_prefix, is_attended, row.seat, not is_single
 
@@ -151,7 +153,7 @@ class Scheduler:
         makes_token = end == row.num_tokens and row.params.max_tokens > 0 and not row.is_prefix
         prompt = row.answer.request.prompt_ids
         scored = range(0)
-        if row.answer.is_scored and not row.key.sample:
+        if row.answer.is_scored and not min(own.key.sample for own in family):
             last = min(end, len(prompt) - 1)
             scored = range(row.answer.next_scored - 1 - row.kv_len, last - row.kv_len)
         return RowSpan(
@@ -162,6 +164,7 @@ class Scheduler:
             logit_positions=(count - 1,) if makes_token else (),
             scored=scored if len(scored) else range(0),
             next_id=prompt[end] if end < len(prompt) else -1,
+            prompt_len=len(prompt),
             siblings=tuple(sibling.key for sibling in family[1:]),
         )
 
