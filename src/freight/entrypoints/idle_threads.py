@@ -1,7 +1,9 @@
-"""How long the threads of torch's products wait busily for the next one, before torch is loaded.
+"""What torch's libraries read from the environment when they are loaded: how long threads wait, and
+how much code for products is kept.
 
-By default it is milliseconds, in which they take the cores from the lanes and loops beside them: on
-two cores these then take up to twice as long. Knows no torch.
+By default threads wait busily for milliseconds, in which they take the cores from the lanes and
+loops beside them: on two cores these then take up to twice as long. Code is kept for a thousand
+products of different shapes, half a MiB each, outside any budget. Knows no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ __all__ = ["wait_briefly"]
 _TURNS: Final = "10000"
 """Of waiting: tens of microseconds, as long as it is from one operation of a unit to the next."""
 
+_KEPT_PRODUCTS: Final = "128"
+"""Shapes of products: those of a sweep, a few times over."""
+
 
 def wait_briefly() -> None:
-    """Set it for this process, unless the user has said how to wait."""
+    """Set it for this process, unless the user has."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _TURNS)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KEPT_PRODUCTS)

@@ -26,7 +26,7 @@ __all__ = [
     "shared_tokens",
 ]
 
-_SHAPES_BYTES: Final = 64 << 20
+_SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for products of each, and memory in pieces of many sizes."""
 
