@@ -57,10 +57,6 @@ class Scheduler:
         self._reached: dict[RowKey, int] = {}
         self._next_sweep = 0
 
-    @property
-    def num_generated_tokens(self) -> int:
-        return self._lengths.num_made
-
     # -- sweeps ------------------------------------------------------------------------------
 
     def sweeps(self) -> Iterator[Sweep]:
