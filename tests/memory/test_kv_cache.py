@@ -47,7 +47,7 @@ class Row:
 class Block:
     """A cache and its slot, beside the rows as they should be."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, extent_pages: int = 0) -> None:
         self.traffic = Traffic()
         arena = host_arena(
             NUM_LAYERS * (2 * NUM_PAGES + NUM_TAILS) * PAGE_BYTES + SLOT_PAGES * PAGE_BYTES
@@ -66,6 +66,7 @@ class Block:
             num_disk_pages=NUM_PAGES,
             page_tokens=PAGE_TOKENS,
             page_bytes=PAGE_BYTES,
+            disk_extent_pages=extent_pages,
         )
         self.rows: dict[int, Row] = {}
         self.num_admitted = 0
@@ -255,9 +256,39 @@ def test_rows_that_grow_together_lie_together(directory: Path) -> None:
             name: [run.count for run in getattr(passage, name)]
             for name in ("cpu_in", "disk_in", "cpu_out", "disk_out")
         }
-        assert lengths == {"cpu_in": [4, 4], "disk_in": [4, 4], "cpu_out": [4], "disk_out": [4]}
+        assert lengths == {"cpu_in": [8], "disk_in": [8], "cpu_out": [4], "disk_out": [4]}
         alone = plan_passage(rows[:4], [8] * 4, [12] * 4, PAGE_TOKENS)
         assert [run.count for run in alone.cpu_in] == [8]
+    finally:
+        block.file.close()
+
+
+@settings(deadline=None, max_examples=40)
+@given(script=st.lists(steps, max_size=14))
+def test_rows_with_extents_lie_together(script: list[tuple], directory: Path) -> None:
+    """Whatever rows came and went before: what a row has on disk is one request."""
+    block = Block(directory, extent_pages=5)
+    try:
+        for step in [*script, ("sweep", [1] * 100)]:
+            if step[0] == "admit" and step[1] == "disk":
+                for size in step[2]:
+                    if block.cache.num_free_pages("disk") >= 5:
+                        block.admit("disk", [size])
+            elif step[0] == "admit":
+                block.admit(step[1], step[2])
+            elif step[0] == "sweep":
+                block.sweep(step[1])
+            elif step[0] == "release" and block.rows:
+                block.release(sorted(block.rows)[step[1] % len(block.rows)])
+            for number, row in block.rows.items():
+                own = block.cache.rows[number]
+                used = -(-len(row.marks) // PAGE_TOKENS)
+                if own.home == "disk" and used:
+                    passage = plan_passage([own], [len(row.marks)], [len(row.marks)], PAGE_TOKENS)
+                    assert len(passage.disk_in) <= 1
+        for row in [*block.rows]:
+            block.release(row)
+        assert block.cache.num_free_pages("disk") == NUM_PAGES
     finally:
         block.file.close()
 

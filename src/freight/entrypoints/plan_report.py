@@ -269,7 +269,7 @@ def _latency_s(question: Question, choice: Choice) -> float:
 
 def _all_tokens_per_s(question: Question, choice: Choice) -> float:
     work = question.workload
-    return (work.total_prompt_tokens + work.total_new_tokens) / choice.forecast.seconds
+    return (work.total_prompt_tokens + work.expected_new_tokens) / choice.forecast.seconds
 
 
 def _busy(choice: Choice) -> Iterator[str]:

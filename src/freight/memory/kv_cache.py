@@ -3,7 +3,8 @@
 A page holds some tokens of one row and layer, keys and values. Rows on the compute tier are used in
 place. Other rows' pages are brought to a slot and the pages that new tokens touched go back; of a
 row on disk the page that is not yet full stays in RAM. KV moves in whole pages. Pages of a
-micro-batch are given out page by page across its rows, so that what is read together lies together.
+micro-batch whose rows enter together are given out page by page across them, so that what is read
+together lies together; where rows enter at any time a row on disk has its pages in one extent.
 Knows pages, tiers and rows, but no model.
 """
 
@@ -100,14 +101,16 @@ def plan_passage(
     total_lens: Sequence[int],
     page_tokens: int,
 ) -> Passage:
-    """Plan for ``rows``, with so many tokens before and after the sweep."""
-    tables: list[list[int]] = [[] for _ in rows]
-    num_pages = 0
-    for turn in range(max((-(-total // page_tokens) for total in total_lens), default=0)):
-        for table, total in zip(tables, total_lens, strict=True):
-            if turn * page_tokens < total:
-                table.append(num_pages)
-                num_pages += 1
+    """Plan for ``rows``, with so many tokens before and after the sweep. Pages lie in the slot in
+    the order in which they lie at home, so that neighbours stay together."""
+    used = [
+        (own.home, page, row, turn)
+        for row, (own, total) in enumerate(zip(rows, total_lens, strict=True))
+        for turn, page in enumerate(own.pages[: -(-total // page_tokens)])
+    ]
+    tables = [[0] * -(-total // page_tokens) for total in total_lens]
+    for place, (_, _, row, turn) in enumerate(sorted(used)):
+        tables[row][turn] = place
     cpu_in, disk_in, tails_in = _Pairs(), _Pairs(), _Pairs()
     cpu_out, disk_out, tails_out = _Pairs(), _Pairs(), _Pairs()
     for row, table, kv_len, total in zip(rows, tables, kv_lens, total_lens, strict=True):
@@ -128,7 +131,7 @@ def plan_passage(
                 else:
                     tails_out.pairs.append((row.tail, slot))
     return Passage(
-        num_pages=num_pages,
+        num_pages=len(used),
         tables=tuple(tuple(table) for table in tables),
         cpu_in=cpu_in.runs(),
         disk_in=disk_in.runs(),
@@ -158,8 +161,10 @@ class KVCache:
     """All pages of all layers on all tiers.
 
     ``pools`` are uint8 tensors [L, P, page bytes] for the homes "compute" and "cpu"; ``tails`` is
-    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each. Without
-    ``is_kept`` pages are used within one computation only: each ``admit`` gives out the same ones.
+    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each; a row
+    there gets ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
+    Without ``is_kept`` pages are used within one computation only: each ``admit`` gives out the
+    same ones.
     """
 
     def __init__(
@@ -171,9 +176,11 @@ class KVCache:
         num_disk_pages: int,
         page_tokens: int,
         page_bytes: int,
+        disk_extent_pages: int = 0,
         is_kept: bool = True,
     ) -> None:
         self.is_kept = is_kept
+        self._disk_extent_pages = disk_extent_pages
         self.pools = pools
         self.page_tokens = page_tokens
         self.page_bytes = page_bytes
@@ -202,6 +209,9 @@ class KVCache:
     ) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them; all
         pages of ``shared``, which stays for as long as they do, are their first."""
+        if home == "disk" and self._disk_extent_pages:
+            self._admit_together(rows, is_delegated=is_delegated)
+            return
         first = () if shared is None else self.rows[shared].pages
         wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
         taken = self._free[home].take(sum(wanted))
@@ -220,6 +230,17 @@ class KVCache:
                 pages=(*first, *table),
                 num_shared=len(first),
                 tail=tail,
+                is_delegated=is_delegated,
+            )
+
+    def _admit_together(self, rows: Sequence[tuple[Hashable, int]], *, is_delegated: bool) -> None:
+        """An extent for each row: all are of one size, so that those that are free are whole."""
+        for row, num_tokens in rows:
+            assert self.pages_for(num_tokens) <= self._disk_extent_pages, (row, num_tokens)
+            self.rows[row] = RowPages(
+                home="disk",
+                pages=tuple(self._free["disk"].take(self._disk_extent_pages)),
+                tail=self._free_tails.take(1)[0],
                 is_delegated=is_delegated,
             )
 

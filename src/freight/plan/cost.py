@@ -35,6 +35,7 @@ from freight.model.programme import (
     Unit,
 )
 from freight.model.switches import ModelConfig
+from freight.plan.geometry import lie_in_extents, page_size
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.policy import Policy
@@ -83,6 +84,7 @@ _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.COPY_BACK_HIDDEN: "activations",
     Kind.WRITE_HIDDEN: "activations",
 }
+_KV_ON_DISK: Final = (Kind.READ_KV, Kind.WRITE_KV, Kind.READ_DELEGATED, Kind.WRITE_DELEGATED)
 _COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
@@ -137,11 +139,22 @@ class Cost:
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
             request = float(self.config.embedding_size * self.size)
+        elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
+            request = min(request, self._kv_request(operation.kind))
         kind = _KINDS.get(operation.kind, "weights")
         link = self.machine.links[operation.lane.value]
         return Demand(
             seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
         )
+
+    def _kv_request(self, kind: Kind) -> float:
+        """Bytes of keys and values that lie together on disk where rows enter at any time: one
+        page, or of a row that has an extent all that it is expected to have."""
+        page_bytes = page_size(self.config, self.policy.page_tokens, self.size)
+        is_read = kind in (Kind.READ_KV, Kind.READ_DELEGATED)
+        if not is_read or not lie_in_extents(self.policy, page_bytes):
+            return float(page_bytes)
+        return max(1.0, self.policy.row_tokens / self.policy.page_tokens) * page_bytes
 
     def sweep_s(self, sweep: Sweep) -> float:
         """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""

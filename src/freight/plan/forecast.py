@@ -156,7 +156,7 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         prefill_s=0.0,
         decode_s=seconds,
         block_s=longest * max(sample.seconds[i] for i in chosen[1:] or chosen),
-        new_tokens=plan.workload.total_new_tokens,
+        new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
         timeline=sample.timeline,

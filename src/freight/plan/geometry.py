@@ -21,14 +21,19 @@ __all__ = [
     "Geometry",
     "fitting_page_tokens",
     "keeps_kv",
+    "lie_in_extents",
     "may_forget_kv",
     "measure",
+    "page_size",
     "shared_tokens",
 ]
 
 _SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for products of each, and memory in pieces of many sizes."""
+
+_EXTENT_BYTES: Final = 256 << 10
+"""Requests of this size reach three fourths of a disk's rate, those of 16 KiB a fourth."""
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -39,9 +44,10 @@ class Geometry:
     """Counts and sizes in bytes.
 
     ``usage`` is what each tier holds, by purpose. Of each prompt ``shared_tokens`` have keys that
-    others have too. ``kv_pages`` are the pages per layer on each
-    tier, ``kv_layers`` the layers that have pages of their own (see :func:`keeps_kv`),
-    ``kv_slot_pages`` those of one micro-batch's offloaded rows, ``num_tails`` its rows on disk, all
+    others have too. ``kv_pages`` are the pages per layer on each tier, ``disk_extent_pages`` those
+    that a row on disk has in one piece, or 0, ``kv_layers`` the layers that have pages of their own
+    (see :func:`keeps_kv`), ``kv_slot_pages`` those of one micro-batch's offloaded rows,
+    ``num_tails`` its rows on disk, all
     micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
@@ -55,6 +61,7 @@ class Geometry:
     shared_tokens: int
     kv_layers: int
     kv_pages: dict[Tier, int]
+    disk_extent_pages: int
     kv_slot_pages: int
     num_tails: int
     activation_rows: dict[Tier, int]
@@ -142,7 +149,21 @@ def shared_tokens(policy: Policy, workload: Workload) -> int:
     return shared // policy.page_tokens * policy.page_tokens
 
 
-def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
+def _disk_extent_pages(policy: Policy, workload: Workload, page_bytes: int) -> int:
+    """How many pages a row on disk has in one piece; 0 where each may be anywhere. Of rows that
+    enter at any time those that lie together are those of one row: small pages would be read one by
+    one, at a fraction of the disk's rate, so a row has room for the longest there may be."""
+    if not policy.kv.disk or not lie_in_extents(policy, page_bytes):
+        return 0
+    return -(-workload.max_total_tokens // policy.page_tokens)
+
+
+def lie_in_extents(policy: Policy, page_bytes: int) -> bool:
+    """Whether what a row has on disk lies together, whatever other rows do."""
+    return policy.is_continuous and page_bytes < _EXTENT_BYTES
+
+
+def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int = 0) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
     they enter at any time for what they have on average; and for beginnings that they share."""
     whole = -(-workload.max_total_tokens // policy.page_tokens)
@@ -152,7 +173,7 @@ def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
     most = rows * (whole - shared) + held
-    if not rows or not policy.is_continuous or not policy.row_tokens:
+    if not rows or not policy.is_continuous or not policy.row_tokens or extent_pages:
         return most
     row_tokens = policy.row_tokens + (0 if shared else workload.least_prefix_tokens)
     average = -(-rows * row_tokens // policy.page_tokens)
@@ -189,7 +210,11 @@ def measure(
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
-    kv_pages = {tier: _kv_pages(policy, rows, workload) for tier, rows in kv_rows.items()}
+    extent_pages = _disk_extent_pages(policy, workload, page_bytes)
+    kv_pages = {
+        tier: _kv_pages(policy, rows, workload, extent_pages if tier == "disk" else 0)
+        for tier, rows in kv_rows.items()
+    }
     home = policy.compute_tier
     offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
     row_bytes = layout.stream_columns * size
@@ -209,6 +234,7 @@ def measure(
         shared_tokens=shared_tokens(policy, workload),
         kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
+        disk_extent_pages=extent_pages,
         kv_slot_pages=offloaded * row_pages,
         num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,

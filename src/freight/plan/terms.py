@@ -77,7 +77,7 @@ class Terms:
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,
             prompt=workload.total_prompt_tokens / workload.num_rows,
-            new=max(1.0, workload.total_new_tokens / workload.num_rows),
+            new=max(1.0, workload.expected_new_tokens / workload.num_rows),
             uses_disk=uses_disk,
         )
 

@@ -5,6 +5,7 @@ A plain value. It does not know the rows themselves, their order, or any machine
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ from freight.plan.admission import Lengths
 __all__ = ["Workload"]
 
 _ALIKE: Final = 1.2
+_GOLDEN: Final = (5**0.5 - 1) / 2
+"""Multiples of it fill an interval evenly, whichever stretch of them is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,8 @@ class Workload:
     All prompts begin with ``least_prefix_tokens`` or more that others begin with too; different
     beginnings that are needed at one time have ``held_prefix_tokens`` together.
 
-    ``ends_early``: something else than its length can end an answer.
+    ``ends_early``: something else than its length can end an answer. How long answers then are is
+    not known before; any length up to the longest is taken to be as likely as any other.
 
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
     ``max_listed_tokens`` the most new ones, ``max_logprobs`` the most alternatives to each.
@@ -108,8 +112,15 @@ class Workload:
 
     @property
     def mean_new_tokens(self) -> float:
-        """At least one: a row is in one sweep."""
-        return max(1.0, self.total_new_tokens / self.num_rows)
+        """As far as is expected; at least one: a row is in one sweep."""
+        return max(1.0, self.expected_new_tokens / self.num_rows)
+
+    @property
+    def expected_new_tokens(self) -> float:
+        """Of all rows together."""
+        if not self.ends_early:
+            return float(self.total_new_tokens)
+        return min(float(self.total_new_tokens), (self.total_new_tokens + self.num_rows) / 2)
 
     def answers(self) -> Lengths:
         """What is known of the answers' lengths before any is there."""
@@ -118,16 +129,19 @@ class Workload:
     def held_tokens(self, page_tokens: int) -> float:
         """Tokens of a row's pages on average over the sweeps that rows of all ages are in: the page
         in progress is half full, and rows with long answers are met more often."""
-        alike = ((1, self.mean_prompt_tokens, self.mean_new_tokens),)
+        alike = ((1, self.mean_prompt_tokens, self.total_new_tokens / self.num_rows),)
         sweeps = held = 0.0
-        for count, prompt, new in self.lengths or alike:
-            own = count * max(1, new)
-            sweeps += own
-            held += own * (prompt + (max(1, new) + page_tokens) / 2)
+        for count, prompt, most in self.lengths or alike:
+            new = max(1.0, float(most))
+            answer, square = new, new * new
+            if self.ends_early:
+                answer, square = (new + 1) / 2, (new + 1) * (2 * new + 1) / 6
+            sweeps += count * answer
+            held += count * (answer * (prompt + page_tokens / 2) + square / 2)
         return min(held / sweeps, float(self.max_total_tokens + page_tokens))
 
     def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
-        """(prompt, new) tokens of the rows ``first`` to ``last``."""
+        """(prompt, new) tokens of the rows ``first`` to ``last``, as far as is expected."""
         prompt = max(1, round(self.total_prompt_tokens / self.num_rows))
         alike = ((self.num_rows, prompt, round(self.total_new_tokens / self.num_rows)),)
         found: list[tuple[int, int]] = []
@@ -136,6 +150,8 @@ class Workload:
             inside = min(last, begin + count) - max(first, begin)
             found += [(prompt, new)] * max(0, inside)
             begin += count
+        if self.ends_early:
+            return [(own, _expected(new, row)) for row, (own, new) in enumerate(found, first)]
         return found
 
     def max_prompts(self, num_rows: int) -> int:
@@ -151,6 +167,11 @@ class Workload:
     def _shortest_total(self) -> int:
         """A prompt has a token at least, and may have no answer."""
         return max(self.max_prompt_tokens, self.max_new_tokens + 1)
+
+
+def _expected(most_tokens: int, row: int) -> int:
+    """Tokens of a row's answer: evenly from 1 to ``most_tokens``, neighbours far apart."""
+    return math.ceil(most_tokens * ((row + 1) * _GOLDEN % 1.0))
 
 
 def _refuse(asked: str, limit: str) -> InputError:

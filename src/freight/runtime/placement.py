@@ -109,6 +109,7 @@ class Placement:
             num_disk_pages=geometry.kv_pages["disk"],
             page_tokens=policy.page_tokens,
             page_bytes=page,
+            disk_extent_pages=geometry.disk_extent_pages,
             is_kept=keeps_kv(policy, self.plan.workload),
         )
         columns = self.plan.layout.stream_columns
