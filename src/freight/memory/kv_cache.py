@@ -104,13 +104,13 @@ def plan_passage(
     """Plan for ``rows``, with so many tokens before and after the sweep. Pages lie in the slot in
     the order in which they lie at home, so that neighbours stay together."""
     used = [
-        (own.home, page, row, turn)
-        for row, (own, total) in enumerate(zip(rows, total_lens, strict=True))
+        (own.home, page, number, turn)
+        for number, (own, total) in enumerate(zip(rows, total_lens, strict=True))
         for turn, page in enumerate(own.pages[: -(-total // page_tokens)])
     ]
     tables = [[0] * -(-total // page_tokens) for total in total_lens]
-    for place, (_, _, row, turn) in enumerate(sorted(used)):
-        tables[row][turn] = place
+    for place, (_, _, number, turn) in enumerate(sorted(used)):
+        tables[number][turn] = place
     cpu_in, disk_in, tails_in = _Pairs(), _Pairs(), _Pairs()
     cpu_out, disk_out, tails_out = _Pairs(), _Pairs(), _Pairs()
     for row, table, kv_len, total in zip(rows, tables, kv_lens, total_lens, strict=True):
