@@ -22,7 +22,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend
-from freight.model.batch import EVEN_TOKENS, MOST_PADDED
+from freight.model.batch import EVEN_COUNTS, even_count
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,
@@ -45,7 +45,6 @@ from freight.model.programme import (
     changed_values,
 )
 from freight.model.workspace import Workspace
-from freight.quantities import align_up
 
 __all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit", "select_rows"]
 
@@ -188,17 +187,17 @@ def _multiply_by(
 ) -> None:
     """out = x rows^T + bias, or added to it. On the CPU in bfloat16 by few different numbers of
     tokens: for each that it meets the library makes code of its own, and keeps it."""
-    count, step = x.shape[0], EVEN_TOKENS // 4
-    is_even = count % step == 0 if count <= MOST_PADDED else count % EVEN_TOKENS == 0
-    if is_even or count < step // 2 or x.device.type != "cpu" or x.dtype != torch.bfloat16:
+    count = x.shape[0]
+    few = count % EVEN_COUNTS[-1]
+    padded = even_count(few) if few else 0
+    is_small = count < EVEN_COUNTS[0] // 2
+    if few == padded or is_small or x.device.type != "cpu" or x.dtype != torch.bfloat16:
         _product(x, rows, bias, out, adds=adds)
         return
-    whole = 0 if count <= MOST_PADDED else count - count % EVEN_TOKENS
+    whole = count - few
     if whole:
         _product(x[:whole], rows, bias, out[:whole], adds=adds)
     with workspace.frame():
-        few = count - whole
-        padded = align_up(few, step)
         tokens = workspace.take(padded, x.shape[1], dtype=x.dtype)
         tokens[:few].copy_(x[whole:])
         tokens[few:].zero_()
