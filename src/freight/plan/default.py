@@ -388,7 +388,7 @@ class Planner:
         """Bytes from a tier that a sweep of so many tokens is expected to bring."""
         needed = 0.0
         for own, count in layout.counted():
-            size = count * sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
+            size = count * own.streamed_bytes(tier)[1]
             needed += size * self._share_of_sweeps(own.unit.expert is not None, num_tokens)
         return round(needed)
 

@@ -271,7 +271,7 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]
-        staged = any(p.tier == "disk" for form in layout.forms for p in form.pieces)
+        staged = any(s.tier == "disk" for form in layout.forms for s in form.stretches)
         size = align_up(policy.piece_bytes, BLOCK) if staged else 0
         usage["cpu"]["weight staging"] = RING_SLOTS["weight staging"] * size
 

@@ -21,7 +21,7 @@ def ring_blocks(layout: WeightLayout, block_bytes: int) -> int:
     are long to load hide behind those that are long to compute. Never more than all of them.
     """
     blocks = [-(-form.slot_bytes // block_bytes) for form in layout.forms]
-    sizes = [blocks[form] for form in layout.form_of if layout.forms[form].pieces]
+    sizes = [blocks[form] for form in layout.form_of if layout.forms[form].stretches]
     around = sizes[2:] + sizes[:2]
     threes = [sum(three) for three in zip(sizes, sizes[1:] + sizes[:1], around, strict=True)]
     return min(max(threes), sum(sizes)) if sizes else 0
