@@ -19,7 +19,6 @@ from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
-from freight.plan.simulate import Timeline
 
 __all__ = ["Forecast", "forecast"]
 
@@ -38,8 +37,7 @@ class Forecast:
     """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
     each block's first sweep, ``decode_s`` that of all others: of all sweeps where prompts come
     beside rows that decode. ``block_s`` is the longest block's, from its prompts to its last token,
-    or where rows enter at any time the longest row's. ``timeline`` is that of the sweeps which were
-    run on the clock for the first block."""
+    or where rows enter at any time the longest row's."""
 
     load_s: float
     prefill_s: float
@@ -48,7 +46,6 @@ class Forecast:
     new_tokens: float
     num_bytes: Lanes
     busy_s: Lanes
-    timeline: Timeline
 
     @property
     def seconds(self) -> float:
@@ -80,7 +77,6 @@ class _Block:
     decode_s: float
     num_bytes: Lanes
     busy_s: Lanes
-    timeline: Timeline
 
 
 def forecast(
@@ -124,7 +120,6 @@ def forecast(
         new_tokens=sum(block.new_tokens for block in blocks),
         num_bytes=_added([block.num_bytes for block in blocks]),
         busy_s=_added([block.busy_s for block in blocks]),
-        timeline=told[0].timeline,
     )
 
 
@@ -159,7 +154,6 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         new_tokens=plan.workload.total_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
-        timeline=sample.timeline,
     )
 
 
@@ -234,7 +228,6 @@ def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int)
         decode_s=_sum_between(steps[1:], sample.seconds),
         num_bytes=_integrated(steps, sample.num_bytes),
         busy_s=_integrated(steps, sample.busy_s),
-        timeline=sample.timeline,
     )
 
 
@@ -271,7 +264,6 @@ def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _B
         decode_s=(1 - share) * first.decode_s + share * second.decode_s,
         num_bytes=mix(first.num_bytes, second.num_bytes),
         busy_s=mix(first.busy_s, second.busy_s),
-        timeline=first.timeline,
     )
 
 

@@ -9,14 +9,14 @@ no model, no machine and no tensors.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from freight.plan.operation import Lane, Operation
 
-__all__ = ["Demand", "Step", "Timeline", "simulate"]
+__all__ = ["Demand", "Step", "simulate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,32 +36,6 @@ class Step(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    """All operations, those of each lane in order."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def seconds(self) -> float:
-        return max((step.end_s for step in self.steps), default=0.0)
-
-    def sweep_ends(self) -> dict[int, float]:
-        """When the last tokens of each sweep were known."""
-        ends: dict[int, float] = {}
-        for step in self.steps:
-            if step.operation.is_last:
-                ends[step.operation.sweep] = step.end_s
-        return ends
-
-    def busy_s(self) -> dict[Lane, float]:
-        """How long each lane worked."""
-        busy: Counter[Lane] = Counter()
-        for step in self.steps:
-            busy[step.operation.lane] += step.end_s - step.start_s  # type: ignore[assignment]
-        return dict(busy)
-
-
 Share = Callable[[Lane, frozenset[Lane], float], float]
 """The share of its speed that a lane keeps beside others, by the size of what it does."""
 
@@ -73,12 +47,12 @@ def simulate(
     overlap: bool,
     is_inline: bool,
     share: Share | None = None,
-) -> Timeline:
-    """Run ``operations``. Without ``overlap`` one follows the other; ``is_inline`` where the thread
-    that computes also issues. The stream must be legal: otherwise it would wait for ever."""
+) -> Iterator[Step]:
+    """Run ``operations``; those of each lane end in order. Without ``overlap`` one follows the
+    other; ``is_inline`` where the thread that computes also issues. The stream must be legal:
+    otherwise it would wait for ever."""
     if share is None:
-        steps = _in_order(operations, demand, overlap=overlap, is_inline=is_inline)
-        return Timeline(steps=tuple(steps))
+        return _in_order(operations, demand, overlap=overlap, is_inline=is_inline)
     clock = _Clock(share=share)
     before: Operation | None = None
     computed: Operation | None = None
@@ -91,7 +65,7 @@ def simulate(
         before = operation
         if operation.lane is Lane.COMPUTE:
             computed = operation
-    return Timeline(steps=tuple(clock.run()))
+    return clock.run()
 
 
 def _in_order(
