@@ -111,6 +111,7 @@ class Planner:
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
+    piece_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         units = self.programme.units[1:]
@@ -118,6 +119,7 @@ class Planner:
         plain = sum(unit.num_elements for unit in units) - expert
         object.__setattr__(self, "elements", (plain, expert))
         object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
+        object.__setattr__(self, "piece_bytes", self._piece_bytes())
 
     def plan(self) -> Plan:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
@@ -178,7 +180,7 @@ class Planner:
             num_micro_batches=count,
             max_batch_tokens=self._batch_tokens(size, admission),
             page_tokens=page_tokens,
-            piece_bytes=self._piece_bytes(),
+            piece_bytes=self.piece_bytes,
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
             admission=admission,
@@ -261,7 +263,7 @@ class Planner:
                 + 2 * BLOCK
                 for w in unit.weights
             )
-            for unit in self.programme.units[1:]
+            for unit in self.forms[0]
         )
         return min(_MOST_PIECE_BYTES, align_up(largest, BLOCK))
 

@@ -302,7 +302,13 @@ class Terms:
         )
         whole = replace(self.policy, admission="zigzag")
         sizes = WorkSizes.of(own.config, self.base.layout, whole, self.base.geometry)
-        lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
-        block = rows_of_block(lengths, self.policy, sizes.shared_tokens)
-        sweep = make_sweep(0, block, step, sizes)
-        return cost.sweep_s(sweep), cost.attention_s(sweep)
+        length = max(1, round(self.prompt)), round(self.new) + 1
+        full, rest = divmod(self.rows, self.policy.micro_batch_size)
+        total_s = keys_s = 0.0
+        for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
+            if count and rows:
+                block = rows_of_block([length] * rows, self.policy, sizes.shared_tokens)
+                sweep = make_sweep(0, block, step, sizes)
+                total_s += count * cost.sweep_s(sweep)
+                keys_s += count * cost.attention_s(sweep)
+        return total_s, keys_s
