@@ -5,7 +5,9 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from freight.model.switches import ModelConfig
@@ -79,7 +81,8 @@ class Geometry:
         return sum(align_up(size, BLOCK) + 2 * BLOCK for size in self.usage[tier].values() if size)
 
 
-def most_rows(split: Split, num_rows: int) -> dict[Tier, int]:
+@cache
+def most_rows(split: Split, num_rows: int) -> Mapping[Tier, int]:
     """The most rows that each tier gets of a micro-batch of up to ``num_rows``."""
     cuts = [split.cut(count) for count in range(num_rows + 1)]
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")

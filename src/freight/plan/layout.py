@@ -158,6 +158,7 @@ class WeightLayout:
 
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
     shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
+    ``compressed`` has the weights of the forms and the embedding's table that are, by name, and how.
     """
 
     programme: Programme
@@ -170,10 +171,12 @@ class WeightLayout:
     element_bytes: int
     lay_out_unit: Callable[[Unit], UnitLayout] = field(compare=False, repr=False)
     held_bytes: Mapping[Tier, int] = field(init=False, compare=False, repr=False)
+    compressed: Mapping[str, Compressed] = field(init=False, compare=False, repr=False)
     made: list[UnitLayout] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "held_bytes", self._held_bytes())
+        object.__setattr__(self, "compressed", self._compressed())
         object.__setattr__(self, "made", [])
 
     @property
@@ -232,9 +235,7 @@ class WeightLayout:
             held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
 
-    @property
-    def compressed(self) -> dict[str, Compressed]:
-        """Weights of the forms and the embedding's table that are compressed, by name, and how."""
+    def _compressed(self) -> dict[str, Compressed]:
         parts = (*self.embedding, *(part for form in self.forms for part in form.parts))
         return {part.weight.name: part.compressed for part in parts if part.compressed}
 
