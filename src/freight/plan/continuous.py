@@ -8,13 +8,13 @@ tensors and no seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import Outlook, Pace
+from freight.plan.admission import Outlook, Pace, Pages
 from freight.plan.policy import Policy, Tier
 from freight.plan.rollout import BlockRow, Brought, WorkSizes, work_of
 from freight.plan.sweep import Sweep
@@ -104,6 +104,7 @@ class _Block:
     kv_lens: Ints
     known: Ints
     next_row: int = 0
+    curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -144,23 +145,27 @@ class _Block:
         outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
-            own = [max(0, prompt - self.shared_tokens)]
-            curves = {tier: o.curve(own, [max(1, new)]) for tier, o in outlooks.items()}
-            fits = {
-                tier: outlooks[tier].fits(curve, self.num_pages[tier])
-                for tier, curve in curves.items()
-            }
+            curve = self._curve(prompt, new)
+            fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
             seat = next((seat for seat in self._free_seats() if fits[self._tier(seat)]), None)
             if seat is None:
                 return
             tier = self._tier(seat)
-            outlooks[tier].add(curves[tier])
+            outlooks[tier].add(curve)
             self.numbers[seat] = self.next_row
             self.prompts[seat] = self.known[seat] = prompt
             self.answers[seat] = new
             self.kv_lens[seat] = min(self.shared_tokens, prompt - 1)
             self.next_row += 1
             pace.take(1)
+
+    def _curve(self, prompt: int, new: int) -> Pages:
+        """Pages of a row from when it enters: the same on each tier."""
+        if (prompt, new) not in self.curves:
+            outlook = Outlook(self.longest, self.policy.page_tokens)
+            own = [max(0, prompt - self.shared_tokens)]
+            self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
+        return self.curves[prompt, new]
 
     def _tier(self, seat: int) -> Tier:
         return self.seats[seat % len(self.seats)][0]

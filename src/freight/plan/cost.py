@@ -131,7 +131,7 @@ class Cost:
         if operation.kind in _COMPUTED:
             return self._computation(operation)
         if operation.kind is Kind.ATTEND:
-            return Demand(seconds=self._attend_on_cpu_s(operation))
+            return self._attention(operation)
         if operation.kind is Kind.DECODE_WEIGHTS:
             decoded = self.layout.form(self.units[operation.unit]).decoded_bytes
             return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
@@ -197,6 +197,14 @@ class Cost:
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
             self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
+        return self.kept[key]
+
+    def _attention(self, operation: Operation) -> Demand:
+        assert operation.batch is not None
+        form = self.forms[self.units[operation.unit]]
+        key = operation.kind, form, operation.sweep, operation.batch.index, False
+        if key not in self.kept:
+            self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
 
     def _rows_of(self, unit: Unit, batch: MicroBatch) -> list[int]:

@@ -100,17 +100,21 @@ class Stretch:
     def logical_bytes(self) -> int:
         return sum(size for _, size in self.wanted)
 
-    def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        end = self.offset + self.num_bytes
+    def cut(self, most_bytes: int) -> Iterator[tuple[int, int]]:
+        """(beginning, bytes) of pieces of up to so many, from the stretch's own beginning on."""
         step = most_bytes if self.path is None else max(BLOCK, align_down(most_bytes, BLOCK))
-        for start in range(self.offset, end, step):
-            size = min(step, end - start)
+        for start in range(0, self.num_bytes, step):
+            yield start, min(step, self.num_bytes - start)
+
+    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+        for start, size in self.cut(most_bytes):
+            offset = self.offset + start
             yield Piece(
                 path=self.path,
-                offset=start,
+                offset=offset,
                 num_bytes=size,
-                logical_bytes=sum(_overlap(*own, start, size) for own in self.wanted),
-                slot_offset=self.slot_offset + start - self.offset,
+                logical_bytes=sum(_overlap(*own, offset, size) for own in self.wanted),
+                slot_offset=self.slot_offset + start,
             )
 
 

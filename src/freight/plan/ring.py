@@ -78,8 +78,9 @@ def stream_model(
 
 def _stream_pieces(own: UnitLayout, most_pieces: int | None) -> tuple[StreamPiece, ...]:
     pieces = [
-        StreamPiece(tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset)
-        for piece in own.pieces
+        StreamPiece(tier=stretch.tier, num_bytes=size, offset=stretch.slot_offset + start)
+        for stretch in own.stretches
+        for start, size in stretch.cut(own.piece_bytes)
     ]
     return tuple(pieces if most_pieces is None else _joined(pieces, most_pieces))
 
