@@ -146,8 +146,20 @@ class Planner:
         open_kvs = near if self.has_disk_dir else near[:-1]
         kvs = [wishes.kv] if wishes.kv else open_kvs[: 1 if self.forgets_kv else None]
         for kv in kvs:
-            for size, count in self._block_shapes():
-                yield from self.with_chunks(replace(self.shape(size, count), kv=kv))
+            for shares in self.sharing(kv):
+                for size, count in self._block_shapes():
+                    shape = self.shape(size, count, shares=shares)
+                    yield from self.with_chunks(replace(shape, kv=kv))
+
+    def sharing(self, kv: Split | None = None) -> tuple[bool, ...]:
+        """Whether policies should share what prompts begin with: only keys on the compute tier can
+        be shared, so where they lie there, or may lie anywhere, both are worth a look."""
+        wishes, kv = self.wishes, kv or self.wishes.kv
+        if not wishes.shares_prefixes or not self.workload.least_prefix_tokens:
+            return (wishes.shares_prefixes,)
+        if kv is not None and kv.share(self.compute_tier) < 1:
+            return (False,)
+        return True, False
 
     def with_chunks(self, policy: Policy) -> Iterator[Policy]:
         """With large chunks, and with small ones where scratch memory is worth saving."""
@@ -163,13 +175,22 @@ class Planner:
         if self._excess(plan) or scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
             yield small
 
-    def shape(self, size: int, count: int, admission: Admission | None = None) -> Policy:
+    def shape(
+        self,
+        size: int,
+        count: int,
+        admission: Admission | None = None,
+        *,
+        shares: bool | None = None,
+    ) -> Policy:
         """A block of ``count`` micro-batches of ``size`` rows: what the user fixed is as wished,
-        rows are where the arithmetic is and weights are on disk."""
+        rows are where the arithmetic is and weights are on disk. Unless it ``shares`` what prompts
+        begin with each row brings its whole prompt."""
         wishes, own = self.wishes, self.workload
         size_of_value = _size_of(self.dtype)
         page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, size_of_value)
         admission = admission or wishes.admission or "zigzag"
+        shares = self.sharing()[0] if shares is None else shares
         near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
         return Policy(
             compute_tier=self.compute_tier,
@@ -178,39 +199,41 @@ class Planner:
             activations=wishes.activations or near,
             micro_batch_size=size,
             num_micro_batches=count,
-            max_batch_tokens=self._batch_tokens(size, admission),
+            max_batch_tokens=self._batch_tokens(size, admission, shares),
             page_tokens=page_tokens,
             piece_bytes=self.piece_bytes,
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
-            row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
-            shares_prefixes=wishes.shares_prefixes,
+            row_tokens=(
+                0 if admission == "zigzag" else self._row_tokens(admission, page_tokens, shares)
+            ),
+            shares_prefixes=shares,
             blocks_in_flight=self.blocks_in_flight,
         )
 
-    def _batch_tokens(self, size: int, admission: Admission) -> int:
+    def _batch_tokens(self, size: int, admission: Admission, shares: bool) -> int:
         """The most tokens that a micro-batch brings to a sweep: all of its prompts, or where rows
         enter at any time twice as many of them as do on average."""
         own = self.workload
-        behind = own.max_prompt_tokens - own.least_prefix_tokens
-        whole = max(size, own.max_prompts(size) * behind + own.held_prefix_tokens)
+        least, held = own.least_prefix_tokens * shares, own.held_prefix_tokens * shares
+        whole = max(size, own.max_prompts(size) * (own.max_prompt_tokens - least) + held)
         if self.wishes.batch_tokens is not None:
             return max(size, min(whole, self.wishes.batch_tokens))
         if admission == "zigzag":
             return whole
-        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - own.least_prefix_tokens)
+        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - least)
         return min(whole, size + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
 
-    def _row_tokens(self, admission: Admission, page_tokens: int) -> int:
+    def _row_tokens(self, admission: Admission, page_tokens: int, shares: bool) -> int:
         """Tokens of KV per row of a block that is never full of its longest."""
         own = self.workload
         if admission == "diagonal":  # as if all answers were as long as they may be
             held = own.mean_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
             held = own.held_tokens(page_tokens)
-        return math.ceil(held) - own.least_prefix_tokens // page_tokens * page_tokens
+        return math.ceil(held) - shares * own.least_prefix_tokens // page_tokens * page_tokens
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first; None if it

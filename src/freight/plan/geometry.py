@@ -22,6 +22,7 @@ from freight.quantities import align_up
 __all__ = [
     "Geometry",
     "fitting_page_tokens",
+    "held_pages",
     "keeps_kv",
     "may_forget_kv",
     "measure",
@@ -145,6 +146,13 @@ def shared_tokens(policy: Policy, workload: Workload) -> int:
     return shared // policy.page_tokens * policy.page_tokens
 
 
+def held_pages(policy: Policy, workload: Workload) -> int:
+    """Pages per layer of the beginnings that prompts share, on the compute tier."""
+    if not shared_tokens(policy, workload):
+        return 0
+    return -(-workload.held_prefix_tokens // policy.page_tokens)
+
+
 def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
     they enter at any time for what they have on average; and for beginnings that they share."""
@@ -153,12 +161,11 @@ def _kv_pages(policy: Policy, rows: int, workload: Workload) -> int:
         return rows * whole
     rows *= policy.num_micro_batches * policy.blocks_in_flight
     shared = shared_tokens(policy, workload) // policy.page_tokens
-    held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
+    held = held_pages(policy, workload)
     most = rows * (whole - shared) + held
     if not rows or not policy.is_continuous or not policy.row_tokens:
         return most
-    row_tokens = policy.row_tokens + (0 if shared else workload.least_prefix_tokens)
-    average = -(-rows * row_tokens // policy.page_tokens)
+    average = -(-rows * policy.row_tokens // policy.page_tokens)
     return min(most, max(whole, average) + held)
 
 

@@ -162,7 +162,7 @@ class WeightLayout:
 
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
     shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
-    ``compressed`` has the weights of the forms and the embedding's table that are, by name, and how.
+    ``compressed`` has those weights of forms and the embedding's table that are, by name, and how.
     """
 
     programme: Programme

@@ -20,6 +20,7 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
+from freight.plan.geometry import held_pages
 from freight.plan.operation import Lane
 from freight.plan.ring import stream_model
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
@@ -75,7 +76,7 @@ def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> St
     ``steps``."""
 
     def tell(sizes: WorkSizes) -> Sequence[Sweep]:
-        block = rows_of_block(lengths, sizes.policy, sizes.shared_tokens)
+        block = rows_of_block(lengths, sizes)
         return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
 
     return tell
@@ -83,12 +84,16 @@ def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> St
 
 def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
     """The sweeps of the first rows, where they enter while others are under way."""
+    workload, policy, shared = plan.workload, plan.policy, plan.geometry.shared_tokens
+    num_pages = {**plan.geometry.kv_pages}
+    num_pages[policy.compute_tier] -= held_pages(policy, workload)
     return roll_out(
-        plan.workload.row_lengths(0, num_rows),
-        plan.policy,
-        num_pages=plan.geometry.kv_pages,
-        mean_answer=plan.workload.mean_new_tokens,
-        shared_tokens=plan.geometry.shared_tokens,
+        workload.row_lengths(0, num_rows),
+        policy,
+        num_pages=num_pages,
+        mean_answer=workload.mean_new_tokens,
+        shared_tokens=shared,
+        sharers=workload.sharers(shared),
     )
 
 
@@ -127,7 +132,7 @@ class Sampler:
     def run(self, story: Story, steps: Sequence[int], depth: int) -> Iterator[Step]:
         """Sweeps through the first ``depth`` layers on the clock."""
         plan, policy = self.plan, self.plan.policy
-        sizes = WorkSizes.of(self.config, plan.layout, policy, plan.geometry)
+        sizes = WorkSizes.of(plan, self.config)
         feed = _Feed(sweeps=story(sizes), config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
         model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)

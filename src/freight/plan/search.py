@@ -165,7 +165,7 @@ class Search:
             return
         size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
         shapes = [
-            self.planner.shape(own, count, rule)
+            self.planner.shape(own, count, rule, shares=best.plan.policy.shares_prefixes)
             for own in sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
             if own * count <= self.planner.workload.num_rows
         ]
@@ -241,7 +241,7 @@ class Search:
             """A block with a share of its rows."""
             return LinearSolution.of(problem.with_rows(share), solution.shares).seconds
 
-        workload = self.planner.workload
+        own, workload = self.planner, self.planner.workload
         block_s = solution.seconds
         blocks = workload.num_rows / policy.block_rows
         whole = math.floor(blocks)
@@ -250,9 +250,13 @@ class Search:
             # While it fills, and while it empties, it has half of its rows on average.
             seconds = max(0.0, blocks - 1) * block_s + 2 * part_s(min(1.0, blocks) / 2)
             block_s *= workload.max_new_tokens / workload.mean_new_tokens
+        kv = _in_rows(solution.split("kv"), policy.micro_batch_size)
+        is_near = kv.share(policy.compute_tier) == 1
         chosen = replace(
             policy,
-            kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
+            kv=kv,
+            # Of rows in several places those near the arithmetic share all the same.
+            shares_prefixes=policy.shares_prefixes if is_near else own.wishes.shares_prefixes,
             activations=solution.split("activations"),
             cpu_attention=solution.cpu_attention(),
         )
@@ -271,7 +275,8 @@ class Search:
             sizes = {wishes.micro_batch_size}
         for size in sorted(sizes):
             for count in own.counts(size, _COUNTS):
-                yield from own.with_chunks(own.shape(size, count, rule))
+                for shares in own.sharing():
+                    yield from own.with_chunks(own.shape(size, count, rule, shares=shares))
 
 
 def _in_rows(split: Split, rows: int) -> Split:
