@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
 from freight.plan.default import Plan
-from freight.plan.rollout import WorkSizes
+from freight.plan.rollout import WorkSizes, computing_rows
 from freight.plan.samples import continuous_story, roll, zigzag_story
 from freight.plan.sweep import Sweep
 from freight.plan.workload import Workload
@@ -105,10 +105,12 @@ def told(plan: Plan, config: ModelConfig) -> Counter[str]:
     if plan.policy.is_continuous:
         rolled = roll(plan, rows)
         sweeps += continuous_story(rolled, range(len(rolled)))(sizes)
+    computing = computing_rows(rows, plan.workload.sharers(plan.geometry.shared_tokens))
     for first in range(0, 0 if plan.policy.is_continuous else rows, plan.policy.block_rows):
         lengths = plan.workload.row_lengths(first, min(rows, first + plan.policy.block_rows))
         longest = max(1, max(new for _, new in lengths))
-        sweeps += zigzag_story(lengths, range(longest))(sizes)
+        own = {row - first for row in computing}
+        sweeps += zigzag_story(lengths, range(longest), own)(sizes)
     return counted([work.batch for sweep in sweeps for work in sweep.works])
 
 

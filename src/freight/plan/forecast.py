@@ -18,6 +18,7 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
+from freight.plan.rollout import computing_rows
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
 
 __all__ = ["Forecast", "forecast"]
@@ -102,14 +103,16 @@ def forecast(
         return _continuous(sampler, _load_s(plan, machine))
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
-    alike: dict[tuple[tuple[int, int], ...], _Block] = {}
+    computing = computing_rows(total, plan.workload.sharers(plan.geometry.shared_tokens))
+    alike: dict[tuple[tuple[tuple[int, int], ...], frozenset[int]], _Block] = {}
     told = {}
     whole = starts[:-1] or starts
     for start in whole[:1] if is_rough and not plan.workload.lengths else _spread(starts):
         lengths = tuple(plan.workload.row_lengths(start, min(start + size, total)))
-        if lengths not in alike:
-            alike[lengths] = _tell(sampler, lengths, most_steps)
-        told[start] = alike[lengths]
+        own = frozenset(row - start for row in computing if 0 <= row - start < size)
+        if (lengths, own) not in alike:
+            alike[lengths, own] = _tell(sampler, lengths, most_steps, own)
+        told[start] = alike[lengths, own]
     known = sorted(told)
     blocks = [_between(told, known, start) for start in starts]
     return Forecast(
@@ -218,9 +221,14 @@ def _spread(starts: range) -> list[int]:
     return sorted({*(whole[round(i * step)] for i in range(_MOST_BLOCKS)), starts[-1]})
 
 
-def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int) -> _Block:
+def _tell(
+    sampler: Sampler,
+    lengths: Sequence[tuple[int, int]],
+    most_steps: int,
+    computing: frozenset[int],
+) -> _Block:
     steps = _steps(max(1, max(new for _, new in lengths)), most_steps)
-    sample = sampler.sample(zigzag_story(lengths, steps), steps)
+    sample = sampler.sample(zigzag_story(lengths, steps, computing), steps)
     return _Block(
         num_rows=len(lengths),
         new_tokens=sum(new for _, new in lengths),

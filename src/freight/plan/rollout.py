@@ -7,8 +7,7 @@ made all their tokens. Knows no token ids and no tensors.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from freight.model.batch import MicroBatch, RowKey, RowSpan
@@ -92,7 +91,7 @@ class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
     and ``attended_bytes`` are of one row and layer. Of each prompt ``shared_tokens`` are also those
-    of others, about ``sharers``, of which one computes them; of the others ``scored_share`` are scored."""
+    of others, of which one computes them; of its other tokens ``scored_share`` are scored."""
 
     policy: Policy
     page_bytes: int
@@ -102,7 +101,6 @@ class WorkSizes:
     attended_bytes: int
     far_share: float
     shared_tokens: int = 0
-    sharers: float = math.inf
     scored_share: float = 0.0
 
     def scored_tokens(self, prompt_tokens: int) -> int:
@@ -122,15 +120,16 @@ class WorkSizes:
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
             far_share=1 - near / config.vocab_size,
             shared_tokens=geometry.shared_tokens,
-            sharers=plan.workload.sharers(geometry.shared_tokens),
             scored_share=plan.workload.scored_share(geometry.shared_tokens),
         )
 
 
-def rows_of_block(lengths: Sequence[tuple[int, int]], sizes: WorkSizes) -> list[list[BlockRow]]:
-    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out."""
+def rows_of_block(
+    lengths: Sequence[tuple[int, int]], sizes: WorkSizes, computing: Collection[int] = ()
+) -> list[list[BlockRow]]:
+    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out. Rows of
+    the numbers ``computing`` bring what others begin with too."""
     policy, size = sizes.policy, sizes.policy.micro_batch_size
-    computing = computing_rows(len(lengths), sizes.sharers)
     block = []
     for first in range(0, len(lengths), size):
         own = lengths[first : first + size]
@@ -162,7 +161,7 @@ def rows_of_block(lengths: Sequence[tuple[int, int]], sizes: WorkSizes) -> list[
 
 def computing_rows(num_rows: int, sharers: float) -> frozenset[int]:
     """Those of so many rows that compute what about ``sharers`` rows each begin with."""
-    count = round(num_rows / sharers)
+    count = min(num_rows, round(num_rows / sharers))
     return frozenset(number * num_rows // count for number in range(count))
 
 

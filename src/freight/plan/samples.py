@@ -71,12 +71,14 @@ class Sample:
         )
 
 
-def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Story:
-    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens
-    ``steps``."""
+def zigzag_story(
+    lengths: Sequence[tuple[int, int]], steps: Sequence[int], computing: Collection[int] = ()
+) -> Story:
+    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens ``steps``;
+    those ``computing`` bring what others begin with too."""
 
     def tell(sizes: WorkSizes) -> Sequence[Sweep]:
-        block = rows_of_block(lengths, sizes)
+        block = rows_of_block(lengths, sizes, computing)
         return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
 
     return tell

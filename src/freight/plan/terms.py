@@ -17,7 +17,7 @@ from freight.plan.default import Plan, Planner
 from freight.plan.geometry import held_pages, keeps_kv
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
-from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.rollout import WorkSizes, computing_rows, make_sweep, rows_of_block
 from freight.plan.scoreboard import RING_SLOTS
 
 __all__ = ["Terms"]
@@ -316,7 +316,8 @@ class Terms:
         total_s = keys_s = 0.0
         for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
             if count and rows:
-                block = rows_of_block([length] * rows, sizes)
+                computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
+                block = rows_of_block([length] * rows, sizes, computing)
                 sweep = make_sweep(0, block, step, sizes)
                 total_s += count * cost.sweep_s(sweep)
                 keys_s += count * cost.attention_s(sweep)
