@@ -268,6 +268,8 @@ class Search:
         rows = min(workload.num_rows, _MOST_ROWS)
         prompts = max(1, _MOST_TOKENS // workload.max_prompt_tokens)
         most = min(rows, prompts * workload.min_samples)
+        if rule != "zigzag":  # prompts come in chunks
+            most = rows
         sizes = {most, *(2**power for power in range(10) if 2**power < most)}
         if workload.max_samples > 1:
             sizes = {size - size % workload.max_samples or size for size in sizes}
