@@ -385,7 +385,7 @@ class Planner:
         if self.forgets_kv:
             return self._seconds_of_sweeps(plan, io_s) / self.workload.num_rows
         prompts = policy.num_micro_batches * self.workload.max_prompts(policy.micro_batch_size)
-        num_tokens = min(rows, prompts) * self.workload.max_prompt_tokens
+        num_tokens = min(rows, prompts) * self._own_tokens(plan)
         prefill_s = _together(io_s, self._compute_s(plan, num_tokens))
         decode_s = _together(io_s, self._compute_s(plan, rows))
         return (prefill_s + max(0, self.workload.max_new_tokens - 1) * decode_s) / rows
@@ -393,9 +393,13 @@ class Planner:
     def _seconds_of_sweeps(self, plan: Plan, io_s: float) -> float:
         """All blocks, of which each is one sweep: how many there are is what counts."""
         policy, rows = plan.policy, self.workload.num_rows
-        num_tokens = rows * self.workload.max_prompt_tokens
+        num_tokens = rows * self._own_tokens(plan)
         compute_s = self._compute_s(plan, num_tokens, -(-rows // policy.micro_batch_size))
         return _together(-(-rows // policy.block_rows) * io_s, compute_s)
+
+    def _own_tokens(self, plan: Plan) -> int:
+        """Of the longest prompt, those that no other row computes."""
+        return self.workload.max_prompt_tokens - plan.geometry.shared_tokens
 
     def _compute_s(self, plan: Plan, num_tokens: int, count: int | None = None) -> float:
         """Arithmetic of a sweep, or of ``count`` micro-batches of several; every micro-batch also
