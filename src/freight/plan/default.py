@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from freight.errors import BudgetError
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
@@ -21,8 +20,9 @@ from freight.plan.forms import Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
+from freight.plan.refusal import refusal
 from freight.plan.workload import Workload
-from freight.quantities import MIB, align_up, format_bytes
+from freight.quantities import MIB, align_up
 
 __all__ = ["Plan", "Planner", "Wishes"]
 
@@ -137,7 +137,8 @@ class Planner:
         if best is not None:
             return self._fill(best.policy, _FINE_STEPS)
         assert nearest is not None
-        raise self._refusal(nearest)
+        needs = {tier: self._need(nearest, tier) for tier in self._excess(nearest)}
+        raise refusal(nearest.geometry.usage, needs, self.room, self.taken)
 
     def _candidates(self) -> Iterator[Policy]:
         wishes = self.wishes
@@ -430,36 +431,6 @@ class Planner:
     def _share_of_sweeps(self, is_expert: bool, num_tokens: int) -> float:
         """How likely any of the tokens is to need a unit, were experts chosen by chance."""
         return 1.0 - (1.0 - self._share_of_tokens(is_expert)) ** num_tokens
-
-    # -- refusal -------------------------------------------------------------------------------
-
-    def _refusal(self, plan: Plan) -> BudgetError:
-        asked, limits, advice = [], [], []
-        for tier, over in self._excess(plan).items():
-            usage = plan.geometry.usage[tier]
-            items = sorted(((size, name) for name, size in usage.items() if size), reverse=True)
-            needs = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
-            own = self.taken.get(tier, 0)
-            process = f", the process itself {format_bytes(own)}" if own else ""
-            total = self._need(plan, tier) + own
-            given = self.room[tier] + own
-            asked.append(
-                f"The plan that lacks least needs {format_bytes(total)} on {tier} "
-                f"({needs}{process})."
-            )
-            limits.append(
-                f"The budget is {format_bytes(given)}: {format_bytes(over)} are missing on {tier}."
-            )
-            advice.append(_ADVICE[tier].format(enough=f"{-(-total // MIB)}MiB"))
-        return BudgetError(" ".join(asked), " ".join(limits), " ".join(advice))
-
-
-_ADVICE: Final[Mapping[Tier, str]] = {
-    "gpu": "Raise --gpu-memory to {enough}, or give the cpu or the disk a larger share.",
-    "cpu": "Raise --cpu-memory to {enough}, lower --micro-batch-size, or give the disk a larger "
-    "share.",
-    "disk": "Name a disk with {enough} free, or give it a smaller share.",
-}
 
 
 def _together(first_s: float, second_s: float) -> float:
