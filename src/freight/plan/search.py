@@ -35,6 +35,8 @@ _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
 _MOST_SKETCHED: Final = 8
+_MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
+"""Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
 _LEAST: Final[Mapping[Admission, float]] = {"zigzag": 0.85, "diagonal": 0.7, "refill": 0.7}
 """Of what the linear programme promises no forecast was found to take less than this share, over
 models, machines and lengths; what its mean sweep has no word for makes it too high."""
@@ -144,13 +146,27 @@ class Search:
             shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
             if shape in shapes:
                 continue
-            plan = self.planner.realise(own.policy)
+            plan = self._whole(own.policy)
             if plan is not None and self._may_be(plan):
                 shapes.add(shape)
                 most -= own.policy.num_micro_batches
                 yield own.seconds, plan
             if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):
                 return
+
+    def _whole(self, policy: Policy) -> Plan | None:
+        """The policy as the run time will have it. Where a tier is then too small by what rounding
+        to whole rows has made of its share, a row of each micro-batch lies elsewhere."""
+        own = self.planner
+        shares = policy.shares_prefixes and own.workload.least_prefix_tokens > 0
+        is_open = own.wishes.kv is None and not own.forgets_kv and not shares
+        for moved in _MOVED_ROWS if is_open else _MOVED_ROWS[:1]:
+            kv = _moved(policy.kv, policy.micro_batch_size, *moved)
+            if not kv.disk or policy.kv.disk or (own.has_disk_dir and self.uses_disk):
+                plan = own.realise(replace(policy, kv=kv if any(moved) else policy.kv))
+                if plan is not None:
+                    return plan
+        return None
 
     def _between(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
         """Micro-batches of sizes between those that were tried, near the best of the rule."""
@@ -279,6 +295,16 @@ class Search:
             for count in own.counts(size, _COUNTS):
                 for shares in own.sharing():
                     yield from own.with_chunks(own.shape(size, count, rule, shares=shares))
+
+
+def _moved(split: Split, rows: int, from_gpu: int, from_cpu: int) -> Split:
+    """With some of so many rows of a micro-batch a tier further, as far as there are any."""
+    cut = split.cut(rows)
+    from_gpu = min(from_gpu, cut["gpu"])
+    from_cpu = max(-cut["disk"], min(from_cpu, cut["cpu"] + from_gpu))
+    gpu = (cut["gpu"] - from_gpu) / rows
+    cpu = (cut["cpu"] + from_gpu - from_cpu) / rows
+    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1.0 - gpu - cpu))
 
 
 def _in_rows(split: Split, rows: int) -> Split:

@@ -112,7 +112,7 @@ class Terms:
         return rooms
 
     def _sizes(self) -> dict[Placed, dict[Tier, float]]:
-        near, slots = self.near, self.kv_slot_bytes
+        near, slots, tails = self.near, self.kv_slot_bytes, self._tail_bytes()
         tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
         stream = float(tokens * self.base.layout.element_bytes)
         block = self.policy.num_micro_batches
@@ -129,11 +129,11 @@ class Terms:
             sizes[DELEGATED, "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
             sizes[DELEGATED, "disk"] = {
                 near: RING_SLOTS["kv slot"] * slots,
-                "cpu": in_ram,
+                "cpu": in_ram + tails,
                 "disk": self.kv_bytes,
             }
             staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
-            sizes["kv", "disk"]["cpu"] = staged * slots
+            sizes["kv", "disk"]["cpu"] = staged * slots + tails
             sizes["activations", "disk"]["cpu"] = 4 * stream
             sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
             sizes["kv", "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
@@ -141,7 +141,14 @@ class Terms:
                 near: RING_SLOTS["activation slot"] * stream,
                 "cpu": block * stream,
             }
+        else:
+            sizes["kv", "disk"]["cpu"] += tails
         return sizes
+
+    def _tail_bytes(self) -> float:
+        """The page in progress of each row on disk, which is in RAM."""
+        rows = self.policy.blocks_in_flight * self.policy.block_rows
+        return float(rows * self.planner.config.num_layers * self.base.geometry.page_bytes)
 
     def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
         wishes = self.planner.wishes
