@@ -48,7 +48,7 @@ def test_pages_are_those_of_a_real_passage(
     lengths: Sequence[tuple[int, int]], step: int, kv: Split
 ) -> None:
     own = sizes("gpu", kv, Split(gpu=1.0))
-    for k, members in enumerate(rows_of_block(lengths, own.policy)):
+    for k, members in enumerate(rows_of_block(lengths, own)):
         rows = [row for row in members if row.new_tokens > step or step == 0]
         if not rows:
             continue
@@ -73,7 +73,7 @@ def test_pages_are_those_of_a_real_passage(
 @given(lengths=LENGTHS)
 def test_every_row_makes_all_its_tokens(lengths: Sequence[tuple[int, int]]) -> None:
     own = sizes("cpu", Split(cpu=1.0), Split(cpu=1.0))
-    block = rows_of_block(lengths, own.policy)
+    block = rows_of_block(lengths, own)
     made: dict[int, int] = {}
     brought = 0
     for step in range(max(new for _, new in lengths)):
@@ -89,7 +89,7 @@ def test_every_row_makes_all_its_tokens(lengths: Sequence[tuple[int, int]]) -> N
 
 def test_what_is_elsewhere_is_counted() -> None:
     own = sizes("gpu", Split(gpu=1.0), Split(gpu=0.5, cpu=0.25, disk=0.25), far_share=0.5)
-    (work,) = make_sweep(0, rows_of_block([(8, 2), (8, 2)], own.policy), 0, own).works
+    (work,) = make_sweep(0, rows_of_block([(8, 2), (8, 2)], own), 0, own).works
     assert work.embedding_bytes == 8 * 128
     assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4096)
     assert work.activation_slot_bytes == 2 * 4096

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.plan.operation import Kind, Lane, Operation
-from freight.plan.simulate import Demand, Timeline, simulate
+from freight.plan.simulate import Demand, Step, simulate
 
 from .streams import Case, cases
 
@@ -26,13 +26,18 @@ def run(
     *,
     overlap: bool = True,
     is_inline: bool = False,
-) -> Timeline:
-    return simulate(
+) -> list[Step]:
+    steps = simulate(
         operations,
         lambda op: Demand(seconds=seconds[op.index]),
         overlap=overlap,
         is_inline=is_inline,
     )
+    return [*steps]
+
+
+def ended_s(steps: Sequence[Step]) -> float:
+    return max((step.end_s for step in steps), default=0.0)
 
 
 def longest_path(
@@ -58,12 +63,12 @@ def longest_path(
 def test_every_operation_ends_at_its_longest_path(case: Case, seed: int, is_inline: bool) -> None:
     operations = case.operations()
     seconds = demands(operations, seed)
-    timeline = run(operations, seconds, is_inline=is_inline)
-    assert len(timeline.steps) == len(operations)
+    steps = run(operations, seconds, is_inline=is_inline)
+    assert len(steps) == len(operations)
     expected = longest_path(operations, seconds, is_inline)
-    for step in timeline.steps:
+    for step in steps:
         assert step.end_s == pytest.approx(expected[step.operation.index], abs=1e-9)
-    assert timeline.seconds == pytest.approx(max(expected.values(), default=0.0), abs=1e-9)
+    assert ended_s(steps) == pytest.approx(max(expected.values(), default=0.0), abs=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -71,12 +76,10 @@ def test_every_operation_ends_at_its_longest_path(case: Case, seed: int, is_inli
 def test_without_overlap_times_add_up(case: Case, seed: int) -> None:
     operations = case.operations()
     seconds = demands(operations, seed)
-    timeline = run(operations, seconds, overlap=False)
-    assert timeline.seconds == pytest.approx(sum(seconds.values()))
-    busy = timeline.busy_s()
-    for lane in busy:
-        own = sum(seconds[op.index] for op in operations if op.lane is lane)
-        assert busy[lane] == pytest.approx(own)
+    steps = run(operations, seconds, overlap=False)
+    assert ended_s(steps) == pytest.approx(sum(seconds.values()))
+    for step in steps:
+        assert step.end_s - step.start_s == pytest.approx(seconds[step.operation.index])
 
 
 def operation(index: int, lane: Lane, *after: tuple[Lane, int]) -> Operation:
@@ -103,14 +106,14 @@ def test_parts_slow_each_other_down_while_both_work() -> None:
             return 1.0
         return 0.5 if lane is Lane.COMPUTE else 0.75
 
-    timeline = simulate(
+    steps = simulate(
         stream,
         lambda op: Demand(seconds=seconds[op.index]),
         overlap=True,
         is_inline=False,
         share=share,
     )
-    ends = {step.operation.index: step.end_s for step in timeline.steps}
+    ends = {step.operation.index: step.end_s for step in steps}
     assert ends == pytest.approx({1: 4.0, 0: 5.0})
 
 

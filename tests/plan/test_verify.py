@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -38,8 +37,7 @@ def renumber(operations: Operations) -> Operations:
     """Indices as they come; waits follow what they named, or fall away with it."""
     places = {operation.index: place for place, operation in enumerate(operations)}
     return [
-        replace(
-            operation,
+        operation._replace(
             index=place,
             after=tuple((lane, places[i]) for lane, i in operation.after if i in places),
         )
@@ -58,7 +56,7 @@ def drop_a_wait(operations: Operations, dice: random.Random) -> Operations:
     chosen = dice.choice(waiting)
     waits = [*chosen.after]
     waits.pop(dice.randrange(len(waits)))
-    return put(operations, replace(chosen, after=tuple(waits)))
+    return put(operations, chosen._replace(after=tuple(waits)))
 
 
 def wait_for_an_earlier_one(operations: Operations, dice: random.Random) -> Operations:
@@ -73,7 +71,7 @@ def wait_for_an_earlier_one(operations: Operations, dice: random.Random) -> Oper
         return operations
     waits = [*chosen.after]
     waits[number] = (lane, earlier[-1])
-    return put(operations, replace(chosen, after=tuple(waits)))
+    return put(operations, chosen._replace(after=tuple(waits)))
 
 
 def swap_two(operations: Operations, dice: random.Random) -> Operations:
@@ -96,29 +94,29 @@ def change_access(
     accesses = [*chosen.accesses]
     number = dice.randrange(len(accesses))
     accesses[number] = change(accesses[number])
-    return put(operations, replace(chosen, accesses=tuple(accesses)))
+    return put(operations, chosen._replace(accesses=tuple(accesses)))
 
 
 def another_slot(operations: Operations, dice: random.Random) -> Operations:
     step = dice.choice([-1, 1, 2])
     return change_access(
-        operations, dice, lambda a: replace(a, place=(a.place[0], a.place[1] + step))
+        operations, dice, lambda a: a._replace(place=(a.place[0], a.place[1] + step))
     )
 
 
 def another_owner(operations: Operations, dice: random.Random) -> Operations:
-    return change_access(operations, dice, lambda a: replace(a, owner=(a.owner[0] + 1, 9)))
+    return change_access(operations, dice, lambda a: a._replace(owner=(a.owner[0] + 1, 9)))
 
 
 def another_lane(operations: Operations, dice: random.Random) -> Operations:
     """Same waits, on a lane that does not keep the order that the operation relied on."""
     chosen = dice.choice(operations)
     lane = dice.choice([lane for lane in Lane if lane is not chosen.lane])
-    return put(operations, replace(chosen, lane=lane))
+    return put(operations, chosen._replace(lane=lane))
 
 
 def one_piece_more(operations: Operations, dice: random.Random) -> Operations:
-    return change_access(operations, dice, lambda a: replace(a, num_pieces=a.num_pieces + 1))
+    return change_access(operations, dice, lambda a: a._replace(num_pieces=a.num_pieces + 1))
 
 
 MUTATIONS: list[Mutation] = [
@@ -164,8 +162,8 @@ def test_reading_another_owner_is_rejected(case: Case, seed: int) -> None:
     readers = [op for op in operations if any(not a.is_write for a in op.accesses)]
     assume(readers)
     chosen = random.Random(seed).choice(readers)
-    accesses = tuple(a if a.is_write else replace(a, owner=(*a.owner, 7)) for a in chosen.accesses)
-    assert not is_accepted(put(operations, replace(chosen, accesses=accesses)), case.rings())
+    accesses = tuple(a if a.is_write else a._replace(owner=(*a.owner, 7)) for a in chosen.accesses)
+    assert not is_accepted(put(operations, chosen._replace(accesses=accesses)), case.rings())
 
 
 @settings(deadline=None, max_examples=30)
@@ -217,7 +215,7 @@ def test_waiting_for_what_comes_later_is_rejected() -> None:
     waiting = next(op for op in operations if op.after)
     lane = waiting.after[0][0]
     later = next(op.index for op in operations[waiting.index :] if op.lane is lane)
-    mutated = put(operations, replace(waiting, after=((lane, later),)))
+    mutated = put(operations, waiting._replace(after=((lane, later),)))
     assert not is_accepted(mutated, case.rings())
 
 
@@ -226,7 +224,7 @@ def test_legal_operations_pass_before_the_first_illegal_one() -> None:
     case = even_case(ring_units=2)
     operations = case.operations()
     last = operations[-1]
-    operations[-1] = replace(last, after=((last.lane, last.index + 1),))
+    operations[-1] = last._replace(after=((last.lane, last.index + 1),))
     passed = []
     with pytest.raises(IllegalSchedule, match="which is not earlier"):
         for operation in verify(operations, case.rings()):

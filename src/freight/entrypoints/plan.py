@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from freight.entrypoints.frontier import draw, frontiers, require_plots
-from freight.entrypoints.model_source import find_model
-from freight.entrypoints.plan_parallel import parallel_for, plan_chips, refuse_chip_flags
 from freight.entrypoints.plan_report import (
     Question,
     as_points,
@@ -91,9 +89,13 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     ]
     max_block_s = _read_latency(arguments.max_latency)
     if arguments.chips is not None:
+        # What several chips need is imported where it is asked for, here and below: a plan is
+        # wanted at once.
+        from freight.entrypoints.plan_parallel import parallel_for, plan_chips
+
         chips = [parallel_for(own, arguments, max_block_s, _sources, _TAKEN) for own in questions]
         return plan_chips(list(zip(questions, chips, strict=True)), arguments)
-    refuse_chip_flags(arguments)
+    _refuse_chip_flags(arguments)
     searches = [search_for(question, max_block_s) for question in questions]
     if arguments.explain or arguments.frontier or arguments.trace:
         if len(questions) > 1:
@@ -118,6 +120,17 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(compare(answers)))
     return 0
+
+
+def _refuse_chip_flags(arguments: argparse.Namespace) -> None:
+    """Those that say something of several chips, where there are not any."""
+    given = [name for name in ("host_chips", "chip") if getattr(arguments, name) is not None]
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} {getattr(arguments, given[0])} was given.",
+            "It is of plans for several chips.",
+            "Say how many with --chips, or leave it out.",
+        )
 
 
 def _show_one(question: Question, search: Search, arguments: argparse.Namespace) -> int:
@@ -212,6 +225,8 @@ def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSourc
     path = Path(name)
     if path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf"):
         return read_config(path), {}
+    from freight.entrypoints.model_source import find_model
+
     path = find_model(name)
     config = read_config(path)
     is_packed = config.packing is not None and any(path.glob("*.safetensors"))

@@ -27,23 +27,12 @@ from freight.plan.parallel import Answer, Parallel, Refused, Stage
 from freight.plan.policy import Tier
 from freight.quantities import format_bytes
 
-__all__ = ["parallel_for", "plan_chips", "refuse_chip_flags"]
+__all__ = ["parallel_for", "plan_chips"]
 
 _OTHERS: Final = ("explain", "frontier", "trace")
 _HOSTS: Final = "cpu-host"
 
 _Sources = Callable[[Question], Mapping[str, TensorSource]]
-
-
-def refuse_chip_flags(arguments: argparse.Namespace) -> None:
-    """Those that say something of several chips, where there are not any."""
-    given = [name for name in ("host_chips", "chip") if getattr(arguments, name) is not None]
-    if given:
-        raise InputError(
-            f"--{given[0].replace('_', '-')} {getattr(arguments, given[0])} was given.",
-            "It is of plans for several chips.",
-            "Say how many with --chips, or leave it out.",
-        )
 
 
 def parallel_for(

@@ -177,6 +177,7 @@ class Spool:
             min_samples=int(samples.min()),
             max_samples=int(samples.max()),
             max_scored_tokens=int(num_scored[scored >= 0].max(initial=0)),
+            total_scored_tokens=int(num_scored[scored >= 0].sum()),
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),

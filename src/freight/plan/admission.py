@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from freight.plan.policy import Policy
 
-__all__ = ["Lengths", "Outlook", "Pace"]
+__all__ = ["Lengths", "Outlook", "Pace", "Pages"]
 
 Pages = npt.NDArray[np.int32]
 

@@ -7,16 +7,17 @@ tensors and no seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import Outlook, Pace
+from freight.plan.admission import Outlook, Pace, Pages
 from freight.plan.policy import Policy, Tier
-from freight.plan.rollout import BlockRow, Brought, WorkSizes, work_of
+from freight.plan.rollout import BlockRow, Brought, WorkSizes, computing_rows, work_of
 from freight.plan.sweep import Sweep
 
 __all__ = ["Census", "RolledSweep", "roll_out"]
@@ -29,7 +30,7 @@ _NOBODY: Final = -1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
     """Rows that bring tokens to a sweep, by the seat that each has: its number, the tokens of its
-    prompt and of its answer, those that have keys, and those that it brings."""
+    prompt that are computed and of its answer, those that have keys, and those that it brings."""
 
     seats: Ints
     numbers: Ints
@@ -60,10 +61,11 @@ class RolledSweep:
             tier, is_delegated = seats[number]
             row = BlockRow(
                 number=int(own.numbers[place]),
-                prompt_tokens=int(own.prompts[place]),
+                prompt_tokens=int(own.prompts[place]) + (not own.answers[place]),
                 new_tokens=int(own.answers[place]),
                 home=tier,
                 is_delegated=is_delegated,
+                scored_tokens=sizes.scored_tokens(int(own.prompts[place])),
             )
             kv_len, count = int(own.kv_lens[place]), int(own.brought[place])
             members[k].append(
@@ -97,6 +99,7 @@ class _Block:
     longest: int
     num_pages: dict[Tier, int]
     shared_tokens: int
+    computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
     numbers: Ints
     prompts: Ints
@@ -104,6 +107,7 @@ class _Block:
     kv_lens: Ints
     known: Ints
     next_row: int = 0
+    curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -112,6 +116,7 @@ class _Block:
         policy: Policy,
         num_pages: dict[Tier, int],
         shared_tokens: int,
+        sharers: float,
     ) -> _Block:
         seats = _seats(policy)
         count = len(seats) * policy.num_micro_batches
@@ -125,6 +130,7 @@ class _Block:
             longest=max(1, max(new for _, new in lengths)),
             num_pages=num_pages,
             shared_tokens=shared_tokens,
+            computing=computing_rows(len(lengths), sharers),
             seats=seats,
             numbers=column(_NOBODY),
             prompts=column(),
@@ -144,23 +150,28 @@ class _Block:
         outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
-            own = [max(0, prompt - self.shared_tokens)]
-            curves = {tier: o.curve(own, [max(1, new)]) for tier, o in outlooks.items()}
-            fits = {
-                tier: outlooks[tier].fits(curve, self.num_pages[tier])
-                for tier, curve in curves.items()
-            }
+            curve = self._curve(prompt, new)
+            fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
             seat = next((seat for seat in self._free_seats() if fits[self._tier(seat)]), None)
             if seat is None:
                 return
             tier = self._tier(seat)
-            outlooks[tier].add(curves[tier])
+            outlooks[tier].add(curve)
             self.numbers[seat] = self.next_row
-            self.prompts[seat] = self.known[seat] = prompt
+            self.prompts[seat] = self.known[seat] = prompt if new else max(1, prompt - 1)
             self.answers[seat] = new
-            self.kv_lens[seat] = min(self.shared_tokens, prompt - 1)
+            is_computing = self.next_row in self.computing
+            self.kv_lens[seat] = 0 if is_computing else min(self.shared_tokens, prompt - 1)
             self.next_row += 1
             pace.take(1)
+
+    def _curve(self, prompt: int, new: int) -> Pages:
+        """Pages of a row from when it enters: the same on each tier."""
+        if (prompt, new) not in self.curves:
+            outlook = Outlook(self.longest, self.policy.page_tokens)
+            own = [max(0, prompt - self.shared_tokens)]
+            self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
+        return self.curves[prompt, new]
 
     def _tier(self, seat: int) -> Tier:
         return self.seats[seat % len(self.seats)][0]
@@ -236,11 +247,12 @@ def roll_out(
     num_pages: dict[Tier, int],
     mean_answer: float,
     shared_tokens: int = 0,
+    sharers: float = math.inf,
 ) -> list[RolledSweep]:
     """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
-    have keys already. ``num_pages`` are the pages per layer on each tier; rows stay for
-    ``mean_answer`` sweeps on average."""
-    block = _Block.of(lengths, policy, num_pages, shared_tokens)
+    are computed once for about ``sharers`` rows. ``num_pages`` are the pages per layer on each tier
+    that rows have to themselves; they stay for ``mean_answer`` sweeps on average."""
+    block = _Block.of(lengths, policy, num_pages, shared_tokens, sharers)
     stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []

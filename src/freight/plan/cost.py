@@ -94,8 +94,8 @@ _Key = tuple[Kind, int, int, int, bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What operations take for a model laid out in one way. Times of computations are kept: units
-    of one form take equally long for the same rows."""
+    """What operations take for a model laid out in one way. Times are kept: units of one form take
+    equally long for the same rows, moves of as many bytes too."""
 
     machine: Machine
     config: ModelConfig
@@ -108,6 +108,7 @@ class Cost:
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
+    moves: dict[tuple[Kind, int], Demand] = field(default_factory=dict)
     compressed: Mapping[str, Compressed] = field(init=False)
     """How weights are compressed that are, by their names in one unit of each form."""
 
@@ -132,10 +133,16 @@ class Cost:
         if operation.kind in _COMPUTED:
             return self._computation(operation)
         if operation.kind is Kind.ATTEND:
-            return Demand(seconds=self._attend_on_cpu_s(operation))
+            return self._attention(operation)
         if operation.kind is Kind.DECODE_WEIGHTS:
             decoded = self.layout.form(self.units[operation.unit]).decoded_bytes
             return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
+        key = operation.kind, operation.num_bytes
+        if key not in self.moves:
+            self.moves[key] = self._move(operation)
+        return self.moves[key]
+
+    def _move(self, operation: Operation) -> Demand:
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
             request = float(self.config.embedding_size * self.size)
@@ -158,11 +165,8 @@ class Cost:
 
     def sweep_s(self, sweep: Sweep) -> float:
         """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
-        kinds = Counter(self.forms)
-        units = self._first_units()
         seconds = sum(self._finish_s(work.batch) for work in sweep.works)
-        for form, count in kinds.items():
-            unit = units[form]
+        for unit, count in self._counted():
             seconds += count * sum(
                 self._unit_s(unit, work.batch, work.batch.rows) for work in sweep.works
             )
@@ -170,22 +174,19 @@ class Cost:
 
     def attention_s(self, sweep: Sweep) -> float:
         """The part of ``sweep_s`` that goes by the number of keys."""
-        kinds = Counter(self.forms)
-        units = self._first_units()
         return sum(
             count * self._keys_s(step, work.batch.rows)
-            for form, count in kinds.items()
-            for step in units[form].steps
+            for unit, count in self._counted()
+            for step in unit.steps
             if isinstance(step, Attend)
             for work in sweep.works
         )
 
-    def _first_units(self) -> dict[int, Unit]:
-        """One unit of each form, by its number."""
-        units: dict[int, Unit] = {}
-        for form, unit in zip(self.forms, self.programme.units, strict=True):
-            units.setdefault(form, unit)
-        return units
+    def _counted(self) -> Iterator[tuple[Unit, int]]:
+        """One unit of each form, with the number of its units."""
+        counts = Counter(self.forms)
+        for form, unit in enumerate(self.programme.kinds):
+            yield unit, counts[form]
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -195,12 +196,11 @@ class Cost:
 
     def _computation(self, operation: Operation) -> Demand:
         assert operation.batch is not None
-        number = self.units[operation.unit]
-        # Units of one form take equally long: the first stands for all.
-        unit = self.programme.units[self.forms.index(self.forms[number])]
+        form = self.forms[self.units[operation.unit]]
         kind, batch = operation.kind, operation.batch
-        key = (kind, self.forms[number], operation.sweep, batch.index, operation.is_last)
+        key = (kind, form, operation.sweep, batch.index, operation.is_last)
         if key not in self.kept:
+            unit = self.programme.kinds[form]  # units of one form take equally long
             rows = self._rows_of(unit, batch)
             spans = batch.rows
             if kind is not Kind.COMPUTE:
@@ -210,6 +210,14 @@ class Cost:
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
             self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
+        return self.kept[key]
+
+    def _attention(self, operation: Operation) -> Demand:
+        assert operation.batch is not None
+        form = self.forms[self.units[operation.unit]]
+        key = operation.kind, form, operation.sweep, operation.batch.index, False
+        if key not in self.kept:
+            self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
 
     def _rows_of(self, unit: Unit, batch: MicroBatch) -> list[int]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from freight.errors import BudgetError
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
@@ -21,8 +20,9 @@ from freight.plan.forms import Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
 from freight.plan.layout import BLOCK, WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
+from freight.plan.refusal import refusal
 from freight.plan.workload import Workload
-from freight.quantities import MIB, align_up, format_bytes
+from freight.quantities import MIB, align_up
 
 __all__ = ["Plan", "Planner", "Wishes"]
 
@@ -111,6 +111,7 @@ class Planner:
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
+    piece_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         units = self.programme.units[1:]
@@ -118,6 +119,7 @@ class Planner:
         plain = sum(unit.num_elements for unit in units) - expert
         object.__setattr__(self, "elements", (plain, expert))
         object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
+        object.__setattr__(self, "piece_bytes", self._piece_bytes())
 
     def plan(self) -> Plan:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
@@ -135,7 +137,8 @@ class Planner:
         if best is not None:
             return self._fill(best.policy, _FINE_STEPS)
         assert nearest is not None
-        raise self._refusal(nearest)
+        needs = {tier: self._need(nearest, tier) for tier in self._excess(nearest)}
+        raise refusal(nearest.geometry.usage, needs, self.room, self.taken)
 
     def _candidates(self) -> Iterator[Policy]:
         wishes = self.wishes
@@ -144,8 +147,20 @@ class Planner:
         open_kvs = near if self.has_disk_dir else near[:-1]
         kvs = [wishes.kv] if wishes.kv else open_kvs[: 1 if self.forgets_kv else None]
         for kv in kvs:
-            for size, count in self._block_shapes():
-                yield from self.with_chunks(replace(self.shape(size, count), kv=kv))
+            for shares in self.sharing(kv):
+                for size, count in self._block_shapes():
+                    shape = self.shape(size, count, shares=shares)
+                    yield from self.with_chunks(replace(shape, kv=kv))
+
+    def sharing(self, kv: Split | None = None) -> tuple[bool, ...]:
+        """Whether policies should share what prompts begin with: only keys on the compute tier can
+        be shared, so where they lie there, or may lie anywhere, both are worth a look."""
+        wishes, kv = self.wishes, kv or self.wishes.kv
+        if not wishes.shares_prefixes or not self.workload.least_prefix_tokens:
+            return (wishes.shares_prefixes,)
+        if kv is not None and kv.share(self.compute_tier) < 1:
+            return (False,)
+        return True, False
 
     def with_chunks(self, policy: Policy) -> Iterator[Policy]:
         """With large chunks, and with small ones where scratch memory is worth saving."""
@@ -161,13 +176,22 @@ class Planner:
         if self._excess(plan) or scratch > _SMALL_SCRATCH * self.room[self.compute_tier]:
             yield small
 
-    def shape(self, size: int, count: int, admission: Admission | None = None) -> Policy:
+    def shape(
+        self,
+        size: int,
+        count: int,
+        admission: Admission | None = None,
+        *,
+        shares: bool | None = None,
+    ) -> Policy:
         """A block of ``count`` micro-batches of ``size`` rows: what the user fixed is as wished,
-        rows are where the arithmetic is and weights are on disk."""
+        rows are where the arithmetic is and weights are on disk. Unless it ``shares`` what prompts
+        begin with each row brings its whole prompt."""
         wishes, own = self.wishes, self.workload
         size_of_value = _size_of(self.dtype)
         page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, size_of_value)
         admission = admission or wishes.admission or "zigzag"
+        shares = self.sharing()[0] if shares is None else shares
         near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
         return Policy(
             compute_tier=self.compute_tier,
@@ -176,39 +200,41 @@ class Planner:
             activations=wishes.activations or near,
             micro_batch_size=size,
             num_micro_batches=count,
-            max_batch_tokens=self._batch_tokens(size, admission),
+            max_batch_tokens=self._batch_tokens(size, admission, shares),
             page_tokens=page_tokens,
-            piece_bytes=self._piece_bytes(),
+            piece_bytes=self.piece_bytes,
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
-            row_tokens=0 if admission == "zigzag" else self._row_tokens(admission, page_tokens),
-            shares_prefixes=wishes.shares_prefixes,
+            row_tokens=(
+                0 if admission == "zigzag" else self._row_tokens(admission, page_tokens, shares)
+            ),
+            shares_prefixes=shares,
             blocks_in_flight=self.blocks_in_flight,
         )
 
-    def _batch_tokens(self, size: int, admission: Admission) -> int:
+    def _batch_tokens(self, size: int, admission: Admission, shares: bool) -> int:
         """The most tokens that a micro-batch brings to a sweep: all of its prompts, or where rows
         enter at any time twice as many of them as do on average."""
         own = self.workload
-        behind = own.max_prompt_tokens - own.least_prefix_tokens
-        whole = max(size, own.max_prompts(size) * behind + own.held_prefix_tokens)
+        least, held = own.least_prefix_tokens * shares, own.held_prefix_tokens * shares
+        whole = max(size, own.max_prompts(size) * (own.max_prompt_tokens - least) + held)
         if self.wishes.batch_tokens is not None:
             return max(size, min(whole, self.wishes.batch_tokens))
         if admission == "zigzag":
             return whole
-        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - own.least_prefix_tokens)
+        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - least)
         return min(whole, size + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
 
-    def _row_tokens(self, admission: Admission, page_tokens: int) -> int:
+    def _row_tokens(self, admission: Admission, page_tokens: int, shares: bool) -> int:
         """Tokens of KV per row of a block that is never full of its longest."""
         own = self.workload
         if admission == "diagonal":  # as if all answers were as long as they may be
             held = own.mean_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
             held = own.held_tokens(page_tokens)
-        return math.ceil(held) - own.least_prefix_tokens // page_tokens * page_tokens
+        return math.ceil(held) - shares * own.least_prefix_tokens // page_tokens * page_tokens
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first; None if it
@@ -261,7 +287,7 @@ class Planner:
                 + 2 * BLOCK
                 for w in unit.weights
             )
-            for unit in self.programme.units[1:]
+            for unit in self.forms[0]
         )
         return min(_MOST_PIECE_BYTES, align_up(largest, BLOCK))
 
@@ -360,7 +386,7 @@ class Planner:
         if self.forgets_kv:
             return self._seconds_of_sweeps(plan, io_s) / self.workload.num_rows
         prompts = policy.num_micro_batches * self.workload.max_prompts(policy.micro_batch_size)
-        num_tokens = min(rows, prompts) * self.workload.max_prompt_tokens
+        num_tokens = min(rows, prompts) * self._own_tokens(plan)
         prefill_s = _together(io_s, self._compute_s(plan, num_tokens))
         decode_s = _together(io_s, self._compute_s(plan, rows))
         return (prefill_s + max(0, self.workload.max_new_tokens - 1) * decode_s) / rows
@@ -368,9 +394,13 @@ class Planner:
     def _seconds_of_sweeps(self, plan: Plan, io_s: float) -> float:
         """All blocks, of which each is one sweep: how many there are is what counts."""
         policy, rows = plan.policy, self.workload.num_rows
-        num_tokens = rows * self.workload.max_prompt_tokens
+        num_tokens = rows * self._own_tokens(plan)
         compute_s = self._compute_s(plan, num_tokens, -(-rows // policy.micro_batch_size))
         return _together(-(-rows // policy.block_rows) * io_s, compute_s)
+
+    def _own_tokens(self, plan: Plan) -> int:
+        """Of the longest prompt, those that no other row computes."""
+        return self.workload.max_prompt_tokens - plan.geometry.shared_tokens
 
     def _compute_s(self, plan: Plan, num_tokens: int, count: int | None = None) -> float:
         """Arithmetic of a sweep, or of ``count`` micro-batches of several; every micro-batch also
@@ -388,7 +418,7 @@ class Planner:
         """Bytes from a tier that a sweep of so many tokens is expected to bring."""
         needed = 0.0
         for own, count in layout.counted():
-            size = count * sum(piece.num_bytes for piece in own.pieces if piece.tier == tier)
+            size = count * own.streamed_bytes(tier)[1]
             needed += size * self._share_of_sweeps(own.unit.expert is not None, num_tokens)
         return round(needed)
 
@@ -401,36 +431,6 @@ class Planner:
     def _share_of_sweeps(self, is_expert: bool, num_tokens: int) -> float:
         """How likely any of the tokens is to need a unit, were experts chosen by chance."""
         return 1.0 - (1.0 - self._share_of_tokens(is_expert)) ** num_tokens
-
-    # -- refusal -------------------------------------------------------------------------------
-
-    def _refusal(self, plan: Plan) -> BudgetError:
-        asked, limits, advice = [], [], []
-        for tier, over in self._excess(plan).items():
-            usage = plan.geometry.usage[tier]
-            items = sorted(((size, name) for name, size in usage.items() if size), reverse=True)
-            needs = ", ".join(f"{name} {format_bytes(size)}" for size, name in items)
-            own = self.taken.get(tier, 0)
-            process = f", the process itself {format_bytes(own)}" if own else ""
-            total = self._need(plan, tier) + own
-            given = self.room[tier] + own
-            asked.append(
-                f"The plan that lacks least needs {format_bytes(total)} on {tier} "
-                f"({needs}{process})."
-            )
-            limits.append(
-                f"The budget is {format_bytes(given)}: {format_bytes(over)} are missing on {tier}."
-            )
-            advice.append(_ADVICE[tier].format(enough=f"{-(-total // MIB)}MiB"))
-        return BudgetError(" ".join(asked), " ".join(limits), " ".join(advice))
-
-
-_ADVICE: Final[Mapping[Tier, str]] = {
-    "gpu": "Raise --gpu-memory to {enough}, or give the cpu or the disk a larger share.",
-    "cpu": "Raise --cpu-memory to {enough}, lower --micro-batch-size, or give the disk a larger "
-    "share.",
-    "disk": "Name a disk with {enough} free, or give it a smaller share.",
-}
 
 
 def _together(first_s: float, second_s: float) -> float:

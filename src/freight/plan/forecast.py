@@ -18,8 +18,8 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
+from freight.plan.rollout import computing_rows
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
-from freight.plan.simulate import Timeline
 
 __all__ = ["Forecast", "forecast"]
 
@@ -38,8 +38,7 @@ class Forecast:
     """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
     each block's first sweep, ``decode_s`` that of all others: of all sweeps where prompts come
     beside rows that decode. ``block_s`` is the longest block's, from its prompts to its last token,
-    or where rows enter at any time the longest row's. ``timeline`` is that of the sweeps which were
-    run on the clock for the first block."""
+    or where rows enter at any time the longest row's."""
 
     load_s: float
     prefill_s: float
@@ -48,7 +47,6 @@ class Forecast:
     new_tokens: float
     num_bytes: Lanes
     busy_s: Lanes
-    timeline: Timeline
 
     @property
     def seconds(self) -> float:
@@ -80,7 +78,6 @@ class _Block:
     decode_s: float
     num_bytes: Lanes
     busy_s: Lanes
-    timeline: Timeline
 
 
 def forecast(
@@ -106,14 +103,16 @@ def forecast(
         return _continuous(sampler, _load_s(plan, machine))
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
-    alike: dict[tuple[tuple[int, int], ...], _Block] = {}
+    computing = computing_rows(total, plan.workload.sharers(plan.geometry.shared_tokens))
+    alike: dict[tuple[tuple[tuple[int, int], ...], frozenset[int]], _Block] = {}
     told = {}
     whole = starts[:-1] or starts
     for start in whole[:1] if is_rough and not plan.workload.lengths else _spread(starts):
         lengths = tuple(plan.workload.row_lengths(start, min(start + size, total)))
-        if lengths not in alike:
-            alike[lengths] = _tell(sampler, lengths, most_steps)
-        told[start] = alike[lengths]
+        own = frozenset(row - start for row in computing if 0 <= row - start < size)
+        if (lengths, own) not in alike:
+            alike[lengths, own] = _tell(sampler, lengths, most_steps, own)
+        told[start] = alike[lengths, own]
     known = sorted(told)
     blocks = [_between(told, known, start) for start in starts]
     return Forecast(
@@ -124,7 +123,6 @@ def forecast(
         new_tokens=sum(block.new_tokens for block in blocks),
         num_bytes=_added([block.num_bytes for block in blocks]),
         busy_s=_added([block.busy_s for block in blocks]),
-        timeline=told[0].timeline,
     )
 
 
@@ -159,7 +157,6 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
-        timeline=sample.timeline,
     )
 
 
@@ -224,9 +221,14 @@ def _spread(starts: range) -> list[int]:
     return sorted({*(whole[round(i * step)] for i in range(_MOST_BLOCKS)), starts[-1]})
 
 
-def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int) -> _Block:
+def _tell(
+    sampler: Sampler,
+    lengths: Sequence[tuple[int, int]],
+    most_steps: int,
+    computing: frozenset[int],
+) -> _Block:
     steps = _steps(max(1, max(new for _, new in lengths)), most_steps)
-    sample = sampler.sample(zigzag_story(lengths, steps), steps)
+    sample = sampler.sample(zigzag_story(lengths, steps, computing), steps)
     return _Block(
         num_rows=len(lengths),
         new_tokens=sum(new for _, new in lengths),
@@ -234,7 +236,6 @@ def _tell(sampler: Sampler, lengths: Sequence[tuple[int, int]], most_steps: int)
         decode_s=_sum_between(steps[1:], sample.seconds),
         num_bytes=_integrated(steps, sample.num_bytes),
         busy_s=_integrated(steps, sample.busy_s),
-        timeline=sample.timeline,
     )
 
 
@@ -271,7 +272,6 @@ def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _B
         decode_s=(1 - share) * first.decode_s + share * second.decode_s,
         num_bytes=mix(first.num_bytes, second.num_bytes),
         busy_s=mix(first.busy_s, second.busy_s),
-        timeline=first.timeline,
     )
 
 

@@ -5,7 +5,9 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from freight.model.switches import ModelConfig
@@ -20,6 +22,7 @@ from freight.quantities import align_up
 __all__ = [
     "Geometry",
     "fitting_page_tokens",
+    "held_pages",
     "keeps_kv",
     "lie_in_extents",
     "may_forget_kv",
@@ -86,7 +89,8 @@ class Geometry:
         return sum(align_up(size, BLOCK) + 2 * BLOCK for size in self.usage[tier].values() if size)
 
 
-def most_rows(split: Split, num_rows: int) -> dict[Tier, int]:
+@cache
+def most_rows(split: Split, num_rows: int) -> Mapping[Tier, int]:
     """The most rows that each tier gets of a micro-batch of up to ``num_rows``."""
     cuts = [split.cut(count) for count in range(num_rows + 1)]
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
@@ -163,6 +167,13 @@ def lie_in_extents(policy: Policy, page_bytes: int) -> bool:
     return policy.is_continuous and page_bytes < _EXTENT_BYTES
 
 
+def held_pages(policy: Policy, workload: Workload) -> int:
+    """Pages per layer of the beginnings that prompts share, on the compute tier."""
+    if not shared_tokens(policy, workload):
+        return 0
+    return -(-workload.held_prefix_tokens // policy.page_tokens)
+
+
 def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int = 0) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
     they enter at any time for what they have on average; and for beginnings that they share."""
@@ -171,12 +182,11 @@ def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int =
         return rows * whole
     rows *= policy.num_micro_batches * policy.blocks_in_flight
     shared = shared_tokens(policy, workload) // policy.page_tokens
-    held = -(-workload.held_prefix_tokens // policy.page_tokens) if shared else 0
+    held = held_pages(policy, workload)
     most = rows * (whole - shared) + held
     if not rows or not policy.is_continuous or not policy.row_tokens or extent_pages:
         return most
-    row_tokens = policy.row_tokens + (0 if shared else workload.least_prefix_tokens)
-    average = -(-rows * row_tokens // policy.page_tokens)
+    average = -(-rows * policy.row_tokens // policy.page_tokens)
     return min(most, max(whole, average) + held)
 
 
@@ -297,7 +307,7 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]
-        staged = any(p.tier == "disk" for form in layout.forms for p in form.pieces)
+        staged = any(s.tier == "disk" for form in layout.forms for s in form.stretches)
         size = align_up(policy.piece_bytes, BLOCK) if staged else 0
         usage["cpu"]["weight staging"] = RING_SLOTS["weight staging"] * size
 

@@ -22,7 +22,7 @@ from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
-__all__ = ["BLOCK", "Part", "Piece", "SlotPart", "UnitLayout", "WeightLayout", "lay_out"]
+__all__ = ["BLOCK", "Part", "Piece", "SlotPart", "Stretch", "UnitLayout", "WeightLayout", "lay_out"]
 
 _GRANULE_ROWS: Final = 64
 
@@ -81,17 +81,69 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Streamed bytes that lie one after the other, on their tier as in the slot: what a piece is
+    cut from. ``path``, ``offset`` and ``slot_offset`` are as a piece has them, ``wanted`` the
+    places and sizes of what is wanted."""
+
+    path: Path | None
+    offset: int
+    num_bytes: int
+    slot_offset: int
+    wanted: tuple[tuple[int, int], ...]
+
+    @property
+    def tier(self) -> Tier:
+        return "cpu" if self.path is None else "disk"
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(size for _, size in self.wanted)
+
+    def cut(self, most_bytes: int) -> Iterator[tuple[int, int]]:
+        """(beginning, bytes) of pieces of up to so many, from the stretch's own beginning on."""
+        step = most_bytes if self.path is None else max(BLOCK, align_down(most_bytes, BLOCK))
+        for start in range(0, self.num_bytes, step):
+            yield start, min(step, self.num_bytes - start)
+
+    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+        for start, size in self.cut(most_bytes):
+            offset = self.offset + start
+            yield Piece(
+                path=self.path,
+                offset=offset,
+                num_bytes=size,
+                logical_bytes=sum(_overlap(*own, offset, size) for own in self.wanted),
+                slot_offset=self.slot_offset + start,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UnitLayout:
     """One unit's parts. ``resident`` ones stay on the compute tier, ``streamed`` ones pass through
-    a slot; ``host_bytes`` of the latter lie on the cpu tier meanwhile."""
+    a slot; ``host_bytes`` of the latter lie on the cpu tier meanwhile. They come in ``stretches``,
+    a piece of up to ``piece_bytes`` at a time."""
 
     unit: Unit
     resident: tuple[Part, ...]
     streamed: tuple[SlotPart, ...]
-    pieces: tuple[Piece, ...]
+    stretches: tuple[Stretch, ...]
+    piece_bytes: int
     slot_bytes: int
     host_bytes: int
     decoded_bytes: int
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Cut anew each time: a search for a plan looks at many layouts, and at few pieces."""
+        return tuple(
+            piece for stretch in self.stretches for piece in stretch.pieces(self.piece_bytes)
+        )
+
+    def streamed_bytes(self, tier: Tier) -> tuple[int, int]:
+        """Bytes that come from ``tier``: (wanted, moved with alignment)."""
+        own = [stretch for stretch in self.stretches if stretch.tier == tier]
+        return sum(s.logical_bytes for s in own), sum(s.num_bytes for s in own)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -110,6 +162,7 @@ class WeightLayout:
 
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
     shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
+    ``compressed`` has those weights of forms and the embedding's table that are, by name, and how.
     """
 
     programme: Programme
@@ -122,10 +175,12 @@ class WeightLayout:
     element_bytes: int
     lay_out_unit: Callable[[Unit], UnitLayout] = field(compare=False, repr=False)
     held_bytes: Mapping[Tier, int] = field(init=False, compare=False, repr=False)
+    compressed: Mapping[str, Compressed] = field(init=False, compare=False, repr=False)
     made: list[UnitLayout] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "held_bytes", self._held_bytes())
+        object.__setattr__(self, "compressed", self._compressed())
         object.__setattr__(self, "made", [])
 
     @property
@@ -184,9 +239,7 @@ class WeightLayout:
             held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
 
-    @property
-    def compressed(self) -> dict[str, Compressed]:
-        """Weights of the forms and the embedding's table that are compressed, by name, and how."""
+    def _compressed(self) -> dict[str, Compressed]:
         parts = (*self.embedding, *(part for form in self.forms for part in form.parts))
         return {part.weight.name: part.compressed for part in parts if part.compressed}
 
@@ -198,10 +251,9 @@ class WeightLayout:
         """Bytes that one sweep brings from ``tier``: (wanted, moved with alignment)."""
         wanted = moved = 0
         for form, count in self.counted():
-            for piece in form.pieces:
-                if piece.tier == tier:
-                    wanted += count * piece.logical_bytes
-                    moved += count * piece.num_bytes
+            own_wanted, own_moved = form.streamed_bytes(tier)
+            wanted += count * own_wanted
+            moved += count * own_moved
         return wanted, moved
 
 
@@ -250,7 +302,8 @@ def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier, dtype: str) -> Unit
         unit=unit,
         resident=tuple(parts),
         streamed=(),
-        pieces=(),
+        stretches=(),
+        piece_bytes=BLOCK,
         slot_bytes=0,
         host_bytes=0,
         decoded_bytes=0,
@@ -293,10 +346,10 @@ def _lay_out_unit(
     tier = policy.compute_tier
     parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier, dtype=dtype) for v in vectors]
     parts += _split(matrices, policy.weights, sources, dtype)
-    slot = _SlotBuilder(offset=0, streamed=[], pieces=[])
-    slot.add_disk([p for p in parts if p.tier == "disk"], sources, policy.piece_bytes)
+    slot = _SlotBuilder(offset=0, streamed=[], stretches=[])
+    slot.add_disk([p for p in parts if p.tier == "disk"], sources)
     host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
-    host_bytes = slot.add_host(host, policy.piece_bytes)
+    host_bytes = slot.add_host(host)
     size = DTYPE_BYTES[dtype]
     foreign = [
         s.part
@@ -308,7 +361,8 @@ def _lay_out_unit(
         unit=unit,
         resident=tuple(p for p in parts if p.tier == tier),
         streamed=tuple(slot.streamed),
-        pieces=tuple(slot.pieces),
+        stretches=tuple(slot.stretches),
+        piece_bytes=policy.piece_bytes,
         slot_bytes=align_up(slot.offset, BLOCK),
         host_bytes=host_bytes,
         decoded_bytes=sum(align_up(part.num_elements * size, 64) for part in foreign),
@@ -321,9 +375,9 @@ class _SlotBuilder:
 
     offset: int
     streamed: list[SlotPart]
-    pieces: list[Piece]
+    stretches: list[Stretch]
 
-    def add_host(self, parts: Sequence[Part], piece_bytes: int) -> int:
+    def add_host(self, parts: Sequence[Part]) -> int:
         """Append the cpu tier's parts, one stretch; returns its length."""
         base = align_up(self.offset, BLOCK)
         length = 0
@@ -331,23 +385,11 @@ class _SlotBuilder:
             place = base + length
             self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=part.dtype))
             length += align_up(part.num_bytes, 64)
-        for start in range(0, length, piece_bytes):
-            size = min(piece_bytes, length - start)
-            self.pieces.append(
-                Piece(
-                    path=None,
-                    offset=start,
-                    num_bytes=size,
-                    logical_bytes=size,
-                    slot_offset=base + start,
-                )
-            )
-        self.offset = base + length if length else self.offset
+        if length:
+            self.add(None, 0, length, base, ((0, length),))
         return length
 
-    def add_disk(
-        self, parts: Sequence[Part], sources: Mapping[str, TensorSource], piece_bytes: int
-    ) -> None:
+    def add_disk(self, parts: Sequence[Part], sources: Mapping[str, TensorSource]) -> None:
         """Append the disk tier's parts; neighbours in a file (one block apart at most) together."""
         run: list[tuple[Part, TensorSource]] = []
         for part in parts:
@@ -357,34 +399,40 @@ class _SlotBuilder:
                 last = run[-1][1]
                 gap = source.offset - (last.offset + last.num_bytes)
                 if last.path != source.path or not 0 <= gap <= BLOCK:
-                    self.add_run(run, piece_bytes)
+                    self.add_run(run)
                     run = []
             run.append((part, source))
         if run:
-            self.add_run(run, piece_bytes)
+            self.add_run(run)
 
-    def add_run(self, run: Sequence[tuple[Part, TensorSource]], piece_bytes: int) -> None:
+    def add_run(self, run: Sequence[tuple[Part, TensorSource]]) -> None:
         """Append tensors that lie one after the other in a file."""
-        path = run[0][1].path
         begin = align_down(run[0][1].offset, BLOCK)
         end = align_up(run[-1][1].offset + run[-1][1].num_bytes, BLOCK)
         for part, source in run:
             place = self.offset + source.offset - begin
             self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=source.dtype))
-        step = max(BLOCK, align_down(piece_bytes, BLOCK))
-        for start in range(begin, end, step):
-            size = min(step, end - start)
-            wanted = sum(_overlap(s.offset, s.num_bytes, start, size) for _, s in run)
-            self.pieces.append(
-                Piece(
-                    path=path,
-                    offset=start,
-                    num_bytes=size,
-                    logical_bytes=wanted,
-                    slot_offset=self.offset + start - begin,
-                )
+        wanted = tuple((source.offset, source.num_bytes) for _, source in run)
+        self.add(run[0][1].path, begin, end - begin, self.offset, wanted)
+
+    def add(
+        self,
+        path: Path | None,
+        offset: int,
+        num_bytes: int,
+        slot_offset: int,
+        wanted: tuple[tuple[int, int], ...],
+    ) -> None:
+        self.stretches.append(
+            Stretch(
+                path=path,
+                offset=offset,
+                num_bytes=num_bytes,
+                slot_offset=slot_offset,
+                wanted=wanted,
             )
-        self.offset += end - begin
+        )
+        self.offset = slot_offset + num_bytes
 
 
 def _overlap(offset: int, length: int, start: int, size: int) -> int:

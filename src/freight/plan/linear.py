@@ -9,7 +9,7 @@ costs is said in one place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.plan.policy import TIERS, Split, Tier
@@ -59,6 +59,21 @@ class LinearProblem:
     ties: tuple[tuple[Mapping[Placed, float], float], ...] = ()
     overlap: bool = True
     friction: float = 0.0
+
+    def with_rows(self, share: float) -> LinearProblem:
+        """The same for a block with a share of its rows: weights come all the same."""
+
+        def scaled(phase: Phase) -> Phase:
+            return Phase(
+                count=phase.count,
+                fixed_s={lane: share * seconds for lane, seconds in phase.fixed_s.items()},
+                seconds={
+                    lane: {pair: s * (1.0 if pair[0] == "weights" else share) for pair, s in own}
+                    for lane, own in ((lane, own.items()) for lane, own in phase.seconds.items())
+                },
+            )
+
+        return replace(self, phases=tuple(map(scaled, self.phases)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,9 @@ Knows pieces and their sizes, no tensors and no operations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 
 from freight.plan.layout import UnitLayout, WeightLayout
 from freight.plan.policy import Policy
@@ -21,10 +23,22 @@ def ring_blocks(layout: WeightLayout, block_bytes: int) -> int:
     are long to load hide behind those that are long to compute. Never more than all of them.
     """
     blocks = [-(-form.slot_bytes // block_bytes) for form in layout.forms]
-    sizes = [blocks[form] for form in layout.form_of if layout.forms[form].pieces]
-    around = sizes[2:] + sizes[:2]
-    threes = [sum(three) for three in zip(sizes, sizes[1:] + sizes[:1], around, strict=True)]
-    return min(max(threes), sum(sizes)) if sizes else 0
+    streamed = tuple(bool(form.stretches) for form in layout.forms)
+    counts, threes = _neighbours(layout.form_of, streamed)
+    total = sum(count * blocks[form] for form, count in counts)
+    return min(total, max((sum(blocks[form] for form in three) for three in threes), default=0))
+
+
+@cache
+def _neighbours(
+    form_of: tuple[int, ...], streamed: tuple[bool, ...]
+) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[int, int, int]]]:
+    """Forms that are streamed, with the number of their units; and those of any three units that
+    come one after the other, over the end of a sweep too. There are few, of any number of units."""
+    forms = [form for form in form_of if streamed[form]]
+    around = forms[2:] + forms[:2]
+    threes = frozenset(zip(forms, forms[1:] + forms[:1], around, strict=True))
+    return tuple(Counter(forms).items()), threes
 
 
 def stream_model(
@@ -64,8 +78,9 @@ def stream_model(
 
 def _stream_pieces(own: UnitLayout, most_pieces: int | None) -> tuple[StreamPiece, ...]:
     pieces = [
-        StreamPiece(tier=piece.tier, num_bytes=piece.num_bytes, offset=piece.slot_offset)
-        for piece in own.pieces
+        StreamPiece(tier=stretch.tier, num_bytes=size, offset=stretch.slot_offset + start)
+        for stretch in own.stretches
+        for start, size in stretch.cut(own.piece_bytes)
     ]
     return tuple(pieces if most_pieces is None else _joined(pieces, most_pieces))
 

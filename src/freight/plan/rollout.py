@@ -7,24 +7,33 @@ made all their tokens. Knows no token ids and no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.model.switches import ModelConfig
-from freight.plan.geometry import Geometry
-from freight.plan.layout import BLOCK, WeightLayout
+from freight.plan.default import Plan
+from freight.plan.layout import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Sweep
 from freight.quantities import align_up
 
-__all__ = ["BlockRow", "Brought", "WorkSizes", "make_sweep", "rows_of_block", "work_of"]
+__all__ = [
+    "BlockRow",
+    "Brought",
+    "WorkSizes",
+    "computing_rows",
+    "make_sweep",
+    "rows_of_block",
+    "work_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRow:
     """A row of a block: its lengths, the tier of its keys and values, whether the CPU attends them
-    there, and how many tokens of its prompt another row computes."""
+    there, how many tokens of its prompt another row computes, and how many of its last ones are
+    scored."""
 
     number: int
     prompt_tokens: int
@@ -32,13 +41,19 @@ class BlockRow:
     home: Tier
     is_delegated: bool = False
     shared_tokens: int = 0
+    scored_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of the prompt: what follows its last token is of interest only where one is made."""
+        return self.prompt_tokens if self.new_tokens else max(1, self.prompt_tokens - 1)
 
     def at(self, step: int) -> Brought:
         """What it brings to the sweep in which it makes its token ``step``."""
         return Brought(
             row=self,
             kv_len=self.prompt_tokens + step - 1 if step else self.shared_tokens,
-            num_new=1 if step else self.prompt_tokens - self.shared_tokens,
+            num_new=1 if step else self.computed_tokens - self.shared_tokens,
             makes_token=self.new_tokens > 0,
         )
 
@@ -59,6 +74,13 @@ class Brought:
         return self.num_new == 1 and self.kv_len > 0
 
     @property
+    def scored(self) -> range:
+        """Those of its tokens whose following one is scored."""
+        last = self.row.prompt_tokens - 1 - self.kv_len
+        first = last - self.row.scored_tokens
+        return range(max(0, first), min(self.num_new, max(0, last)))
+
+    @property
     def is_attended(self) -> bool:
         """Whether the CPU attends it where its keys are."""
         return self.row.is_delegated and self.is_single
@@ -68,7 +90,8 @@ class Brought:
 class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
-    and ``attended_bytes`` are of one row and layer."""
+    and ``attended_bytes`` are of one row and layer. Of each prompt ``shared_tokens`` are also those
+    of others, of which one computes them; of its other tokens ``scored_share`` are scored."""
 
     policy: Policy
     page_bytes: int
@@ -78,11 +101,14 @@ class WorkSizes:
     attended_bytes: int
     far_share: float
     shared_tokens: int = 0
+    scored_share: float = 0.0
+
+    def scored_tokens(self, prompt_tokens: int) -> int:
+        return round(self.scored_share * max(0, prompt_tokens - self.shared_tokens))
 
     @classmethod
-    def of(
-        cls, config: ModelConfig, layout: WeightLayout, policy: Policy, geometry: Geometry
-    ) -> WorkSizes:
+    def of(cls, plan: Plan, config: ModelConfig) -> WorkSizes:
+        layout, policy, geometry = plan.layout, plan.policy, plan.geometry
         near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
         return cls(
             policy=policy,
@@ -94,15 +120,16 @@ class WorkSizes:
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
             far_share=1 - near / config.vocab_size,
             shared_tokens=geometry.shared_tokens,
+            scored_share=plan.workload.scored_share(geometry.shared_tokens),
         )
 
 
 def rows_of_block(
-    lengths: Sequence[tuple[int, int]], policy: Policy, shared_tokens: int = 0
+    lengths: Sequence[tuple[int, int]], sizes: WorkSizes, computing: Collection[int] = ()
 ) -> list[list[BlockRow]]:
-    """Micro-batches of rows with (prompt, new) tokens, of which the first may have keys already;
-    homes as admission gives them out."""
-    size = policy.micro_batch_size
+    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out. Rows of
+    the numbers ``computing`` bring what others begin with too."""
+    policy, size = sizes.policy, sizes.policy.micro_batch_size
     block = []
     for first in range(0, len(lengths), size):
         own = lengths[first : first + size]
@@ -119,7 +146,10 @@ def rows_of_block(
                     new_tokens=new,
                     home=home,
                     is_delegated=is_delegated,
-                    shared_tokens=min(shared_tokens, prompt - 1),
+                    shared_tokens=(
+                        0 if first + i in computing else min(sizes.shared_tokens, prompt - 1)
+                    ),
+                    scored_tokens=sizes.scored_tokens(prompt),
                 )
                 for i, ((prompt, new), (home, is_delegated)) in enumerate(
                     zip(own, homes, strict=True)
@@ -127,6 +157,12 @@ def rows_of_block(
             ]
         )
     return block
+
+
+def computing_rows(num_rows: int, sharers: float) -> frozenset[int]:
+    """Those of so many rows that compute what about ``sharers`` rows each begin with."""
+    count = min(num_rows, round(num_rows / sharers))
+    return frozenset(number * num_rows // count for number in range(count))
 
 
 def make_sweep(
@@ -193,6 +229,7 @@ def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
             num_new=own.num_new,
             kv_len=own.kv_len,
             logit_positions=(own.num_new - 1,) if own.makes_token else (),
+            scored=own.scored,
         )
         start += own.num_new
 

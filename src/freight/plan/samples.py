@@ -9,8 +9,7 @@ straight line. Knows no datasets: a block's lengths come in.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,11 +20,12 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
-from freight.plan.operation import Lane, Operation
+from freight.plan.geometry import held_pages
+from freight.plan.operation import Lane
 from freight.plan.ring import stream_model
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
 from freight.plan.schedule import schedule
-from freight.plan.simulate import Timeline, simulate
+from freight.plan.simulate import Step, simulate
 from freight.plan.sweep import Sweep
 
 __all__ = ["Sample", "Sampler", "Story", "continuous_story", "rehearse", "roll", "zigzag_story"]
@@ -49,7 +49,6 @@ class Sample:
     seconds: Mapping[int, float]
     num_bytes: Mapping[int, Lanes]
     busy_s: Mapping[int, Lanes]
-    timeline: Timeline
 
     def extended(self, far: Sample, reach: float) -> Sample:
         """In a straight line through this one (0) and ``far`` (1)."""
@@ -69,16 +68,17 @@ class Sample:
             },
             num_bytes=line(lambda sample: sample.num_bytes),
             busy_s=line(lambda sample: sample.busy_s),
-            timeline=self.timeline,
         )
 
 
-def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> Story:
-    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens
-    ``steps``."""
+def zigzag_story(
+    lengths: Sequence[tuple[int, int]], steps: Sequence[int], computing: Collection[int] = ()
+) -> Story:
+    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens ``steps``;
+    those ``computing`` bring what others begin with too."""
 
     def tell(sizes: WorkSizes) -> Sequence[Sweep]:
-        block = rows_of_block(lengths, sizes.policy, sizes.shared_tokens)
+        block = rows_of_block(lengths, sizes, computing)
         return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
 
     return tell
@@ -86,12 +86,16 @@ def zigzag_story(lengths: Sequence[tuple[int, int]], steps: Sequence[int]) -> St
 
 def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
     """The sweeps of the first rows, where they enter while others are under way."""
+    workload, policy, shared = plan.workload, plan.policy, plan.geometry.shared_tokens
+    num_pages = {**plan.geometry.kv_pages}
+    num_pages[policy.compute_tier] -= held_pages(policy, workload)
     return roll_out(
-        plan.workload.row_lengths(0, num_rows),
-        plan.policy,
-        num_pages=plan.geometry.kv_pages,
-        mean_answer=plan.workload.mean_new_tokens,
-        shared_tokens=plan.geometry.shared_tokens,
+        workload.row_lengths(0, num_rows),
+        policy,
+        num_pages=num_pages,
+        mean_answer=workload.mean_new_tokens,
+        shared_tokens=shared,
+        sharers=workload.sharers(shared),
     )
 
 
@@ -125,28 +129,23 @@ class Sampler:
         return near.extended(far, (layers - first) / (second - first))
 
     def _at_depth(self, story: Story, steps: Sequence[int], depth: int) -> Sample:
-        timeline, operations = self.run(story, steps, depth)
-        return _summed(timeline, operations, steps)
+        return _summed(self.run(story, steps, depth), steps)
 
-    def run(
-        self, story: Story, steps: Sequence[int], depth: int
-    ) -> tuple[Timeline, Sequence[Operation]]:
-        """Sweeps through the first ``depth`` layers on the clock, and their operations."""
+    def run(self, story: Story, steps: Sequence[int], depth: int) -> Iterator[Step]:
+        """Sweeps through the first ``depth`` layers on the clock."""
         plan, policy = self.plan, self.plan.policy
-        sizes = WorkSizes.of(self.config, plan.layout, policy, plan.geometry)
+        sizes = WorkSizes.of(plan, self.config)
         feed = _Feed(sweeps=story(sizes), config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
         model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
-        operations = list(schedule(feed.run(), model, feed.expects_more, feed.chosen))
         cost = self._cost(layers)
-        timeline = simulate(
-            operations,
+        return simulate(
+            schedule(feed.run(), model, feed.expects_more, feed.chosen),
             cost.demand,
             overlap=policy.overlap,
             is_inline=self.machine.is_inline(policy.compute_tier),
             share=cost.share if self.machine.beside else None,
         )
-        return timeline, operations
 
     def _cost(self, layers: Collection[int]) -> Cost:
         kept = (unit.layer is None or unit.layer in layers for unit in self.programme.units)
@@ -161,7 +160,7 @@ class Sampler:
         )
 
 
-def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Timeline:
+def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Iterator[Step]:
     """The first sweeps, operation by operation as they are expected to run: all layers, each unit's
     weights in a few pieces, and as many of its sweeps as one can look at."""
     sampler = Sampler(
@@ -178,9 +177,11 @@ def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> T
     if plan.policy.is_continuous:
         rolled = roll(plan, min(workload.num_rows, most * plan.policy.block_rows))
         steps = range(min(most, len(rolled)))
-        return sampler.run(continuous_story(rolled, steps), steps, config.num_layers)[0]
-    steps = range(min(most, max(1, max(new for _, new in lengths))))
-    return sampler.run(zigzag_story(lengths, steps), steps, config.num_layers)[0]
+        story = continuous_story(rolled, steps)
+    else:
+        steps = range(min(most, max(1, max(new for _, new in lengths))))
+        story = zigzag_story(lengths, steps)
+    return sampler.run(story, steps, config.num_layers)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -211,25 +212,24 @@ class _Feed:
         return [e for e in range(experts.num_experts) if self.dice.random() >= missed]
 
 
-def _summed(timeline: Timeline, operations: Sequence[Operation], steps: Sequence[int]) -> Sample:
-    ends = timeline.sweep_ends()
-    starts = [0.0, *(ends[index] for index in range(len(steps) - 1))]
-    num_bytes: list[Counter[Lane]] = [Counter() for _ in steps]
+def _summed(ran: Iterable[Step], steps: Sequence[int]) -> Sample:
+    ends = [0.0] * len(steps)
+    num_bytes: list[dict[Lane, float]] = [{} for _ in steps]
     busy: list[dict[Lane, float]] = [{} for _ in steps]
-    for operation in operations:
-        if operation.lane is not Lane.COMPUTE and operation.sweep < len(steps):
-            num_bytes[operation.sweep][operation.lane] += operation.num_bytes
-    for own in timeline.steps:
-        if own.operation.sweep == len(steps):
+    for operation, start_s, end_s in ran:
+        sweep, lane = operation.sweep, operation.lane
+        if sweep == len(steps):
             continue
-        lanes, lane = busy[own.operation.sweep], own.operation.lane
-        lanes[lane] = lanes.get(lane, 0.0) + own.end_s - own.start_s
+        if operation.is_last:
+            ends[sweep] = end_s
+        lanes = busy[sweep]
+        lanes[lane] = lanes.get(lane, 0.0) + end_s - start_s
+        if lane is not Lane.COMPUTE:
+            moved = num_bytes[sweep]
+            moved[lane] = moved.get(lane, 0.0) + operation.num_bytes
+    starts = (0.0, *ends)
     return Sample(
         seconds={step: ends[i] - starts[i] for i, step in enumerate(steps)},
-        num_bytes={
-            step: {lane: float(count) for lane, count in num_bytes[i].items()}
-            for i, step in enumerate(steps)
-        },
+        num_bytes={step: num_bytes[i] for i, step in enumerate(steps)},
         busy_s={step: busy[i] for i, step in enumerate(steps)},
-        timeline=timeline,
     )

@@ -91,8 +91,7 @@ class _Stream:
             steps = steps_of(sweep, self.model, self.chosen, self.weights.choose)
             step = next(steps, None)
             yield from self.begin_delegation(sweep)
-            if step is not None:
-                yield from self.load_kv(sweep.index, step)
+            if step is not None:  # the embedding
                 yield from self.load_activations(sweep.index, step)
             while step is not None:
                 step = yield from self.run_step(sweep.index, step, steps)
@@ -119,7 +118,7 @@ class _Stream:
         # Rows of the same micro-batch must be stored first; there is one buffer of embedding rows,
         # too large to have two of for what it would hide.
         apart = unit > 0 and following is not None and following.work is not work
-        if following is not None:
+        if following is not None and self.passes_kv(following):
             yield from self.load_kv(sweep, following)
         if following is not None and apart:
             yield from self.load_activations(sweep, following)
@@ -128,10 +127,11 @@ class _Stream:
         if step.part == "finish":
             yield from self.delegation.bring_back(unit, work)
         yield self.compute(sweep, step)
-        yield from self.store_kv(sweep, step)
+        if self.passes_kv(step):
+            yield from self.store_kv(sweep, step)
         yield from self.store_activations(sweep, step)
         yield from self.go_on_delegating(step)
-        if is_open and (following := next(steps, None)) is not None:
+        if is_open and (following := next(steps, None)) is not None and self.passes_kv(following):
             yield from self.load_kv(sweep, following)
         if following is not None and not apart:
             yield from self.load_activations(sweep, following)
@@ -151,8 +151,6 @@ class _Stream:
         """Fetch what the offloaded rows' keys and values are so far into a slot."""
         unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
-        if not self.passes_kv(step):
-            return
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots[k] = self.board.take_slot("kv slot")
@@ -188,15 +186,14 @@ class _Stream:
         )
 
     def passes_kv(self, step: Step) -> bool:
-        is_attention = self.model.units[step.unit].kind == "attention"
-        return is_attention and step.part != "finish" and step.work.kv_slot_bytes > 0
+        if not step.work.kv_slot_bytes or step.part == "finish":
+            return False
+        return self.model.units[step.unit].kind == "attention"
 
     def store_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
         unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
-        if not self.passes_kv(step):
-            return
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots.pop(k)
@@ -239,12 +236,12 @@ class _Stream:
         """Fetch the offloaded rows of the residual stream; for the embedding, of the table."""
         unit, work = step.unit, step.work
         kind = self.model.units[unit].kind
-        k = work.batch.index
-        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         if kind == "embedding":
             yield from self.load_embedding(sweep, work)
-        if self.is_late_head(unit) or not work.activation_slot_bytes:
+        if not work.activation_slot_bytes or self.is_late_head(unit):
             return
+        k = work.batch.index
+        make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         size = work.activation_slot_bytes
         slot = self.activation_slots[k] = self.board.take_slot("activation slot")
         if kind == "embedding":

@@ -60,11 +60,11 @@ class Scoreboard:
     def home(self, name: str, k: int) -> Access:
         """What is there of a micro-batch; a stretch of sweeps may begin with rows under way."""
         owner = self.homes.setdefault((name, k), _BEFORE)
-        return Access(place=(name, k), owner=owner, is_write=False)
+        return Access((name, k), owner, False)
 
     def new_home(self, name: str, k: int, owner: Owner) -> Access:
         self.homes[name, k] = owner
-        return Access(place=(name, k), owner=owner, is_write=True)
+        return Access((name, k), owner, True)
 
     def take_slot(self, ring: str) -> int:
         slot = self.next_slot.get(ring, 0)
@@ -91,36 +91,37 @@ class Scoreboard:
         index = self.next_index
         self.next_index += 1
         return Operation(
-            index=index,
-            kind=kind,
-            lane=lane,
-            sweep=sweep,
-            unit=unit,
-            batch=batch,
-            accesses=tuple(accesses),
-            after=self.waits(index, lane, accesses),
-            num_bytes=num_bytes,
-            piece=piece,
-            slot=slot,
-            source_slot=source_slot,
-            activation_slot=activation_slot,
-            is_last=is_last,
-            num_delegated=num_delegated,
+            index,
+            kind,
+            lane,
+            sweep,
+            unit,
+            batch,
+            tuple(accesses),
+            self.waits(index, lane, accesses),
+            num_bytes,
+            piece,
+            slot,
+            source_slot,
+            activation_slot,
+            is_last,
+            num_delegated,
         )
 
     def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[tuple[Lane, int], ...]:
-        """The last operation of each other lane that the accesses must come after."""
+        """The last operation of each other lane that the accesses must come after, and none of its
+        own has come after yet."""
         waits: dict[Lane, int] = {}
         for access in accesses:
             occupant = self.places.get(access.place)
-            is_new = occupant is None or (access.is_write and occupant.owner != access.owner)
-            earlier: tuple[dict[Lane, int], ...] = ()
-            if occupant is not None and is_new:
-                earlier = (occupant.writers, occupant.readers)
-            elif occupant is not None and not access.is_write:
-                earlier = (occupant.writers,)
-            if occupant is None or is_new:
+            earlier: tuple[dict[Lane, int], ...]
+            if occupant is None or (access.is_write and occupant.owner != access.owner):
+                earlier = () if occupant is None else (occupant.writers, occupant.readers)
                 occupant = self.places[access.place] = _Occupant(owner=access.owner)
+            elif access.is_write or lane in occupant.readers:
+                earlier = ()
+            else:
+                earlier = (occupant.writers,)
             for lanes in earlier:
                 for other, last in lanes.items():
                     if last != index and last > waits.get(other, -1):
@@ -131,8 +132,8 @@ class Scoreboard:
 
 
 def read(ring: str, slot: int, owner: Owner) -> Access:
-    return Access(place=(ring, slot), owner=owner, is_write=False)
+    return Access((ring, slot), owner, False)
 
 
 def write(ring: str, slot: int, owner: Owner, num_bytes: int) -> Access:
-    return Access(place=(ring, slot), owner=owner, is_write=True, num_bytes=num_bytes)
+    return Access((ring, slot), owner, True, num_bytes=num_bytes)

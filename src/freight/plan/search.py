@@ -8,7 +8,7 @@ them, and priced by the forecast; what that finds best is chosen. Knows rates an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from freight.errors import BudgetError
 from freight.hardware.machine import Machine
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, forecast
-from freight.plan.linear import solve
+from freight.plan.linear import LinearSolution, solve
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.terms import Terms
 
@@ -28,7 +28,6 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 _RULES: Final[tuple[Admission, ...]] = ("zigzag", "refill")
 _BETWEEN: Final = (0.75, 1.25, 1.5, 1.75)
 _BETWEEN_PRICED: Final = 2
-_FILLING: Final = 0.8
 _LEAST_BLOCKS: Final = 1.5
 """With fewer a block whose rows enter one by one is mostly filling or emptying."""
 _NEAR: Final = (0.5, 4.0)
@@ -36,6 +35,11 @@ _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
 _MOST_SKETCHED: Final = 8
+_MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
+"""Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
+_LEAST: Final[Mapping[Admission, float]] = {"zigzag": 0.85, "diagonal": 0.7, "refill": 0.7}
+"""Of what the linear programme promises no forecast was found to take less than this share, over
+models, machines and lengths; what its mean sweep has no word for makes it too high."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,10 @@ class _Solution:
     seconds: float
 
 
+_Promised = tuple[float, Plan]
+"""A plan, and the seconds that the linear programme promises for it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """``planner`` knows the model, the workload and the budgets, and makes policies whole.
@@ -71,11 +79,12 @@ class Search:
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
-        plans = [self.planner.plan(), *self.finalists()]  # raises where nothing fits
-        finalists = [self.price(plan, is_rough=True) for plan in plans if self._may_be(plan)]
-        finalists += [self.price(plan, is_rough=True) for plan in self._between(finalists)]
-        fitting = [choice for choice in finalists if choice.forecast.block_s <= self.max_block_s]
-        for choice in sorted(fitting, key=lambda choice: choice.forecast.seconds):
+        priced: list[Choice] = []
+        self._price_all([(0.0, self.planner.plan())], priced)  # raises where nothing fits
+        self._price_all(self._finalists(), priced)
+        for rule in self._rules():
+            self._price_all(self._between(priced, rule), priced)
+        for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
             best = self.price(choice.plan)
             if best.forecast.block_s <= self.max_block_s:
                 return best
@@ -84,16 +93,28 @@ class Search:
     def sketch(self) -> Choice:
         """A good plan in a fraction of the time, roughly priced: of fewer finalists, and of no
         others. What ``best`` says where none of them is within the bound."""
-        priced = (self.price(plan, is_rough=True) for plan in self.finalists(most=_MOST_SKETCHED))
-        fitting = [own for own in priced if own.forecast.block_s <= self.max_block_s]
+        priced: list[Choice] = []
+        self._price_all(self._finalists(most=_MOST_SKETCHED), priced)
+        fitting = self._fitting(priced)
         return min(fitting, key=lambda own: own.forecast.seconds) if fitting else self.best()
 
-    def finalists(self, *, most: float = _MOST_PRICED) -> Iterator[Plan]:
+    def _price_all(self, promised: Iterable[_Promised], priced: list[Choice]) -> None:
+        """Price plans roughly, but for those of which the linear programme promises too little to
+        be better than the best so far."""
+        for seconds, plan in promised:
+            best_s = min((own.forecast.seconds for own in self._fitting(priced)), default=math.inf)
+            if self._may_be(plan) and seconds * _LEAST[plan.policy.admission] <= best_s:
+                priced.append(self.price(plan, is_rough=True))
+
+    def _fitting(self, priced: Iterable[Choice]) -> list[Choice]:
+        return [choice for choice in priced if choice.forecast.block_s <= self.max_block_s]
+
+    def _finalists(self, *, most: float = _MOST_PRICED) -> Iterator[_Promised]:
         """The few best of the linear programmes that can be realised, one for each block shape."""
         within = [own for own in self._solutions() if own.block_s <= self.max_block_s]
         within.sort(key=lambda own: own.seconds)
         rules = self._rules()
-        for rule in rules:
+        for rule in rules[::-1]:  # the one that is usually better first
             own = [solution for solution in within if solution.policy.admission == rule]
             yield from self._realised(own, most=most / len(rules))
 
@@ -107,7 +128,7 @@ class Search:
         step = max(1.0, (len(kept) - 1) / max(1, count - 1))
         some = {round(number * step) for number in range(count)}
         plans = self._realised([own for n, own in enumerate(kept) if n in some], most=math.inf)
-        priced = (self.price(plan, is_rough=True) for plan in plans)
+        priced = (self.price(plan, is_rough=True) for _, plan in plans)
         return sorted(priced, key=lambda choice: choice.forecast.block_s)
 
     def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
@@ -118,43 +139,56 @@ class Search:
 
     def _realised(
         self, ranked: Iterable[_Solution], *, most: float = _MOST_PRICED
-    ) -> Iterator[Plan]:
+    ) -> Iterator[_Promised]:
         shapes: set[tuple[int, int, Admission]] = set()
         for own in ranked:
             policy = own.policy
             shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
             if shape in shapes:
                 continue
-            plan = self.planner.realise(own.policy)
+            plan = self._whole(own.policy)
             if plan is not None and self._may_be(plan):
                 shapes.add(shape)
                 most -= own.policy.num_micro_batches
-                yield plan
+                yield own.seconds, plan
             if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):
                 return
 
-    def _between(self, finalists: Sequence[Choice]) -> Iterator[Plan]:
-        """Micro-batches of sizes between those that were tried, near the best of each rule."""
+    def _whole(self, policy: Policy) -> Plan | None:
+        """The policy as the run time will have it. Where a tier is then too small by what rounding
+        to whole rows has made of its share, a row of each micro-batch lies elsewhere."""
+        own = self.planner
+        shares = policy.shares_prefixes and own.workload.least_prefix_tokens > 0
+        is_open = own.wishes.kv is None and not own.forgets_kv and not shares
+        for moved in _MOVED_ROWS if is_open else _MOVED_ROWS[:1]:
+            kv = _moved(policy.kv, policy.micro_batch_size, *moved)
+            if not kv.disk or policy.kv.disk or (own.has_disk_dir and self.uses_disk):
+                plan = own.realise(replace(policy, kv=kv if any(moved) else policy.kv))
+                if plan is not None:
+                    return plan
+        return None
+
+    def _between(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
+        """Micro-batches of sizes between those that were tried, near the best of the rule."""
         if self.planner.wishes.micro_batch_size:
             return
-        for rule in self._rules():
-            best = min(
-                (own for own in finalists if own.plan.policy.admission == rule),
-                key=lambda own: own.forecast.seconds,
-                default=None,
-            )
-            if best is None:
-                continue
-            size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
-            shapes = [
-                self.planner.shape(own, count, rule)
-                for own in sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
-                if own * count <= self.planner.workload.num_rows
-            ]
-            policies = (policy for own in shapes for policy in self.planner.with_chunks(own))
-            solved = [own for policy in policies if (own := self._solve(policy)) is not None]
-            solved.sort(key=lambda own: own.seconds)
-            yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+        best = min(
+            (own for own in priced if own.plan.policy.admission == rule),
+            key=lambda own: own.forecast.seconds,
+            default=None,
+        )
+        if best is None:
+            return
+        size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
+        shapes = [
+            self.planner.shape(own, count, rule, shares=best.plan.policy.shares_prefixes)
+            for own in sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
+            if own * count <= self.planner.workload.num_rows
+        ]
+        policies = (policy for own in shapes for policy in self.planner.with_chunks(own))
+        solved = [own for policy in policies if (own := self._solve(policy)) is not None]
+        solved.sort(key=lambda own: own.seconds)
+        yield from self._realised(solved, most=_BETWEEN_PRICED * count)
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission
@@ -214,24 +248,35 @@ class Search:
 
     def _solve(self, policy: Policy) -> _Solution | None:
         terms = Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)
-        solution = solve(terms.problem())
+        problem = terms.problem()
+        solution = solve(problem)
         if solution is None:
             return None
-        workload = self.planner.workload
-        blocks = workload.num_rows / policy.block_rows
+
+        def part_s(share: float) -> float:
+            """A block with a share of its rows."""
+            return LinearSolution.of(problem.with_rows(share), solution.shares).seconds
+
+        own, workload = self.planner, self.planner.workload
         block_s = solution.seconds
-        if policy.is_continuous:  # the block fills and empties once
-            blocks += _FILLING
+        blocks = workload.num_rows / policy.block_rows
+        whole = math.floor(blocks)
+        seconds = whole * block_s + (part_s(blocks - whole) if blocks > whole else 0.0)
+        if policy.is_continuous:
+            # While it fills, and while it empties, it has half of its rows on average.
+            seconds = max(0.0, blocks - 1) * block_s + 2 * part_s(min(1.0, blocks) / 2)
             block_s *= workload.max_new_tokens / workload.mean_new_tokens
+        kv = _in_rows(solution.split("kv"), policy.micro_batch_size)
+        is_near = kv.share(policy.compute_tier) == 1
         chosen = replace(
             policy,
-            kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
+            kv=kv,
+            # Of rows in several places those near the arithmetic share all the same.
+            shares_prefixes=policy.shares_prefixes if is_near else own.wishes.shares_prefixes,
             activations=solution.split("activations"),
             cpu_attention=solution.cpu_attention(),
         )
-        return _Solution(
-            policy=chosen, block_s=block_s, seconds=max(1.0, blocks) * solution.seconds
-        )
+        return _Solution(policy=chosen, block_s=block_s, seconds=seconds)
 
     def _shapes(self, rule: Admission) -> Iterator[Policy]:
         own = self.planner
@@ -239,6 +284,8 @@ class Search:
         rows = min(workload.num_rows, _MOST_ROWS)
         prompts = max(1, _MOST_TOKENS // workload.max_prompt_tokens)
         most = min(rows, prompts * workload.min_samples)
+        if rule != "zigzag":  # prompts come in chunks
+            most = rows
         sizes = {most, *(2**power for power in range(10) if 2**power < most)}
         if workload.max_samples > 1:
             sizes = {size - size % workload.max_samples or size for size in sizes}
@@ -246,7 +293,18 @@ class Search:
             sizes = {wishes.micro_batch_size}
         for size in sorted(sizes):
             for count in own.counts(size, _COUNTS):
-                yield from own.with_chunks(own.shape(size, count, rule))
+                for shares in own.sharing():
+                    yield from own.with_chunks(own.shape(size, count, rule, shares=shares))
+
+
+def _moved(split: Split, rows: int, from_gpu: int, from_cpu: int) -> Split:
+    """With some of so many rows of a micro-batch a tier further, as far as there are any."""
+    cut = split.cut(rows)
+    from_gpu = min(from_gpu, cut["gpu"])
+    from_cpu = max(-cut["disk"], min(from_cpu, cut["cpu"] + from_gpu))
+    gpu = (cut["gpu"] - from_gpu) / rows
+    cpu = (cut["cpu"] + from_gpu - from_cpu) / rows
+    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1.0 - gpu - cpu))
 
 
 def _in_rows(split: Split, rows: int) -> Split:

@@ -9,13 +9,14 @@ no model, no machine and no tensors.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from freight.plan.operation import Lane, Operation
 
-__all__ = ["Demand", "Step", "Timeline", "simulate"]
+__all__ = ["Demand", "Step", "simulate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,39 +28,12 @@ class Demand:
     size: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """An operation with its time."""
 
     operation: Operation
     start_s: float
     end_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    """All operations in the order in which they ended."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def seconds(self) -> float:
-        return max((step.end_s for step in self.steps), default=0.0)
-
-    def sweep_ends(self) -> dict[int, float]:
-        """When the last tokens of each sweep were known."""
-        ends: dict[int, float] = {}
-        for step in self.steps:
-            if step.operation.is_last:
-                ends[step.operation.sweep] = step.end_s
-        return ends
-
-    def busy_s(self) -> dict[Lane, float]:
-        """How long each lane worked."""
-        busy: Counter[Lane] = Counter()
-        for step in self.steps:
-            busy[step.operation.lane] += step.end_s - step.start_s  # type: ignore[assignment]
-        return dict(busy)
 
 
 Share = Callable[[Lane, frozenset[Lane], float], float]
@@ -73,9 +47,12 @@ def simulate(
     overlap: bool,
     is_inline: bool,
     share: Share | None = None,
-) -> Timeline:
-    """Run ``operations``. Without ``overlap`` one follows the other; ``is_inline`` where the thread
-    that computes also issues. The stream must be legal: otherwise it would wait for ever."""
+) -> Iterator[Step]:
+    """Run ``operations``; those of each lane end in order. Without ``overlap`` one follows the
+    other; ``is_inline`` where the thread that computes also issues. The stream must be legal:
+    otherwise it would wait for ever."""
+    if share is None:
+        return _in_order(operations, demand, overlap=overlap, is_inline=is_inline)
     clock = _Clock(share=share)
     before: Operation | None = None
     computed: Operation | None = None
@@ -88,7 +65,31 @@ def simulate(
         before = operation
         if operation.lane is Lane.COMPUTE:
             computed = operation
-    return Timeline(steps=tuple(clock.run()))
+    return clock.run()
+
+
+def _in_order(
+    operations: Iterable[Operation],
+    demand: Callable[[Operation], Demand],
+    *,
+    overlap: bool,
+    is_inline: bool,
+) -> Iterator[Step]:
+    """Where nothing slows anything down an operation's time follows from those before it."""
+    ends: dict[int, float] = {}
+    free = dict.fromkeys(Lane, 0.0)
+    before_s = 0.0
+    for operation in operations:
+        start_s = free[operation.lane] if overlap else before_s
+        if is_inline:
+            start_s = max(start_s, free[Lane.COMPUTE])
+        for _, index in operation.after:
+            assert index in ends, "operations wait for each other"
+            if ends[index] > start_s:
+                start_s = ends[index]
+        before_s = start_s + demand(operation).seconds
+        ends[operation.index] = free[operation.lane] = before_s
+        yield Step(operation, start_s, before_s)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +105,7 @@ class _Active:
 
 @dataclass(kw_only=True, slots=True)
 class _Clock:
-    share: Share | None
+    share: Share
     queues: dict[Lane, deque[tuple[Operation, Mapping[Lane, int], Demand]]] = field(
         default_factory=dict
     )
@@ -132,7 +133,7 @@ class _Clock:
             for lane in ended:
                 own = self.active.pop(lane)
                 self.done[lane] = own.operation.index
-                yield Step(operation=own.operation, start_s=own.start_s, end_s=self.now_s)
+                yield Step(own.operation, own.start_s, self.now_s)
             self._set_speeds()
 
     def _start(self) -> bool:
@@ -157,8 +158,6 @@ class _Clock:
         return started
 
     def _set_speeds(self) -> None:
-        if self.share is None:
-            return
         working = frozenset(self.active)
         for lane, own in self.active.items():
             own.speed = self.share(lane, working - {lane}, own.size)

@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
+from freight.plan.geometry import held_pages, keeps_kv
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
-from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.rollout import WorkSizes, computing_rows, make_sweep, rows_of_block
 from freight.plan.scoreboard import RING_SLOTS
 
 __all__ = ["Terms"]
@@ -63,8 +64,9 @@ class Terms:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
         rows = min(policy.block_rows, workload.num_rows)
         kept_rows, kept_layers = policy.block_rows, config.num_layers
-        if planner.forgets_kv:  # one micro-batch of one layer at a time
+        if not keeps_kv(policy, workload):  # one micro-batch of one layer at a time
             kept_rows, kept_layers = policy.micro_batch_size, 1
+        beginnings = held_pages(policy, workload) * base.geometry.page_bytes
         return cls(
             planner=planner,
             machine=machine,
@@ -72,7 +74,7 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=policy.blocks_in_flight * kept_rows * held * kept_layers,
+            kv_bytes=kept_layers * (policy.blocks_in_flight * kept_rows * held + beginnings),
             kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,
@@ -110,7 +112,7 @@ class Terms:
         return rooms
 
     def _sizes(self) -> dict[Placed, dict[Tier, float]]:
-        near, slots = self.near, self.kv_slot_bytes
+        near, slots, tails = self.near, self.kv_slot_bytes, self._tail_bytes()
         tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
         stream = float(tokens * self.base.layout.element_bytes)
         block = self.policy.num_micro_batches
@@ -127,11 +129,11 @@ class Terms:
             sizes[DELEGATED, "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
             sizes[DELEGATED, "disk"] = {
                 near: RING_SLOTS["kv slot"] * slots,
-                "cpu": in_ram,
+                "cpu": in_ram + tails,
                 "disk": self.kv_bytes,
             }
             staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
-            sizes["kv", "disk"]["cpu"] = staged * slots
+            sizes["kv", "disk"]["cpu"] = staged * slots + tails
             sizes["activations", "disk"]["cpu"] = 4 * stream
             sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
             sizes["kv", "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
@@ -139,7 +141,14 @@ class Terms:
                 near: RING_SLOTS["activation slot"] * stream,
                 "cpu": block * stream,
             }
+        else:
+            sizes["kv", "disk"]["cpu"] += tails
         return sizes
+
+    def _tail_bytes(self) -> float:
+        """The page in progress of each row on disk, which is in RAM."""
+        rows = self.policy.blocks_in_flight * self.policy.block_rows
+        return float(rows * self.planner.config.num_layers * self.base.geometry.page_bytes)
 
     def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
         wishes = self.planner.wishes
@@ -150,7 +159,7 @@ class Terms:
                     continue
                 if tier == "disk" and not self.uses_disk:
                     continue
-                if kind == "kv" and tier != self.near and self.planner.forgets_kv:
+                if kind == "kv" and tier != self.near and self.keeps_kv_near:
                     continue
                 if wish is not None:
                     yield (kind, tier), (wish.share(tier), wish.share(tier))
@@ -162,10 +171,15 @@ class Terms:
             if wishes.kv is not None:
                 yield ("kv", tier), (0.0, most)
 
+    @property
+    def keeps_kv_near(self) -> bool:
+        """Whether keys are where the arithmetic is: those that are soon forgotten, or shared."""
+        return self.planner.forgets_kv or self.base.geometry.shared_tokens > 0
+
     def _delegated_tiers(self) -> tuple[Tier, ...]:
         """Where rows may be that the CPU attends."""
         wishes = self.planner.wishes
-        if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.planner.forgets_kv:
+        if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.keeps_kv_near:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
         on_disk = on_disk and self.uses_disk
@@ -186,7 +200,10 @@ class Terms:
     def _prefill(self) -> Phase:
         """Prompts are attended where all is computed, wherever their keys will be."""
         token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
-        prompts = self.rows * (self.prompt - self.base.geometry.shared_tokens)
+        shared = self.base.geometry.shared_tokens
+        prompts = self.rows * (
+            self.prompt - shared + shared / self.planner.workload.sharers(shared)
+        )
         total_s, _ = self._compute_s(0)
         seconds = self._link_s(kv_in=0.0, kv_out=prompts * token, tokens=prompts)
         for lane in seconds.values():
@@ -300,9 +317,15 @@ class Terms:
             dtype=own.dtype,
             units=tuple(range(len(own.programme.units))),
         )
-        whole = replace(self.policy, admission="zigzag")
-        sizes = WorkSizes.of(own.config, self.base.layout, whole, self.base.geometry)
-        lengths = [(max(1, round(self.prompt)), round(self.new) + 1)] * self.rows
-        block = rows_of_block(lengths, self.policy, sizes.shared_tokens)
-        sweep = make_sweep(0, block, step, sizes)
-        return cost.sweep_s(sweep), cost.attention_s(sweep)
+        sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
+        length = max(1, round(self.prompt)), round(self.new) + 1
+        full, rest = divmod(self.rows, self.policy.micro_batch_size)
+        total_s = keys_s = 0.0
+        for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
+            if count and rows:
+                computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
+                block = rows_of_block([length] * rows, sizes, computing)
+                sweep = make_sweep(0, block, step, sizes)
+                total_s += count * cost.sweep_s(sweep)
+                keys_s += count * cost.attention_s(sweep)
+        return total_s, keys_s

@@ -31,6 +31,7 @@ class _Resident:
     target: Target
     first_block: int
     num_blocks: int
+    reads: tuple[Access, ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,11 +75,9 @@ class WeightStream:
         """Where in the ring a unit that is there begins."""
         return next(r.first_block for r in self.ring if r.target == (sweep, unit))
 
-    def reads(self, sweep: int, unit: int) -> list[Access]:
+    def reads(self, sweep: int, unit: int) -> tuple[Access, ...]:
         """Accesses of a computation that uses the unit's streamed weights."""
-        resident = next(r for r in self.ring if r.target == (sweep, unit))
-        blocks = range(resident.first_block, resident.first_block + resident.num_blocks)
-        return [read("weights", block, (sweep, unit)) for block in blocks]
+        return next(r.reads for r in self.ring if r.target == (sweep, unit))
 
     def decode(self, sweep: int, unit: int) -> Operation:
         accesses = [
@@ -104,9 +103,11 @@ class WeightStream:
             first = self.head if self.head + num_blocks <= self.model.ring_blocks else 0
             if any(_overlap(r, first, num_blocks) for r in self.ring):
                 return
-            resident = _Resident(target=target, first_block=first, num_blocks=num_blocks)
-            self.ring.append(resident)
             self.head = first + num_blocks
+            reads = tuple(read("weights", block, target) for block in range(first, self.head))
+            self.ring.append(
+                _Resident(target=target, first_block=first, num_blocks=num_blocks, reads=reads)
+            )
             pieces = self.model.units[target[1]].pieces
             self.pending.extend((target, number) for number in range(len(pieces)))
             self.cursor = (target[0], target[1] + 1)
@@ -138,14 +139,7 @@ class WeightStream:
         if (unit, number) not in self.blocks:
             self.blocks[unit, number] = self.model.blocks_of(unit, number)
         arrivals = [
-            Access(
-                place=("weights", first + block),
-                owner=target,
-                is_write=True,
-                piece=number,
-                num_pieces=num_pieces,
-                num_bytes=num_bytes,
-            )
+            Access(("weights", first + block), target, True, number, num_pieces, num_bytes)
             for block, num_pieces, num_bytes in self.blocks[unit, number]
         ]
         make = partial(

@@ -33,14 +33,15 @@ class Workload:
     ``lengths`` are (rows, prompt, new) of groups of rows in the order in which they run; empty
     where all are taken to be alike.
 
-    All prompts begin with ``least_prefix_tokens`` or more that others begin with too; different
-    beginnings that are needed at one time have ``held_prefix_tokens`` together.
+    All prompts begin with ``least_prefix_tokens`` or more that others begin with too; the different
+    beginnings have ``held_prefix_tokens`` together.
 
     ``ends_early``: something else than its length can end an answer. How long answers then are is
     not known before; any length up to the longest is taken to be as likely as any other.
 
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
-    ``max_listed_tokens`` the most new ones, ``max_logprobs`` the most alternatives to each.
+    ``total_scored_tokens`` those of all prompts, ``max_listed_tokens`` the most new ones,
+    ``max_logprobs`` the most alternatives to each.
     """
 
     num_rows: int
@@ -52,6 +53,7 @@ class Workload:
     min_samples: int = 1
     max_samples: int = 1
     max_scored_tokens: int = 0
+    total_scored_tokens: int = 0
     max_listed_tokens: int = 0
     max_logprobs: int = 0
     lengths: tuple[tuple[int, int, int], ...] = ()
@@ -82,6 +84,7 @@ class Workload:
         for name, least, most in (
             ("total_prompt_tokens", least_prompts, self.max_prompt_tokens * self.num_rows),
             ("total_new_tokens", 0, self.max_new_tokens * self.num_rows),
+            ("total_scored_tokens", 0, self.max_scored_tokens * self.num_rows),
         ):
             if not least <= getattr(self, name) <= most:
                 raise _refuse(
@@ -121,6 +124,18 @@ class Workload:
         if not self.ends_early:
             return float(self.total_new_tokens)
         return min(float(self.total_new_tokens), (self.total_new_tokens + self.num_rows) / 2)
+
+    def scored_share(self, shared_tokens: int) -> float:
+        """Of the prompts' tokens behind what they share, those whose log-probabilities are wanted:
+        what is to be scored is not shared."""
+        own = self.total_prompt_tokens - self.num_rows * shared_tokens
+        return self.total_scored_tokens / max(1, own, self.total_scored_tokens)
+
+    def sharers(self, shared_tokens: int) -> float:
+        """How many rows have one beginning of so many tokens, on average."""
+        if not shared_tokens:
+            return math.inf
+        return self.num_rows * shared_tokens / max(shared_tokens, self.held_prefix_tokens)
 
     def answers(self) -> Lengths:
         """What is known of the answers' lengths before any is there."""

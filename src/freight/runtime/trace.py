@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import InputError
 from freight.plan.operation import Lane, Operation
-from freight.plan.simulate import Timeline
+from freight.plan.simulate import Step
 
 __all__ = ["Trace"]
 
@@ -36,12 +37,12 @@ class Trace:
             ) from error
         self._file.write("[\n")
         self._first_s: float | None = None
-        self._predicted: Timeline | None = None
+        self._predicted: tuple[Step, ...] = ()
         self._lanes = {lane: number for number, lane in enumerate(Lane)}
 
-    def predict(self, timeline: Timeline) -> None:
+    def predict(self, steps: Iterable[Step]) -> None:
         """What is expected, to be shown beside what is measured, from the same beginning."""
-        self._predicted = timeline
+        self._predicted = tuple(steps)
 
     def record(self, operation: Operation, started_s: float, ended_s: float) -> None:
         """One operation, done between these times (``time.perf_counter``)."""
@@ -53,10 +54,10 @@ class Trace:
 
     def close(self) -> None:
         with self._lock:
-            if self._predicted is not None:
+            if self._predicted:
                 self._name_lanes(_PREDICTED, "predicted")
                 first_s = self._first_s or 0.0
-                for step in self._predicted.steps:
+                for step in self._predicted:
                     start_s, end_s = first_s + step.start_s, first_s + step.end_s
                     self._write_span(_PREDICTED, step.operation, start_s, end_s)
             self._file.write("{}]\n")

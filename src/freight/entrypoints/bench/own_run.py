@@ -68,7 +68,7 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
     load_s = time.perf_counter() - started_s
     engine.tokenizer = None  # with no end of sequence, every row makes all its tokens
     rows = make_rows(work, engine.config.vocab_size)
-    streams = any(unit.pieces for unit in engine.plan.layout.units)
+    streams = any(unit.stretches for unit in engine.plan.layout.units)
     if engine.device.kind == "cuda" or not streams:
         list(engine.run(_requests(rows[:1], min(2, work.new_tokens), None)))
     end = engine.config.vocab_size - 1 if work.is_ragged else None

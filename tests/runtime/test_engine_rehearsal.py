@@ -1,0 +1,188 @@
+"""What a forecast's sweeps bring against what a run's do: tokens, keys, logits and scores.
+
+Lengths are told exactly, so that the two can only differ where the forecast leaves something out:
+workloads, rules, tiers, chunks, beginnings and scores are drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from freight.model.batch import MicroBatch
+from freight.model.config import ModelConfig
+from freight.plan.default import Plan
+from freight.plan.rollout import WorkSizes, computing_rows
+from freight.plan.samples import continuous_story, roll, zigzag_story
+from freight.plan.sweep import Sweep
+from freight.plan.workload import Workload
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Prefix, Request, SamplingParams
+
+from . import tiny
+
+BEGINNING = list(range(5, 37))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """Rows of (own tokens, new tokens), that all have a beginning or have none; of a scored row all
+    of its own tokens but the first are."""
+
+    rows: tuple[tuple[int, int], ...]
+    begins_alike: bool
+    is_scored: bool
+
+    @property
+    def num_shared(self) -> int:
+        return len(BEGINNING) if self.begins_alike else 0
+
+    def prompts(self) -> list[list[int]]:
+        first = BEGINNING[: self.num_shared]
+        owns = [own for own, _ in self.rows]
+        return [[*first, *(40 + (7 * i + j) % 200 for j in range(n))] for i, n in enumerate(owns)]
+
+    def scored(self) -> list[int]:
+        return [self.is_scored * (own - 1) for own, _ in self.rows]
+
+    def workload(self) -> Workload:
+        prompts = [len(prompt) for prompt in self.prompts()]
+        new = [most for _, most in self.rows]
+        return Workload(
+            num_rows=len(new),
+            max_prompt_tokens=max(prompts),
+            max_new_tokens=max(new),
+            max_total_tokens=max(map(sum, zip(prompts, new, strict=True))),
+            total_prompt_tokens=sum(prompts),
+            total_new_tokens=sum(new),
+            max_scored_tokens=max(self.scored()),
+            total_scored_tokens=sum(self.scored()),
+            lengths=tuple((1, prompt, most) for prompt, most in zip(prompts, new, strict=True)),
+            least_prefix_tokens=self.num_shared,
+            held_prefix_tokens=self.num_shared,
+        )
+
+    def requests(self) -> list[Request]:
+        prefix = Prefix(key=0, num_tokens=self.num_shared) if self.num_shared else None
+        return [
+            Request(
+                index=index,
+                prompt_ids=prompt,
+                params=SamplingParams(
+                    max_tokens=most,
+                    ignore_eos=True,
+                    prompt_logprobs=0 if self.is_scored else None,
+                ),
+                prefix=prefix,
+                score_from=self.num_shared + 1,
+            )
+            for index, (prompt, (_, most)) in enumerate(zip(self.prompts(), self.rows, strict=True))
+        ]
+
+
+def counted(batches: Sequence[MicroBatch]) -> Counter[str]:
+    """What costs anything, of all micro-batches."""
+    totals: Counter[str] = Counter()
+    for batch in batches:
+        totals["tokens"] += batch.num_tokens
+        totals["logits"] += batch.num_logits
+        totals["scored"] += batch.num_scored
+        totals["keys"] += sum(span.total_len for span in batch.rows)
+    return totals
+
+
+def told(plan: Plan, config: ModelConfig) -> Counter[str]:
+    sizes, rows = WorkSizes.of(plan, config), plan.workload.num_rows
+    sweeps: list[Sweep] = []
+    if plan.policy.is_continuous:
+        rolled = roll(plan, rows)
+        sweeps += continuous_story(rolled, range(len(rolled)))(sizes)
+    computing = computing_rows(rows, plan.workload.sharers(plan.geometry.shared_tokens))
+    for first in range(0, 0 if plan.policy.is_continuous else rows, plan.policy.block_rows):
+        lengths = plan.workload.row_lengths(first, min(rows, first + plan.policy.block_rows))
+        longest = max(1, max(new for _, new in lengths))
+        own = {row - first for row in computing}
+        sweeps += zigzag_story(lengths, range(longest), own)(sizes)
+    return counted([work.batch for sweep in sweeps for work in sweep.works])
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tiny.make_model(directory)
+    return directory
+
+
+def datasets() -> st.SearchStrategy[Dataset]:
+    lengths = st.tuples(st.integers(2, 30), st.integers(1, 6))
+    without = st.tuples(st.integers(2, 30), st.just(0))
+    return st.builds(
+        Dataset,
+        rows=st.one_of(lengths, without).flatmap(
+            lambda one: st.lists(without if one[1] == 0 else lengths, min_size=2, max_size=9).map(
+                lambda rows: tuple(sorted(rows, key=lambda own: -sum(own)))
+            )
+        ),
+        begins_alike=st.booleans(),
+        is_scored=st.booleans(),
+    )
+
+
+CPU, GPU = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0)
+
+
+def is_possible(data: Dataset) -> bool:
+    """Rows that make nothing are scored."""
+    return data.is_scored or data.rows[0][1] > 0
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    data=datasets().filter(is_possible),
+    admission=st.sampled_from(["zigzag", "refill", "diagonal"]),
+    home=st.sampled_from([("cpu", CPU), ("sim", GPU), ("sim", CPU)]),
+    shape=st.sampled_from([(2, 2), (4, 1), (1, 3), (9, 1)]),
+)
+def test_sweeps_bring_what_was_told(
+    model_dir: Path,
+    data: Dataset,
+    admission: str,
+    home: tuple[str, Any],
+    shape: tuple[int, int],
+) -> None:
+    device, kv = home
+    options = EngineOptions(
+        device=device,
+        dtype="float32",
+        disk_dir=model_dir,
+        gpu_memory_bytes=64 << 20 if device == "sim" else None,
+        admission=admission,
+        kv_percent=kv,
+        cpu_attention_percent=0.0 if device == "sim" else None,
+        micro_batch_size=shape[0],
+        num_micro_batches=shape[1],
+    )
+    engine = build_engine(model_dir, options=options, workload=data.workload())
+    batches: list[MicroBatch] = []
+    try:
+        for _ in engine.run(iter(data.requests()), lambda _, batch: batches.append(batch)):
+            pass
+        expected = told(engine.plan, engine.config)
+    finally:
+        engine.close()
+    found = counted(batches)
+    assert (found["tokens"], found["logits"]) == (expected["tokens"], expected["logits"])
+    # How long each row's scored part is, is told by the mean share alone.
+    assert found["scored"] == pytest.approx(expected["scored"], abs=len(data.rows))
+    # The row that computes the beginning comes as one with it, where the run has two.
+    assert found["keys"] == pytest.approx(expected["keys"], abs=data.num_shared)
