@@ -19,6 +19,7 @@ from freight.plan.forecast import Forecast, forecast
 from freight.plan.linear import LinearSolution, solve
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.terms import Terms
+from freight.plan.workload import Workload
 
 __all__ = ["Choice", "Search"]
 
@@ -248,24 +249,13 @@ class Search:
 
     def _solve(self, policy: Policy) -> _Solution | None:
         terms = Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)
-        problem = terms.problem()
-        solution = solve(problem)
+        problem, own = terms.problem(), self.planner
+        solution = solve(problem.of_blocks(_blocks(own.workload, policy)))
         if solution is None:
             return None
-
-        def part_s(share: float) -> float:
-            """A block with a share of its rows."""
-            return LinearSolution.of(problem.with_rows(share), solution.shares).seconds
-
-        own, workload = self.planner, self.planner.workload
-        block_s = solution.seconds
-        blocks = workload.num_rows / policy.block_rows
-        whole = math.floor(blocks)
-        seconds = whole * block_s + (part_s(blocks - whole) if blocks > whole else 0.0)
+        block_s = LinearSolution.of(problem, solution.shares).seconds
         if policy.is_continuous:
-            # While it fills, and while it empties, it has half of its rows on average.
-            seconds = max(0.0, blocks - 1) * block_s + 2 * part_s(min(1.0, blocks) / 2)
-            block_s *= workload.max_new_tokens / workload.mean_new_tokens
+            block_s *= own.workload.max_new_tokens / own.workload.mean_new_tokens
         kv = _in_rows(solution.split("kv"), policy.micro_batch_size)
         is_near = kv.share(policy.compute_tier) == 1
         chosen = replace(
@@ -276,7 +266,7 @@ class Search:
             activations=solution.split("activations"),
             cpu_attention=solution.cpu_attention(),
         )
-        return _Solution(policy=chosen, block_s=block_s, seconds=seconds)
+        return _Solution(policy=chosen, block_s=block_s, seconds=solution.seconds)
 
     def _shapes(self, rule: Admission) -> Iterator[Policy]:
         own = self.planner
@@ -295,6 +285,17 @@ class Search:
             for count in own.counts(size, _COUNTS):
                 for shares in own.sharing():
                     yield from own.with_chunks(own.shape(size, count, rule, shares=shares))
+
+
+def _blocks(workload: Workload, policy: Policy) -> tuple[tuple[float, float], ...]:
+    """How many blocks a workload is, each with the share of its rows that it has: the last is
+    smaller, and one whose rows enter at any time has half of them on average while it fills, and
+    while it empties."""
+    blocks = workload.num_rows / policy.block_rows
+    if policy.is_continuous:
+        return (max(0.0, blocks - 1), 1.0), (2.0, min(1.0, blocks) / 2)
+    whole = math.floor(blocks)
+    return (whole, 1.0), (1.0, blocks - whole)
 
 
 def _moved(split: Split, rows: int, from_gpu: int, from_cpu: int) -> Split:
