@@ -8,7 +8,7 @@ them, and priced by the forecast; what that finds best is chosen. Knows rates an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,9 +38,11 @@ _MOST_PRICED: Final = 32
 _MOST_SKETCHED: Final = 8
 _MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
 """Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
-_LEAST: Final[Mapping[Admission, float]] = {"zigzag": 0.85, "diagonal": 0.7, "refill": 0.7}
-"""Of what the linear programme promises no forecast was found to take less than this share, over
-models, machines and lengths; what its mean sweep has no word for makes it too high."""
+_LEAST: Final = 0.85
+_LEAST_UNEVEN: Final = 0.7
+"""No forecast was found to take less than these shares of what the linear programme says, over
+models, machines and lengths: of zig-zag blocks of rows that are all alike, and of others, for which
+its mean sweep says less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +106,9 @@ class Search:
         be better than the best so far."""
         for seconds, plan in promised:
             best_s = min((own.forecast.seconds for own in self._fitting(priced)), default=math.inf)
-            if self._may_be(plan) and seconds * _LEAST[plan.policy.admission] <= best_s:
+            is_even = not plan.policy.is_continuous and len(plan.workload.lengths) < 2
+            least = _LEAST if is_even else _LEAST_UNEVEN
+            if self._may_be(plan) and least * seconds <= best_s:
                 priced.append(self.price(plan, is_rough=True))
 
     def _fitting(self, priced: Iterable[Choice]) -> list[Choice]:
