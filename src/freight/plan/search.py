@@ -295,9 +295,9 @@ def _blocks(workload: Workload, policy: Policy) -> tuple[tuple[float, float], ..
     """How many blocks a workload is, each with the share of its rows that it has: the last is
     smaller, and one whose rows enter at any time has half of them on average while it fills, and
     while it empties."""
-    blocks = workload.num_rows / policy.block_rows
+    blocks = max(1.0, workload.num_rows / policy.block_rows)
     if policy.is_continuous:
-        return (max(0.0, blocks - 1), 1.0), (2.0, min(1.0, blocks) / 2)
+        return (blocks - 1, 1.0), (2.0, 0.5)
     whole = math.floor(blocks)
     return (whole, 1.0), (1.0, blocks - whole)
 
