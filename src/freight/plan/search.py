@@ -88,7 +88,8 @@ class Search:
         for rule in self._rules():
             self._price_all(self._between(priced, rule), priced)
         for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
-            best = self.price(choice.plan)
+            # Where rows enter at any time more layers alone would be run: 0.3 % at most.
+            best = choice if choice.plan.policy.is_continuous else self.price(choice.plan)
             if best.forecast.block_s <= self.max_block_s:
                 return best
         raise self._refusal()
