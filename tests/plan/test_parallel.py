@@ -110,7 +110,7 @@ def test_four_gpus_as_published(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert own == pytest.approx(printed, rel=tolerance)
 
 
-def test_decoding_speeds_up_by_more_than_four_and_prompts_by_less(
+def test_decoding_speeds_up_by_about_four_and_prompts_by_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """OPT-30B: 48.94 / 11.52 = 4.25 and, from what is left of the times for all work, 2.33. By
@@ -121,7 +121,7 @@ def test_decoding_speeds_up_by_more_than_four_and_prompts_by_less(
     decoding, prompts = one.decode_s / four.decode_s, one.prefill_s / four.prefill_s
     tell("OPT-30B, decoding, times", decoding, 48.94 / 11.52)
     tell("OPT-30B, prompts, times", prompts, 2.33)
-    assert decoding > 4
+    assert decoding == pytest.approx(48.94 / 11.52, rel=0.1)
     assert prompts == pytest.approx(2.33, rel=0.1)
 
 

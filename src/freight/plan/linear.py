@@ -8,7 +8,7 @@ costs is said in one place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,12 +60,12 @@ class LinearProblem:
     overlap: bool = True
     friction: float = 0.0
 
-    def with_rows(self, share: float) -> LinearProblem:
-        """The same for a block with a share of its rows: weights come all the same."""
+    def of_blocks(self, blocks: Iterable[tuple[float, float]]) -> LinearProblem:
+        """The same for so many blocks, each with a share of its rows: weights come all the same."""
 
-        def scaled(phase: Phase) -> Phase:
+        def scaled(phase: Phase, times: float, share: float) -> Phase:
             return Phase(
-                count=phase.count,
+                count=times * phase.count,
                 fixed_s={lane: share * seconds for lane, seconds in phase.fixed_s.items()},
                 seconds={
                     lane: {pair: s * (1.0 if pair[0] == "weights" else share) for pair, s in own}
@@ -73,7 +73,9 @@ class LinearProblem:
                 },
             )
 
-        return replace(self, phases=tuple(map(scaled, self.phases)))
+        parts = [(times, share) for times, share in blocks if times and share]
+        phases = (scaled(phase, *part) for part in parts for phase in self.phases)
+        return replace(self, phases=tuple(phases))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
