@@ -207,10 +207,11 @@ class Writer:
             pointwise(a, b)
         self._compute("add", out, (one, other), a)
 
-    def norm(self, out: str, value: str) -> None:
-        """Over E; where E is cut, chips add up their sums of squares, one number per token."""
+    def norm(self, out: str, value: str, *, centred: bool = False) -> None:
+        """Over E; where E is cut, chips add up their sums of squares, one number per token, and
+        where the norm is ``centred`` their sums beside them, J = 2 numbers."""
         layout, sums = self.layouts[value], f"{out} sums"
-        self._compute("square sum", sums, (value,), square_sum(layout, "E"))
+        self._compute("square sum", sums, (value,), square_sum(layout, "E", centred=centred))
         self.reduce(sums, self.layouts[sums].partial)
         self._compute("norm", out, (value, sums), pointwise(layout))
 

@@ -1,0 +1,62 @@
+"""One rank per process, under ``torch.distributed``.
+
+Tensors go from rank to rank by themselves: gloo's own reduce-scatter is an all-reduce inside, which
+moves twice as much. Whoever has called ``torch.distributed.init_process_group`` makes these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from freight.distributed.tensor.groups import members, place
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.errors import InputError
+from freight.partition.layout import Mesh
+
+__all__ = ["ProcessRanks"]
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """``sent`` is held until it has left."""
+
+    sent: torch.Tensor
+    come: torch.Tensor
+    works: Sequence[dist.Work]
+
+    def wait(self) -> Parts:
+        for work in self.works:
+            work.wait()
+        return [self.come]
+
+
+class ProcessRanks(Ranks):
+    """The rank of this process in a mesh of as many chips as there are processes.
+
+    Raises InputError where their numbers differ.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device | None = None) -> None:
+        if dist.get_world_size() != mesh.num_chips:
+            raise InputError(
+                f"A mesh of {mesh.num_chips} chips ({mesh}) was asked for.",
+                f"{dist.get_world_size()} processes were started.",
+                "Start one process for each chip.",
+            )
+        super().__init__(mesh, (dist.get_rank(),), device or torch.device("cpu"))
+
+    def shift(self, parts: Parts, axes: str, steps: int, like: Parts | None = None) -> _UnderWay:
+        rank = self.own[0]
+        group, here = members(self.mesh, rank, axes), place(self.mesh, rank, axes)
+        to, origin = (group[(here + step) % len(group)] for step in (steps, -steps))
+        sent = parts[0].contiguous()
+        if to == rank:
+            return _UnderWay(sent, sent, ())
+        come = torch.empty_like((like or parts)[0], memory_format=torch.contiguous_format)
+        self.sent_bytes += sent.nbytes
+        ops = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, come, origin)]
+        return _UnderWay(sent, come, dist.batch_isend_irecv(ops))
