@@ -1,0 +1,272 @@
+"""A whole model over ranks: tokens in, logits out, each call computed in a way of its own.
+
+Every rank keeps its part of the weights, and of the keys of a batch of rows. A call may be computed
+otherwise than the one before: weights stay where they are, keys are laid out anew where attention
+wants them otherwise. Knows no sampling and no queue of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from freight.distributed.tensor.attention import Attention, Rows
+from freight.distributed.tensor.blueprint import Blueprint
+from freight.distributed.tensor.cache import KVCache, moves_between
+from freight.distributed.tensor.executor import Executor
+from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.moves import own_part, own_range
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.vectors import Vector
+from freight.distributed.tensor.ways import Way, Ways
+from freight.distributed.tensor.weights import Loader, Stored
+from freight.errors import InputError
+from freight.model.checkpoint import resolve
+from freight.model.config import ModelConfig, read_config
+from freight.model.rope import inverse_frequencies, is_same_up_to
+from freight.model.sources import TensorSource
+from freight.partition.layers import Cut
+from freight.partition.layout import Layout
+from freight.partition.moves import Move, move
+from freight.partition.padding import pad
+from freight.partition.sharded import Sharded
+from freight.quantities import align_up
+
+__all__ = ["Batch", "TensorModel", "load_model"]
+
+
+class Batch:
+    """Rows that are computed together, and their keys. ``lengths`` [R] are tokens they have."""
+
+    def __init__(self, num_rows: int, cache: KVCache) -> None:
+        self.cache = cache
+        self.lengths = torch.zeros(num_rows, dtype=torch.long)
+
+
+def load_model(
+    model_dir: Path,
+    ranks: Ranks,
+    ways: Sequence[Way],
+    *,
+    dtype: torch.dtype,
+    bits: int | None = None,
+) -> TensorModel:
+    """Read the own ranks' parts of a checkpoint, padded to the mesh. With ``bits`` = 8 matrices are
+    kept and moved as integers. InputError where it cannot be cut so."""
+    config = read_config(model_dir)
+    return TensorModel(config, resolve(config, model_dir), ranks, ways, dtype=dtype, bits=bits)
+
+
+class TensorModel:
+    """``moved`` of its executor counts bytes that left the own ranks, ``bytes_read`` those of the
+    checkpoint that they read."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sources: Mapping[str, TensorSource],
+        ranks: Ranks,
+        ways: Sequence[Way],
+        *,
+        dtype: torch.dtype,
+        bits: int | None = None,
+    ) -> None:
+        _refuse_unknown(config)
+        first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
+        self.config = config
+        self.padding = pad(config, ranks.mesh, first)
+        self.executor = Executor(ranks)
+        self._ways = Ways(self.padding.config, ranks.mesh, ways)
+        self._ranks = ranks
+        self._dtype = dtype
+        blueprint = Blueprint(config, self.padding.config)
+        reader = CheckpointReader()
+        loader = Loader(ranks, blueprint, sources, reader, dtype=dtype, bits=bits)
+        self._layers = [self._load_layer(loader, layer) for layer in range(config.num_layers)]
+        self._ends = self._load_ends(loader)
+        self._positions: torch.Tensor | None = None
+        if config.rope is None:
+            table = sources["embedding.positions"]
+            whole = reader.matrix(table, *(torch.arange(n).numpy() for n in table.shape))
+            self._positions = whole.to(dtype).to(ranks.device)
+        self.bytes_read = reader.bytes_read
+        reader.close()
+
+    def _load_layer(self, loader: Loader, layer: int) -> Stored:
+        has_experts = self.config.has_experts(layer)
+        layouts = self._ways.stored(with_experts=has_experts)
+        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts))
+
+    def _load_ends(self, loader: Loader) -> Stored:
+        """The table and the head, one tensor where they are tied."""
+        layouts, sizes = self._ways.ends(), self._ways.sizes(1, 1, False)
+        if not self.config.tied_embeddings:
+            return loader.load(None, layouts, sizes)
+        stored = loader.load(None, {"embedding": layouts["embedding"]}, sizes)
+        head = [part.t() for part in stored.parts["embedding"]]
+        parts = {**stored.parts, "head": head}
+        return replace(stored, parts=parts, layouts=layouts)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def begin(self, num_rows: int, capacity: int) -> Batch:
+        """Rows without tokens, which may come to have ``capacity`` of them each."""
+        c, rope = self.padding.config, self.config.rope
+        if rope is not None and not is_same_up_to(rope, capacity, c.max_positions):
+            raise InputError(
+                f"Rows of up to {capacity} tokens were to be computed over ranks.",
+                "The model's rotary frequencies change with a row's length at that length.",
+                "Ask for shorter rows, or run the model on one rank.",
+            )
+        rows = align_up(num_rows, self._ways.row_parts)
+        cache = KVCache(
+            self.executor,
+            num_layers=c.num_layers,
+            sizes={"B": rows, "J": 2, "K": c.num_kv_heads, "D": c.head_dim},
+            capacity=capacity,
+            dtype=self._dtype,
+        )
+        return Batch(rows, cache)
+
+    @torch.inference_mode()
+    def step(self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way) -> torch.Tensor:
+        """Logits [R, V] after the last of the new ``tokens`` of each row, on every rank; of a row
+        that brings none they mean nothing."""
+        rows, ids = self._rows(batch, tokens, way)
+        programmes = self._ways.programmes(way, len(ids), rows.width)
+        x, layout = self._embed(programmes.embedding, ids, rows)
+        longest = int((rows.kv_lens + rows.num_new).max())
+        for layer, stored in enumerate(self._layers):
+            own = programmes.layers[self.config.has_experts(layer)]
+            x = self._between(x, layout, own)
+            batch.cache.lay(_layout_of_keys(own), longest)
+            attention = Attention(
+                self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
+            )
+            x, layout = self._run(own, {"x": x}, stored, attention)
+        batch.lengths = batch.lengths + rows.num_new.cpu()
+        x = [
+            self._last(part, layout, rows, rank)
+            for part, rank in zip(x, self._ranks.own, strict=True)
+        ]
+        x = self._between(x, layout, programmes.logits)
+        logits, layout = self._run(programmes.logits, {"x": x}, self._ends)
+        return self._whole_logits(logits, layout)[: len(tokens)]
+
+    def _rows(
+        self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way
+    ) -> tuple[Rows, torch.Tensor]:
+        """The call as a rectangle, padded to what the way can cut."""
+        width = align_up(max(map(len, tokens)), self._ways.token_parts(way))
+        ids = torch.zeros(len(batch.lengths), width, dtype=torch.long)
+        num_new = torch.zeros(len(ids), dtype=torch.long)
+        for row, own in enumerate(tokens):
+            ids[row, : len(own)] = torch.tensor(own, dtype=torch.long)
+            num_new[row] = len(own)
+        device = self._ranks.device
+        positions = batch.lengths[:, None] + torch.arange(width)
+        cos = sin = None
+        if self.config.rope is not None:
+            most = self.config.max_positions
+            frequencies, scale = inverse_frequencies(self.config.rope, 1, most)
+            angles = positions[:, :, None].float() * frequencies
+            cos, sin = (
+                (own * scale).to(self._dtype).to(device) for own in (angles.cos(), angles.sin())
+            )
+        lengths = batch.lengths.to(device)
+        rows = Rows(width=width, num_new=num_new.to(device), kv_lens=lengths, cos=cos, sin=sin)
+        return rows, ids.to(device)
+
+    def _embed(self, own: Sharded, ids: torch.Tensor, rows: Rows) -> tuple[Parts, Layout]:
+        mesh, layout = self._ranks.mesh, own.inputs["tokens"]
+        tokens = [own_part(ids, ("B", "L"), layout, mesh, rank) for rank in self._ranks.own]
+        x, layout = self._run(own, {"tokens": tokens}, self._ends)
+        if self.config.embedding_scale is not None:
+            factor = torch.tensor(self.config.embedding_scale, dtype=self._dtype).item()
+            x = [part * factor for part in x]
+        if self._positions is not None:
+            places = rows.kv_lens[:, None] + torch.arange(rows.width, device=ids.device)
+            places = places.clamp(max=self.config.max_positions - 1) + self.config.position_offset
+            added = Vector(("B", "L", "E"), self._positions[places])
+            pairs = zip(self._ranks.own, x, strict=True)
+            x = [part + added.along(layout, mesh, rank) for rank, part in pairs]
+        return x, layout
+
+    def _run(
+        self,
+        own: Sharded,
+        inputs: Mapping[str, Parts],
+        stored: Stored,
+        attention: Attention | None = None,
+    ) -> tuple[Parts, Layout]:
+        """A programme's first output. Of weights that are stored whole and used cut each rank takes
+        its part."""
+        given = dict(inputs)
+        for name, wanted in own.weights.items():
+            parts, layout = stored.parts[name], stored.layouts[name]
+            if layout != wanted:
+                pairs = zip(self._ranks.own, parts, strict=True)
+                parts = [
+                    own_part(part, wanted.dims, wanted, own.mesh, rank) for rank, part in pairs
+                ]
+            given[name] = parts
+        agrees = any(
+            step.value == "dispatched" and step.move.kind == "all-to-all" for step in own.transfers
+        )
+        functions = LayerFunctions(
+            self.padding.config, self._ranks, stored.vectors, attention, agrees=agrees
+        )
+        name = next(iter(own.outputs))
+        return self.executor.run(own, given, functions)[name], own.outputs[name]
+
+    def _between(self, x: Parts, layout: Layout, own: Sharded) -> Parts:
+        """The stream as the next programme wants it."""
+        wanted = own.inputs["x"]
+        sizes = tuple((dim, int(own.sizes[dim])) for dim in layout.dims)
+        for step in moves_between(layout, wanted, sizes, own.mesh):
+            x = self.executor.move(x, layout, step, "between layers")
+            layout = move(layout, step)
+        return x
+
+    def _last(self, part: torch.Tensor, layout: Layout, rows: Rows, rank: int) -> torch.Tensor:
+        """[B, 1, E]: of each row its last new token."""
+        mine = own_range(self._ranks.mesh, rank, len(rows.num_new), layout.cut("B"))
+        places = (rows.num_new[mine.start : mine.stop] - 1).clamp(min=0)
+        return part[torch.arange(len(part), device=part.device), places][:, None]
+
+    def _whole_logits(self, logits: Parts, layout: Layout) -> torch.Tensor:
+        """[B, V] on every rank."""
+        for dim in layout.dims:
+            if axes := layout.cut(dim):
+                step = Move("all-gather", axes, source=dim)
+                logits = self.executor.move(logits, layout, step, "between layers")
+                layout = move(layout, step)
+        found = logits[0][:, 0, : self.config.vocab_size]
+        cap = self.config.logits_softcap
+        return found if cap is None else torch.tanh(found / cap) * cap
+
+
+def _layout_of_keys(own: Sharded) -> Layout:
+    return next(step.layouts[1] for step in own.computes if step.kind == "attend")
+
+
+def _refuse_unknown(config: ModelConfig) -> None:
+    wrong = []
+    if config.embedding_size != config.hidden_size:
+        wrong.append(f"an embedding of {config.embedding_size} columns")
+    if config.kv_format is not None:
+        wrong.append("compressed keys")
+    if config.attended_share < 1:
+        wrong.append("sparse attention")
+    if config.mlp_bias and config.experts is not None:
+        wrong.append("experts with biases")
+    if wrong:
+        raise InputError(
+            f"A {config.family} model was to be computed over ranks.",
+            f"It has {' and '.join(wrong)}, which cannot be cut yet.",
+            "Run it on one rank.",
+        )

@@ -1,0 +1,62 @@
+"""Ranks as processes: ``python worker.py JOB NUM_RANKS DIRECTORY`` runs a job of this file on each.
+
+Torch is imported once, before the processes fork. Each leaves what its job returns, or why it
+failed, in the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bed
+
+from freight.distributed.tensor.processes import ProcessRanks
+from freight.partition.layout import Mesh
+
+
+def layouts() -> list[tuple[str, Counter]]:
+    """Every layout, and what was sent beside what the algebra counts."""
+    own = [*bed.cases(Mesh.of(x=2, y=2, z=2), some=True), *bed.schemes(8)]
+    return [(case.name, bed.check(ProcessRanks(case.own.mesh), case)) for case in own]
+
+
+JOBS = {"layouts": layouts}
+
+
+def main(job: str, num_ranks: int, directory: Path) -> int:
+    children = []
+    for rank in range(num_ranks):
+        child = os.fork()
+        if child == 0:
+            os._exit(_rank(job, rank, num_ranks, directory))
+        children.append(child)
+    return max(os.waitpid(child, 0)[1] for child in children)
+
+
+def _rank(job: str, rank: int, num_ranks: int, directory: Path) -> int:
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(str(directory / "store"), num_ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+        found = JOBS[job]()
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception:
+        (directory / f"{rank}.error").write_text(traceback.format_exc())
+        return 1
+    (directory / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))))
