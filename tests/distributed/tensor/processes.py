@@ -23,6 +23,4 @@ def run_ranks(job: str, num_ranks: int, directory: Path, seconds: int = 120) -> 
     )
     errors = [path.read_text() for path in sorted(directory.glob("*.error"))]
     assert not done.returncode, "\n".join([*errors[:1], done.stderr[-2000:]])
-    return [
-        pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(num_ranks)
-    ]
+    return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(num_ranks)]

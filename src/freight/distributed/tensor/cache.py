@@ -42,6 +42,11 @@ class KVCache:
         self._used = 0
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all own ranks."""
+        return sum(own.nbytes for layer in self._kept for own in layer)
+
     def lay(self, layout: Layout, longest: int) -> None:
         """Lay all keys out as attention wants them, for rows of up to ``longest`` tokens.
 

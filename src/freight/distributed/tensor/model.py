@@ -111,6 +111,11 @@ class TensorModel:
         parts = {**stored.parts, "head": head}
         return replace(stored, parts=parts, layouts=layouts)
 
+    @property
+    def stored(self) -> list[Mapping[str, Parts]]:
+        """The matrices that the own ranks keep, by layer, the ends last."""
+        return [own.parts for own in (*self._layers, self._ends)]
+
     # -- running -------------------------------------------------------------------------------
 
     def begin(self, num_rows: int, capacity: int) -> Batch:

@@ -70,7 +70,7 @@ class CheckpointReader:
     def _read(self, source: TensorSource, offset: int, out: npt.NDArray[np.uint8]) -> None:
         if source.path not in self._files:
             self._files[source.path] = os.open(source.path, os.O_RDONLY)
-        target = memoryview(out.reshape(-1))
+        target = out.reshape(-1).data
         begin, done = source.offset + offset, 0
         while done < len(target):
             count = os.preadv(self._files[source.path], [target[done:]], begin + done)

@@ -143,13 +143,12 @@ class Loader:
                 no_norms=frozenset() if norm is not None else frozenset(["normed"]),
             )
         prefix, c = f"layers.{layer}", self._blueprint.config
-        attention, mlp = (
-            self._affine(f"{prefix}.attention.norm"),
-            self._affine(f"{prefix}.mlp.norm"),
-        )
+        attention = self._affine(f"{prefix}.attention.norm")
+        is_shared = c.parallel and c.shared_norm
+        mlp = attention if is_shared else self._affine(f"{prefix}.mlp.norm")
         norms: dict[str, Affine | None] = {}
         inputs: dict[str, Affine | None] = {}
-        if c.parallel and c.shared_norm:
+        if is_shared:
             norms = {"normed": attention}
         elif c.parallel:
             inputs = {"queries in": attention, "keys in": attention, "mlp in": mlp}
