@@ -6,7 +6,7 @@ Imports nothing from other tests: processes that are ranks import it by itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from freight.distributed.tensor.attention import Attention, Rows
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.moves import own_part
 from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.vectors import Vectors
+from freight.distributed.tensor.ways import Way
 from freight.model.config import ModelConfig, parse_config
 from freight.partition.layers import (
     Cut,
@@ -35,6 +37,14 @@ from freight.partition.sharded import Sharded
 
 Tensors = Mapping[str, torch.Tensor]
 WIDTH, ROWS, NEW = 64, 64, 2
+CUTS = (
+    Cut(gathered="xyz"),  # prefill, weights gathered
+    Cut(),  # heads, weight-stationary
+    Cut(batch="zyx"),  # rows
+    Cut(gathered="x", batch="y"),
+    Cut(batch="yx"),
+    Cut(gathered="zy", batch="x"),
+)
 
 
 def config(heads: int = 64, key_heads: int = 64, *, experts: int = 0, **switches) -> ModelConfig:
@@ -166,6 +176,18 @@ def check(ranks: Ranks, case: Case) -> Counter:
             elements *= tokens / own.sizes["T"]
         counted[transfer.move.kind, what] -= elements * 8 * len(ranks.own)
     return counted
+
+
+def greedy(
+    model: TensorModel, prompts: Sequence[Sequence[int]], steps: int, ways: Sequence[Way]
+) -> Iterator[list[int]]:
+    """The rows' tokens, step by step; each step in the next of the ways."""
+    batch = model.begin(len(prompts), max(map(len, prompts)) + steps)
+    new: Sequence[Sequence[int]] = prompts
+    for step in range(steps):
+        made = model.step(batch, new, ways[step % len(ways)]).argmax(dim=-1).tolist()
+        yield made
+        new = [[token] for token in made]
 
 
 # -- the same without a mesh --------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from freight.distributed.tensor.model import TensorModel, load_model
+from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.virtual import VirtualRanks
-from freight.distributed.tensor.ways import Way
 from freight.errors import InputError
 from freight.model.checkpoint import open_checkpoint
 from freight.partition.layers import Cut
@@ -19,6 +17,7 @@ from freight.partition.named import DYNAMIC, EXCHANGED
 
 from ...runtime import tiny
 from ...runtime.test_engine_parity import CONFIGS
+from .bed import CUTS, greedy
 
 STEPS = 7
 
@@ -32,27 +31,7 @@ class OneRank(VirtualRanks):
 
 
 EIGHT = Mesh.of(x=2, y=2, z=2)
-CUTS = (
-    Cut(gathered="xyz"),  # prefill, weights gathered
-    Cut(),  # heads, weight-stationary
-    Cut(batch="zyx"),  # rows
-    Cut(gathered="x", batch="y"),
-    Cut(batch="yx"),
-    Cut(gathered="zy", batch="x"),
-)
 REFUSED = {"opt, norms after", "dynamic", "longrope"}
-
-
-def greedy(
-    model: TensorModel, prompts: Sequence[Sequence[int]], steps: int, ways: Sequence[Way]
-) -> Iterator[list[int]]:
-    """The rows' tokens, step by step; each step in the next of the ways."""
-    batch = model.begin(len(prompts), max(map(len, prompts)) + steps)
-    new: Sequence[Sequence[int]] = prompts
-    for step in range(steps):
-        made = model.step(batch, new, ways[step % len(ways)]).argmax(dim=-1).tolist()
-        yield made
-        new = [[token] for token in made]
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in REFUSED])

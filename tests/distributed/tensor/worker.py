@@ -6,6 +6,7 @@ failed, in the directory.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -20,17 +21,28 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bed
 
+from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.processes import ProcessRanks
 from freight.partition.layout import Mesh
 
 
-def layouts() -> list[tuple[str, Counter]]:
+def layouts(directory: Path) -> list[tuple[str, Counter]]:
     """Every layout, and what was sent beside what the algebra counts."""
     own = [*bed.cases(Mesh.of(x=2, y=2, z=2), some=True), *bed.schemes(8)]
     return [(case.name, bed.check(ProcessRanks(case.own.mesh), case)) for case in own]
 
 
-JOBS = {"layouts": layouts}
+def models(directory: Path) -> dict[str, list[list[int]]]:
+    """Greedy tokens of every model that the directory has, each step in another way."""
+    found = {}
+    for path, prompts, steps in json.loads((directory / "models.json").read_text()):
+        ranks = ProcessRanks(Mesh.of(x=2, y=2, z=2))
+        model = load_model(Path(path), ranks, bed.CUTS, dtype=torch.float32)
+        found[path] = [*zip(*bed.greedy(model, prompts, steps, bed.CUTS), strict=True)]
+    return found
+
+
+JOBS = {"layouts": layouts, "models": models}
 
 
 def main(job: str, num_ranks: int, directory: Path) -> int:
@@ -48,7 +60,7 @@ def _rank(job: str, rank: int, num_ranks: int, directory: Path) -> int:
     try:
         store = dist.FileStore(str(directory / "store"), num_ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
-        found = JOBS[job]()
+        found = JOBS[job](directory)
         dist.barrier()
         dist.destroy_process_group()
     except Exception:
