@@ -149,6 +149,15 @@ class Writer:
     def exchange(self, value: str, source: str, target: str, axes: str) -> None:
         self._move(value, "all-to-all", axes, source=source, target=target)
 
+    def lay(self, value: str, used: Layout) -> None:
+        """Gather what ``used`` cuts less: the innermost axes of dims."""
+        for dim, axes in zip(used.dims, used.cuts, strict=True):
+            self.gather(value, dim, self.layouts[value].cut(dim)[len(axes) :])
+
+    def make(self, value: str, own: Move) -> None:
+        """A move that was found elsewhere."""
+        self._move(value, own.kind, own.axes, own.source, own.target)
+
     def together(self) -> None:
         """The next move goes in one collective with the last."""
         self._group -= 1

@@ -21,6 +21,7 @@ from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.vectors import Vectors
 from freight.distributed.tensor.ways import Way
 from freight.model.config import ModelConfig, parse_config
+from freight.partition.fabric import Fabric
 from freight.partition.layers import (
     Cut,
     attention,
@@ -33,7 +34,11 @@ from freight.partition.layers import (
 from freight.partition.layout import Layout, Mesh
 from freight.partition.named import DYNAMIC, EXCHANGED, FEED_FORWARD, dynamic_layer
 from freight.partition.planner import cuts
+from freight.partition.scheme_search import find_schemes
+from freight.partition.schemes import LITERAL, PAPER
+from freight.partition.searched import route_layer, scheme_layer
 from freight.partition.sharded import Sharded
+from freight.partition.shortest import Prices, best_route
 
 Tensors = Mapping[str, torch.Tensor]
 WIDTH, ROWS, NEW = 64, 64, 2
@@ -120,6 +125,36 @@ def schemes(chips: int) -> Iterator[Case]:
     sizes = layer_sizes(own, rows=1, new_tokens=ROWS)
     for name, scheme in {**DYNAMIC, **EXCHANGED}.items():
         yield Case(name, own, dynamic_layer(mesh, sizes, scheme), "out", plain_block)
+
+
+def searched(mesh: Mesh) -> Iterator[Case]:
+    """What searches have found: routes from few tokens to many, over links fast and slow, and
+    schemes by the paper's rules and by others."""
+    own = config()
+    names = set()
+    for tokens in (1, 4, 64, 1024):
+        sizes = {**layer_sizes(own, rows=ROWS, new_tokens=NEW), "L": tokens}
+        for flops in (1e9, 1e13):
+            rates = {axis: 1e9 for axis in mesh.names}
+            fabric = Fabric(mesh, rates, dict.fromkeys(mesh.names, 0.0))
+            route = best_route(sizes, Prices(fabric=fabric, flops=flops))
+            name = f"route {route.stream}: {'; '.join(route.steps)}"
+            if name not in names:
+                names.add(name)
+                own_sizes = {**sizes, "L": NEW}
+                yield Case(name, own, route_layer(route, mesh, own_sizes), "mlp", plain_mlp)
+    axis = Mesh.of(x=mesh.num_chips)
+    literal = [LITERAL] if mesh.num_chips <= 8 else []
+    for rules in (*literal, PAPER, replace(PAPER, all_to_all=True)):
+        for number, scheme in enumerate(find_schemes(own, axis.num_chips, rules)):
+            sizes = layer_sizes(own, rows=1, new_tokens=ROWS)
+            part = scheme_layer(scheme, axis, sizes)
+            moved = part.moved(weights=False) + part.moved(weights=True)
+            norms = sum(t.elements for t in part.transfers if t.value.endswith("sums"))
+            assert not norms
+            counted = (scheme.moved + scheme.gathered).at(ROWS)
+            assert abs(moved - counted) <= 1e-9 * counted, (scheme.moves, moved, counted)
+            yield Case(f"scheme {number}: {'; '.join(scheme.moves)}", own, part, "out", plain_block)
 
 
 def draw(own: Sharded) -> dict[str, torch.Tensor]:

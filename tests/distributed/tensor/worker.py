@@ -28,7 +28,11 @@ from freight.partition.layout import Mesh
 
 def layouts(directory: Path) -> list[tuple[str, Counter]]:
     """Every layout, and what was sent beside what the algebra counts."""
-    own = [*bed.cases(Mesh.of(x=2, y=2, z=2), some=True), *bed.schemes(8)]
+    own = [
+        *bed.cases(Mesh.of(x=2, y=2, z=2), some=True),
+        *bed.schemes(8),
+        *bed.searched(Mesh.of(x=2, y=2, z=2)),
+    ]
     return [(case.name, bed.check(ProcessRanks(case.own.mesh), case)) for case in own]
 
 
