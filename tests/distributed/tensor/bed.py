@@ -127,9 +127,9 @@ def schemes(chips: int) -> Iterator[Case]:
         yield Case(name, own, dynamic_layer(mesh, sizes, scheme), "out", plain_block)
 
 
-def searched(mesh: Mesh) -> Iterator[Case]:
+def searched(mesh: Mesh, *, literal: bool) -> Iterator[Case]:
     """What searches have found: routes from few tokens to many, over links fast and slow, and
-    schemes by the paper's rules and by others."""
+    schemes by the paper's rules and with all-to-all, ``literal`` ones too."""
     own = config()
     names = set()
     for tokens in (1, 4, 64, 1024):
@@ -144,8 +144,7 @@ def searched(mesh: Mesh) -> Iterator[Case]:
                 own_sizes = {**sizes, "L": NEW}
                 yield Case(name, own, route_layer(route, mesh, own_sizes), "mlp", plain_mlp)
     axis = Mesh.of(x=mesh.num_chips)
-    literal = [LITERAL] if mesh.num_chips <= 8 else []
-    for rules in (*literal, PAPER, replace(PAPER, all_to_all=True)):
+    for rules in (*([LITERAL] if literal else []), PAPER, replace(PAPER, all_to_all=True)):
         for number, scheme in enumerate(find_schemes(own, axis.num_chips, rules)):
             sizes = layer_sizes(own, rows=1, new_tokens=ROWS)
             part = scheme_layer(scheme, axis, sizes)

@@ -11,7 +11,7 @@ from .bed import Case, cases, check, schemes, searched
 
 
 def of(mesh: Mesh, *, some: bool) -> list[Case]:
-    return [*cases(mesh, some=some), *schemes(mesh.num_chips), *searched(mesh)]
+    return [*cases(mesh, some=some), *schemes(mesh.num_chips), *searched(mesh, literal=not some)]
 
 
 @pytest.mark.parametrize("case", of(Mesh.of(x=2, y=2, z=2), some=False), ids=lambda c: c.name)

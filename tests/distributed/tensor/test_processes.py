@@ -35,10 +35,10 @@ def test_models_on_eight_processes(tmp_path: Path) -> None:
         asked.append((str(tmp_path / name), prompts, 7))
         wanted[str(tmp_path / name)] = tiny.tokens(tiny.reference(reference, prompts, 7))
     demo = Path(freight.demo.__file__).parent / "model"
-    prompts = tiny.prompts(6, 30, vocab=1000)
-    asked.append((str(demo), prompts, 20))
-    with tiny.engine(demo, prompts, 20, device="cpu") as engine:
-        wanted[str(demo)] = tiny.run(engine, prompts, 20, ignore_eos=True)
+    prompts = tiny.prompts(4, 20, vocab=1000)
+    asked.append((str(demo), prompts, 8))
+    with tiny.engine(demo, prompts, 8, device="cpu") as engine:
+        wanted[str(demo)] = tiny.run(engine, prompts, 8, ignore_eos=True)
     (tmp_path / "models.json").write_text(json.dumps(asked))
     for found in run_ranks("models", 8, tmp_path):
         assert {path: [list(row) for row in own] for path, own in found.items()} == wanted

@@ -28,11 +28,8 @@ from freight.partition.layout import Mesh
 
 def layouts(directory: Path) -> list[tuple[str, Counter]]:
     """Every layout, and what was sent beside what the algebra counts."""
-    own = [
-        *bed.cases(Mesh.of(x=2, y=2, z=2), some=True),
-        *bed.schemes(8),
-        *bed.searched(Mesh.of(x=2, y=2, z=2)),
-    ]
+    mesh = Mesh.of(x=2, y=2, z=2)
+    own = [*bed.cases(mesh, some=True), *bed.schemes(8), *bed.searched(mesh, literal=False)]
     return [(case.name, bed.check(ProcessRanks(case.own.mesh), case)) for case in own]
 
 

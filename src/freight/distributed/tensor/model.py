@@ -7,7 +7,7 @@ wants them otherwise. Knows no sampling and no queue of rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader
 from freight.distributed.tensor.vectors import Vector
-from freight.distributed.tensor.ways import Way, Ways
+from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
 from freight.errors import InputError
 from freight.model.checkpoint import resolve
@@ -83,6 +83,8 @@ class TensorModel:
         self._ways = Ways(self.padding.config, ranks.mesh, ways)
         self._ranks = ranks
         self._dtype = dtype
+        self.value_bytes = dtype.itemsize
+        self.weight_bytes = dtype.itemsize if bits is None else bits // 8
         blueprint = Blueprint(config, self.padding.config)
         reader = CheckpointReader()
         loader = Loader(ranks, blueprint, sources, reader, dtype=dtype, bits=bits)
@@ -116,6 +118,32 @@ class TensorModel:
         """The matrices that the own ranks keep, by layer, the ends last."""
         return [own.parts for own in (*self._layers, self._ends)]
 
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return self._ways.ways
+
+    def programmes(self, way: Way, num_tokens: int) -> Programmes:
+        """The planner's, for a call of so many tokens in the fewest rows that all ways can cut."""
+        rows = self._ways.row_parts
+        width = align_up(-(-num_tokens // rows), self._ways.token_parts(way))
+        return self._ways.programmes(way, rows, width)
+
+    def layers_of(self, way: Way, num_tokens: int) -> list[Sharded]:
+        """Those of all layers."""
+        layers, has_experts = self.programmes(way, num_tokens).layers, self.config.has_experts
+        return [layers[has_experts(layer)] for layer in range(self.config.num_layers)]
+
+    def trial(self, way: Way, num_tokens: int) -> Callable[[], object]:
+        """A call that computes the first layer on so many random tokens, without a cache."""
+        own = self.layers_of(way, num_tokens)[0]
+        ranks, layout = self._ranks, own.inputs["x"]
+        shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
+        x = [torch.randn(shape, dtype=self._dtype, device=ranks.device) for _ in ranks.own]
+        batch = Batch(int(own.sizes["B"]), self._cache(int(own.sizes["B"]), 0))
+        rows, _ = self._rows(batch, [[0] * int(own.sizes["L"])] * len(batch.lengths), way)
+        attention = Attention(self.padding.config, ranks, rows)
+        return lambda: self._run(own, {"x": x}, self._layers[0], attention)
+
     # -- running -------------------------------------------------------------------------------
 
     def begin(self, num_rows: int, capacity: int) -> Batch:
@@ -128,14 +156,17 @@ class TensorModel:
                 "Ask for shorter rows, or run the model on one rank.",
             )
         rows = align_up(num_rows, self._ways.row_parts)
-        cache = KVCache(
+        return Batch(rows, self._cache(rows, capacity))
+
+    def _cache(self, num_rows: int, capacity: int) -> KVCache:
+        c = self.padding.config
+        return KVCache(
             self.executor,
             num_layers=c.num_layers,
-            sizes={"B": rows, "J": 2, "K": c.num_kv_heads, "D": c.head_dim},
+            sizes={"B": num_rows, "J": 2, "K": c.num_kv_heads, "D": c.head_dim},
             capacity=capacity,
             dtype=self._dtype,
         )
-        return Batch(rows, cache)
 
     @torch.inference_mode()
     def step(self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way) -> torch.Tensor:
