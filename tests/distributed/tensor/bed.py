@@ -170,7 +170,7 @@ def draw(own: Sharded) -> dict[str, torch.Tensor]:
     return found
 
 
-def check(ranks: Ranks, case: Case) -> Counter:
+def check(ranks: Ranks, case: Case, *, looped: bool = False) -> Counter:
     """The own ranks' parts of the result are those of the plain computation; bytes that they sent,
     less those that the algebra counts on average, by kind."""
     own, tensors = case.own, draw(case.own)
@@ -182,7 +182,7 @@ def check(ranks: Ranks, case: Case) -> Counter:
         ]
         for name, layout in layouts.items()
     }
-    executor = Executor(ranks)
+    executor = Executor(ranks, looped=looped)
     rows = Rows(
         width=int(own.sizes["L"]),
         num_new=torch.full((int(own.sizes["B"]),), int(own.sizes["L"])),
