@@ -31,7 +31,7 @@ from freight.distributed.tensor.processes import ProcessRanks
 from freight.distributed.tensor.rates import measure_rates, predicted_s, slowest
 from freight.distributed.tensor.vectors import Vectors
 from freight.model.config import parse_config
-from freight.partition.layers import Cut, block, layer_sizes
+from freight.partition.layers import Cut, block, feed_forward, layer_sizes
 from freight.partition.layout import Mesh
 from freight.partition.named import DYNAMIC, dynamic_layer
 from freight.partition.sharded import Sharded
@@ -75,7 +75,9 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
             f"{rates.link_bytes_per_s / 1e9:.2f} GB/s sent, {rates.collective_s * 1e6:.0f} us a "
             "collective, each"
         )
-        print("tokens  way                                       ceiling   plain  looped   gain")
+        print(
+            "tokens  way                                                   ceiling   plain  looped   gain"
+        )
     for tokens in arguments.tokens:
         for name, own in _layers(arguments, ranks.mesh, tokens):
             ceiling = predicted_s(own, rates, weight_bytes=4, value_bytes=4)
@@ -93,7 +95,7 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
             rows.append(row)
             if rank == 0:
                 print(
-                    f"{tokens:6}  {name:40}{bound * 1e3:8.2f}{plain * 1e3:8.2f}"
+                    f"{tokens:6}  {name:52}{bound * 1e3:8.2f}{plain * 1e3:8.2f}"
                     f"{looped * 1e3:8.2f}{plain / looped:7.2f}"
                 )
     if rank == 0:
@@ -103,10 +105,13 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
 
 
 def _layers(arguments: argparse.Namespace, mesh: Mesh, tokens: int) -> list[tuple[str, Sharded]]:
-    sizes = layer_sizes(_config(arguments), rows=1, new_tokens=tokens)
-    found = [(name, dynamic_layer(mesh, sizes, own)) for name, own in DYNAMIC.items()]
-    one_d = Cut(width="", inner="x")
-    return [*found, ("1D weight-stationary", block(mesh, sizes, one_d, _config(arguments)))]
+    config, one_d = _config(arguments), Cut(width="", inner="x")
+    sizes = layer_sizes(config, rows=1, new_tokens=tokens)
+    return [
+        ("1D weight-stationary MLP", feed_forward(mesh, sizes, one_d)),
+        ("1D weight-stationary layer", block(mesh, sizes, one_d, config)),
+        *((name, dynamic_layer(mesh, sizes, own)) for name, own in DYNAMIC.items()),
+    ]
 
 
 def _config(arguments: argparse.Namespace) -> Any:

@@ -144,10 +144,10 @@ class Attention:
         R, L, H, D = q.shape
         K, S = keys.shape[1:3]
         grouped = q.view(R, L, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(R, K, -1, D)
-        scores = (grouped @ keys.transpose(2, 3)) * self._config.attention_scale
+        scores = (grouped * self._config.attention_scale) @ keys.transpose(2, 3)
         cap = self._config.attention_softcap
         if cap is not None:
-            scores = torch.tanh(scores / cap) * cap
+            scores.div_(cap).tanh_().mul_(cap)
         places = kv_lens[:, None] + torch.arange(L, device=q.device)
         others = torch.arange(S, device=q.device)
         hidden = others > places[..., None]
@@ -155,6 +155,6 @@ class Attention:
         if window is not None:
             hidden |= others <= places[..., None] - window
         scores = scores.view(R, K, H // K, L, S)
-        scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+        scores.masked_fill_(hidden[:, None, None], float("-inf"))
         found = torch.softmax(scores, dim=-1).view(R, K, -1, S) @ values
         return found.view(R, K, H // K, L, D).permute(0, 3, 1, 2, 4).reshape(R, L, H, D)
