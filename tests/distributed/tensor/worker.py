@@ -21,9 +21,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bed
 
+from freight.distributed.tensor.engine import TensorEngine, follow
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.processes import ProcessRanks
+from freight.distributed.tensor.switch import Switch
+from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
+from freight.plan.workload import Workload
+from freight.runtime.params import SamplingParams
+from freight.runtime.request import Request
 
 
 def layouts(directory: Path) -> list[tuple[str, Counter]]:
@@ -43,7 +49,37 @@ def models(directory: Path) -> dict[str, list[list[int]]]:
     return found
 
 
-JOBS = {"layouts": layouts, "models": models}
+def answers(directory: Path) -> list[list[int]] | None:
+    """Greedy tokens of the directory's prompts, on the first rank; the others follow it."""
+    ranks = ProcessRanks(Mesh.of(x=2, y=2, z=1))
+    ways = (Cut(), Cut(gathered="xy"))
+    model = load_model(directory, ranks, ways, dtype=torch.float32)
+    if dist.get_rank():
+        follow(model)
+        return None
+    prompts, params = torch.load(directory / "prompts"), SamplingParams(max_tokens=5)
+    longest = max(map(len, prompts))
+    work = Workload(
+        num_rows=len(prompts),
+        max_prompt_tokens=longest,
+        max_new_tokens=5,
+        max_total_tokens=longest + 5,
+        total_prompt_tokens=sum(map(len, prompts)),
+        total_new_tokens=5 * len(prompts),
+    )
+    engine = TensorEngine(
+        model, Switch((4,), ways), workload=work, tokenizer=None, rows=4, batch_tokens=64
+    )
+    asked = (
+        Request(index=index, prompt_ids=prompt, params=params)
+        for index, prompt in enumerate(prompts)
+    )
+    found = {own.index: list(own.token_ids) for own in engine.run(asked)}
+    engine.close()
+    return [found[index] for index in range(len(prompts))]
+
+
+JOBS = {"layouts": layouts, "models": models, "answers": answers}
 
 
 def main(job: str, num_ranks: int, directory: Path) -> int:

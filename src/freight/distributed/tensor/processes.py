@@ -1,12 +1,13 @@
 """One rank per process, under ``torch.distributed``.
 
 Tensors go from rank to rank by themselves: gloo's own reduce-scatter is an all-reduce inside, which
-moves twice as much. Whoever has called ``torch.distributed.init_process_group`` makes these.
+moves twice as much. Who has started the processes may bring messages of its own; otherwise they are
+those of the group that ``torch.distributed.init_process_group`` has made, gloo or NCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,10 @@ from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.errors import InputError
 from freight.partition.layout import Mesh
 
-__all__ = ["ProcessRanks"]
+__all__ = ["Exchange", "ProcessRanks"]
+
+Exchange = Callable[[torch.Tensor, int, torch.Tensor, int], Sequence[dist.Work]]
+"""Begins to send a tensor to a rank, and to receive one of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,23 @@ class ProcessRanks(Ranks):
     Raises InputError where their numbers differ.
     """
 
-    def __init__(self, mesh: Mesh, device: torch.device | None = None) -> None:
-        if dist.get_world_size() != mesh.num_chips:
+    def __init__(
+        self,
+        mesh: Mesh,
+        device: torch.device | None = None,
+        *,
+        rank: int | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        if exchange is None and dist.get_world_size() != mesh.num_chips:
             raise InputError(
                 f"A mesh of {mesh.num_chips} chips ({mesh}) was asked for.",
                 f"{dist.get_world_size()} processes were started.",
                 "Start one process for each chip.",
             )
-        super().__init__(mesh, (dist.get_rank(),), device or torch.device("cpu"))
+        own = dist.get_rank() if rank is None else rank
+        super().__init__(mesh, (own,), device or torch.device("cpu"))
+        self._exchange = exchange or _exchange
 
     def shift(self, parts: Parts, axes: str, steps: int, like: Parts | None = None) -> _UnderWay:
         rank = self.own[0]
@@ -58,5 +71,10 @@ class ProcessRanks(Ranks):
             return _UnderWay(sent, sent, ())
         come = torch.empty_like((like or parts)[0], memory_format=torch.contiguous_format)
         self.sent_bytes += sent.nbytes
-        ops = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, come, origin)]
-        return _UnderWay(sent, come, dist.batch_isend_irecv(ops))
+        return _UnderWay(sent, come, self._exchange(sent, to, come, origin))
+
+
+def _exchange(sent: torch.Tensor, to: int, come: torch.Tensor, origin: int) -> Sequence[dist.Work]:
+    """Both at once, as NCCL wants it."""
+    ops = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, come, origin)]
+    return dist.batch_isend_irecv(ops)
