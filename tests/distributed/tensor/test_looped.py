@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from freight.distributed.tensor.ahead import without_gathers
 from freight.distributed.tensor.looped import (
     GatherProducts,
     ProductScatter,
@@ -14,12 +16,15 @@ from freight.distributed.tensor.looped import (
     scattered,
     stages,
 )
+from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.virtual import VirtualRanks
 from freight.partition.layers import Cut, block, layer_sizes
 from freight.partition.layout import Mesh
 from freight.partition.sharded import Sharded
 
-from .bed import Case, cases, check, config, schemes
+from ...runtime import tiny
+from ...runtime.test_engine_parity import CONFIGS
+from .bed import CUTS, Case, cases, check, config, greedy, schemes
 
 EIGHT = Mesh.of(x=2, y=2, z=2)
 CASES = [*cases(EIGHT, some=False), *schemes(8)]
@@ -81,3 +86,27 @@ def joined(own: Sharded, *apart: str) -> list[str | tuple[str, tuple[str, ...]]]
         elif isinstance(step, ProductScatter):
             found.append(step.product.out)
     return found
+
+
+def test_a_model_in_loops(tmp_path: Path) -> None:
+    """The tokens of transformers; bytes as without loops."""
+    reference = tiny.make_model(tmp_path, config=CONFIGS["qwen3"])
+    prompts = tiny.prompts(4, 11)
+    moved = []
+    for looped in (False, True):
+        ranks = VirtualRanks(EIGHT)
+        model = load_model(tmp_path, ranks, CUTS, dtype=torch.float32, looped=looped)
+        found = [*zip(*greedy(model, prompts, 4, CUTS), strict=True)]
+        assert [list(own) for own in found] == tiny.tokens(tiny.reference(reference, prompts, 4))
+        moved.append(model.executor.moved)
+    assert moved[0] == moved[1]
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=lambda case: case.name)
+def test_weights_gathered_ahead(case: Case) -> None:
+    """What is left gathers no weight, and is given each as it was used."""
+    early, left = without_gathers(case.own)
+    assert not any(step.is_weight for step in left.transfers)
+    assert left.weights == left.used == case.own.used
+    assert sum(own.elements for own in early) == case.own.moved(weights=True)
+    assert left.moved(weights=False) == case.own.moved(weights=False)

@@ -7,12 +7,13 @@ wants them otherwise. Knows no sampling and no queue of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from freight.distributed.tensor.ahead import WeightsAhead, without_gathers
 from freight.distributed.tensor.attention import Attention, Rows
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.cache import KVCache, moves_between
@@ -21,7 +22,7 @@ from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader
-from freight.distributed.tensor.vectors import Vector
+from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
 from freight.errors import InputError
@@ -54,16 +55,18 @@ def load_model(
     *,
     dtype: torch.dtype,
     bits: int | None = None,
+    looped: bool = False,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh. With ``bits`` = 8 matrices are
     kept and moved as integers. InputError where it cannot be cut so."""
     config = read_config(model_dir)
-    return TensorModel(config, resolve(config, model_dir), ranks, ways, dtype=dtype, bits=bits)
+    sources = resolve(config, model_dir)
+    return TensorModel(config, sources, ranks, ways, dtype=dtype, bits=bits, looped=looped)
 
 
 class TensorModel:
     """``moved`` of its executor counts bytes that left the own ranks, ``bytes_read`` those of the
-    checkpoint that they read."""
+    checkpoint that they read. With ``looped`` activations are moved while products are computed."""
 
     def __init__(
         self,
@@ -74,14 +77,17 @@ class TensorModel:
         *,
         dtype: torch.dtype,
         bits: int | None = None,
+        looped: bool = False,
     ) -> None:
         _refuse_unknown(config)
         first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
         self.config = config
         self.padding = pad(config, ranks.mesh, first)
-        self.executor = Executor(ranks)
+        self.executor = Executor(ranks, looped=looped)
         self._ways = Ways(self.padding.config, ranks.mesh, ways)
         self._ranks = ranks
+        self._ahead: WeightsAhead | None = None
+        self._kinds = [config.has_experts(layer) for layer in range(config.num_layers)]
         self._dtype = dtype
         self.value_bytes = dtype.itemsize
         self.weight_bytes = dtype.itemsize if bits is None else bits // 8
@@ -130,8 +136,8 @@ class TensorModel:
 
     def layers_of(self, way: Way, num_tokens: int) -> list[Sharded]:
         """Those of all layers."""
-        layers, has_experts = self.programmes(way, num_tokens).layers, self.config.has_experts
-        return [layers[has_experts(layer)] for layer in range(self.config.num_layers)]
+        layers = self.programmes(way, num_tokens).layers
+        return [layers[own] for own in self._kinds]
 
     def trial(self, way: Way, num_tokens: int) -> Callable[[], object]:
         """A call that computes the first layer on so many random tokens, without a cache."""
@@ -176,14 +182,15 @@ class TensorModel:
         programmes = self._ways.programmes(way, len(ids), rows.width)
         x, layout = self._embed(programmes.embedding, ids, rows)
         longest = int((rows.kv_lens + rows.num_new).max())
-        for layer, stored in enumerate(self._layers):
-            own = programmes.layers[self.config.has_experts(layer)]
+        layers = self._weights_of([programmes.layers[own] for own in self._kinds])
+        for layer, (own, weights) in enumerate(layers):
             x = self._between(x, layout, own)
             batch.cache.lay(_layout_of_keys(own), longest)
             attention = Attention(
                 self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
             )
-            x, layout = self._run(own, {"x": x}, stored, attention)
+            vectors = self._layers[layer].vectors
+            x, layout = self._compute(own, {"x": x, **weights}, vectors, attention)
         batch.lengths = batch.lengths + rows.num_new.cpu()
         x = [
             self._last(part, layout, rows, rank)
@@ -232,6 +239,41 @@ class TensorModel:
             x = [part + added.along(layout, mesh, rank) for rank, part in pairs]
         return x, layout
 
+    def _weights_of(
+        self, programmes: Sequence[Sharded]
+    ) -> Iterator[tuple[Sharded, Mapping[str, Parts]]]:
+        """Of each layer what is to be computed, and the weights for it; those that are gathered
+        are under way while the layer before is computed."""
+        split = [without_gathers(own) for own in programmes]
+        if not any(early for early, _ in split):
+            for own, stored in zip(programmes, self._layers, strict=True):
+                yield own, self._given(own, stored)
+            return
+        if self._ahead is None:
+            self._ahead = WeightsAhead(self.executor)
+        begun = None
+        for layer in range(len(programmes) + 1):
+            following = None
+            if layer < len(programmes):
+                given = self._given(programmes[layer], self._layers[layer])
+                following = self._ahead.begin(split[layer][0], given)
+            if begun is not None:
+                yield split[layer - 1][1], self._ahead.take(begun)
+            begun = following
+
+    def _given(self, own: Sharded, stored: Stored) -> dict[str, Parts]:
+        """Weights as a programme wants them: of those that are stored whole and used cut each rank
+        takes its part."""
+        given = {}
+        for name, wanted in own.weights.items():
+            given[name] = stored.parts[name]
+            if stored.layouts[name] != wanted:
+                pairs = zip(self._ranks.own, stored.parts[name], strict=True)
+                given[name] = [
+                    own_part(part, wanted.dims, wanted, own.mesh, rank) for rank, part in pairs
+                ]
+        return given
+
     def _run(
         self,
         own: Sharded,
@@ -239,22 +281,22 @@ class TensorModel:
         stored: Stored,
         attention: Attention | None = None,
     ) -> tuple[Parts, Layout]:
-        """A programme's first output. Of weights that are stored whole and used cut each rank takes
-        its part."""
-        given = dict(inputs)
-        for name, wanted in own.weights.items():
-            parts, layout = stored.parts[name], stored.layouts[name]
-            if layout != wanted:
-                pairs = zip(self._ranks.own, parts, strict=True)
-                parts = [
-                    own_part(part, wanted.dims, wanted, own.mesh, rank) for rank, part in pairs
-                ]
-            given[name] = parts
+        """A programme's first output, from stored weights."""
+        given = {**inputs, **self._given(own, stored)}
+        return self._compute(own, given, stored.vectors, attention)
+
+    def _compute(
+        self,
+        own: Sharded,
+        given: Mapping[str, Parts],
+        vectors: Vectors,
+        attention: Attention | None,
+    ) -> tuple[Parts, Layout]:
         agrees = any(
             step.value == "dispatched" and step.move.kind == "all-to-all" for step in own.transfers
         )
         functions = LayerFunctions(
-            self.padding.config, self._ranks, stored.vectors, attention, agrees=agrees
+            self.padding.config, self._ranks, vectors, attention, agrees=agrees
         )
         name = next(iter(own.outputs))
         return self.executor.run(own, given, functions)[name], own.outputs[name]

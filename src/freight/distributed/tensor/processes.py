@@ -1,8 +1,9 @@
 """One rank per process, under ``torch.distributed``.
 
 Tensors go from rank to rank by themselves: gloo's own reduce-scatter is an all-reduce inside, which
-moves twice as much. Who has started the processes may bring messages of its own; otherwise they are
-those of the group that ``torch.distributed.init_process_group`` has made, gloo or NCCL.
+moves twice as much. Who has started the processes may bring messages of its own: ``connect`` makes
+a channel between all ranks. Otherwise they are those of the group that
+``torch.distributed.init_process_group`` has made, over gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class ProcessRanks(Ranks):
         device: torch.device | None = None,
         *,
         rank: int | None = None,
-        exchange: Exchange | None = None,
+        connect: Callable[[], Exchange] | None = None,
     ) -> None:
-        if exchange is None and dist.get_world_size() != mesh.num_chips:
+        if connect is None and dist.get_world_size() != mesh.num_chips:
             raise InputError(
                 f"A mesh of {mesh.num_chips} chips ({mesh}) was asked for.",
                 f"{dist.get_world_size()} processes were started.",
@@ -60,7 +61,12 @@ class ProcessRanks(Ranks):
             )
         own = dist.get_rank() if rank is None else rank
         super().__init__(mesh, (own,), device or torch.device("cpu"))
-        self._exchange = exchange or _exchange
+        self._connect = connect
+        self._exchange = _messages(None) if connect is None else connect()
+
+    def apart(self) -> ProcessRanks:
+        connect = self._connect or (lambda: _messages(dist.new_group()))
+        return ProcessRanks(self.mesh, self.device, rank=self.own[0], connect=connect)
 
     def shift(self, parts: Parts, axes: str, steps: int, like: Parts | None = None) -> _UnderWay:
         rank = self.own[0]
@@ -74,7 +80,14 @@ class ProcessRanks(Ranks):
         return _UnderWay(sent, come, self._exchange(sent, to, come, origin))
 
 
-def _exchange(sent: torch.Tensor, to: int, come: torch.Tensor, origin: int) -> Sequence[dist.Work]:
-    """Both at once, as NCCL wants it."""
-    ops = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, come, origin)]
-    return dist.batch_isend_irecv(ops)
+def _messages(group: dist.ProcessGroup | None) -> Exchange:
+    """Those of a group, or of all processes."""
+
+    def exchange(
+        sent: torch.Tensor, to: int, come: torch.Tensor, origin: int
+    ) -> Sequence[dist.Work]:
+        # Both at once, as NCCL wants it.
+        leaving = dist.P2POp(dist.isend, sent, to, group)
+        return dist.batch_isend_irecv([leaving, dist.P2POp(dist.irecv, come, origin, group)])
+
+    return exchange

@@ -47,6 +47,10 @@ class Ranks(ABC):
         next being the first. What comes has the shape of ``like``, which is that of ``parts`` where
         it is left out."""
 
+    @abstractmethod
+    def apart(self) -> Ranks:
+        """The same ranks with messages of their own, for another thread. All ranks call it."""
+
     def places(self, axes: str) -> list[int]:
         """Of the own ranks along some axes."""
         return [place(self.mesh, rank, axes) for rank in self.own]

@@ -32,6 +32,9 @@ class VirtualRanks(Ranks):
     def __init__(self, mesh: Mesh, device: torch.device | None = None) -> None:
         super().__init__(mesh, range(mesh.num_chips), device or torch.device("cpu"))
 
+    def apart(self) -> VirtualRanks:
+        return VirtualRanks(self.mesh, self.device)
+
     def shift(self, parts: Parts, axes: str, steps: int, like: Parts | None = None) -> _Come:
         come = []
         for index, rank in enumerate(self.own):
