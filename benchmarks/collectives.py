@@ -75,9 +75,7 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
             f"{rates.link_bytes_per_s / 1e9:.2f} GB/s sent, {rates.collective_s * 1e6:.0f} us a "
             "collective, each"
         )
-        print(
-            "tokens  way                                                   ceiling   plain  looped   gain"
-        )
+        print(f"tokens  {'way, ms':52} ceiling   plain  looped   gain")
     for tokens in arguments.tokens:
         for name, own in _layers(arguments, ranks.mesh, tokens):
             ceiling = predicted_s(own, rates, weight_bytes=4, value_bytes=4)

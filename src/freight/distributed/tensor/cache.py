@@ -7,7 +7,7 @@ no model.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import torch
 
@@ -22,8 +22,8 @@ __all__ = ["KVCache"]
 
 
 class KVCache:
-    """Of ``num_rows`` rows of up to ``capacity`` tokens. ``sizes`` has all dims of the layouts but
-    L; ``layout`` is that of [B, L, J, K, D], once there are any."""
+    """Of rows of up to ``capacity`` tokens. ``sizes`` has all dims of the layouts but L, which no
+    layout cuts; ``layout`` is that of [B, L, J, K, D], once there are any."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class KVCache:
         self.layout: Layout | None = None
         self.capacity = capacity
         self._executor = executor
-        self._sizes = sizes
+        self._sizes = {**sizes, "L": 1}
         self._dtype = dtype
         self._used = 0
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
@@ -84,7 +84,7 @@ class KVCache:
         if self.layout is not None:
             at = self.layout
             parts = [own[:, :, :, : sizes["L"]].permute(1, 3, 0, 2, 4) for own in before]
-            for step in moves_between(at, layout, tuple(sizes.items()), mesh):
+            for step in moves_between(at, layout, tuple(self._sizes.items()), mesh):
                 parts = self._executor.move(parts, at, step, "keys and values")
                 at = move(at, step)
         B, _, J, K, D = (int(size) for size in layout.shape(sizes, mesh))
@@ -98,7 +98,7 @@ class KVCache:
         return made
 
 
-@cache
+@lru_cache(maxsize=4096)
 def moves_between(
     before: Layout, after: Layout, sizes: tuple[tuple[str, int], ...], mesh: Mesh
 ) -> tuple[Move, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import lcm
 
 from freight.errors import InputError
@@ -104,7 +104,7 @@ class Ways:
         return block(self.mesh, sizes, way, self.config, with_experts=with_experts)
 
 
-@cache
+@lru_cache(maxsize=512)
 def _programmes(ways: Ways, way: Way, rows: int, tokens: int) -> Programmes:
     cut, config = _cut_of(way), ways.config
     kinds = {config.has_experts(layer) for layer in range(config.num_layers)}
