@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bed
 
 from freight.distributed.tensor.engine import TensorEngine, follow
+from freight.distributed.tensor.launch import TensorOptions, launch
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.processes import ProcessRanks
-from freight.distributed.tensor.switch import Switch
-from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 from freight.runtime.params import SamplingParams
@@ -51,12 +50,6 @@ def models(directory: Path) -> dict[str, list[list[int]]]:
 
 def answers(directory: Path) -> list[list[int]] | None:
     """Greedy tokens of the directory's prompts, on the first rank; the others follow it."""
-    ranks = ProcessRanks(Mesh.of(x=2, y=2, z=1))
-    ways = (Cut(), Cut(gathered="xy"))
-    model = load_model(directory, ranks, ways, dtype=torch.float32)
-    if dist.get_rank():
-        follow(model)
-        return None
     prompts, params = torch.load(directory / "prompts"), SamplingParams(max_tokens=5)
     longest = max(map(len, prompts))
     work = Workload(
@@ -67,8 +60,19 @@ def answers(directory: Path) -> list[list[int]] | None:
         total_prompt_tokens=sum(map(len, prompts)),
         total_new_tokens=5 * len(prompts),
     )
+    model, switch, planned = launch(
+        directory,
+        4,
+        ProcessRanks,
+        workload=work,
+        dtype=torch.float32,
+        options=TensorOptions(memory_bytes=1 << 30, cache_dir=directory / "cache"),
+    )
+    if dist.get_rank():
+        follow(model)
+        return None
     engine = TensorEngine(
-        model, Switch((4,), ways), workload=work, tokenizer=None, rows=4, batch_tokens=64
+        model, switch, workload=work, tokenizer=None, rows=planned.rows, batch_tokens=64
     )
     asked = (
         Request(index=index, prompt_ids=prompt, params=params)
