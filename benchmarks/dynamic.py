@@ -82,7 +82,7 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in switches}
     calls: dict[str, dict[int, list[float]]] = {
-        name: {length: [] for length in PROMPTS} for name in switches
+        name: {length: [] for length in (*PROMPTS, 0)} for name in switches
     }
     for switch in switches.values():
         _mix(model, switch)  # programmes are written, sockets are open
@@ -91,7 +91,7 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
             dist.barrier()
             taken = _mix(model, switch)
             times[name].append(sum(taken.values()))
-            for length in PROMPTS:
+            for length in taken:
                 calls[name][length].append(taken[length])
     totals = {name: median(slowest(ranks, own)) for name, own in times.items()}
     prompts = {
@@ -107,10 +107,11 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
         for name in ("switching, reckoned", "switching, calibrated"):
             numbers = [schemes.index(way) for way in switches[name].ways]  # type: ignore[arg-type]
             print(f"{name}: borders {switches[name].borders}, schemes {numbers}")
-        print("ms a prompt of    " + "".join(f"{n:8}" for n in PROMPTS) + "   total")
+        print("ms a prompt of    " + "".join(f"{n:8}" for n in PROMPTS) + "  tokens   total")
         for number, (name, total) in enumerate(totals.items()):
             row = "".join(f"{prompts[name][n] * 1e3:8.1f}" for n in PROMPTS)
-            print(f"{number} {name[:15]:16}{row}{total * 1e3:8.1f}")
+            after = prompts[name][0] * 1e3
+            print(f"{number} {name[:15]:16}{row}{after:8.1f}{total * 1e3:8.1f}")
         print(json.dumps({"ranks": arguments.ranks, "totals_s": totals, "prompts_s": prompts}))
     dist.barrier()
     dist.destroy_process_group()

@@ -98,6 +98,15 @@ def test_calibration_measures_once(
     assert len(asked) == 6 * 11
 
 
+def test_small_differences_change_nothing(
+    model: TensorModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What measurements differ by is no reason to take another way."""
+    times = {MEGATRON: lambda s: 100 + s % 3, REPLICATED: lambda s: 101 - s % 3}
+    monkeypatch.setattr(switching, "_measured", lambda _, way, s: times.get(way, lambda s: 1e9)(s))
+    assert calibrated(model, 512).borders == ()
+
+
 def test_it_is_measured_in_truth(model: TensorModel) -> None:
     rates = measure_rates(VirtualRanks(Mesh.of(x=4)), torch.float32)
     assert min(rates.flops, rates.memory_bytes_per_s, rates.link_bytes_per_s) > 1e6

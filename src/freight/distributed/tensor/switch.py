@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import torch
@@ -27,7 +26,9 @@ from freight.distributed.tensor.ways import Way
 
 __all__ = ["Switch", "calibrated", "pinned", "reckoned"]
 
-_TIMES: Final = 3
+_TIMES: Final = 5
+_LEAST_GAIN: Final = 0.05
+"""A way is left for one that is faster by this share: less is what measurements differ by."""
 _Table = list[list[float]]
 """Seconds by number of tokens and way."""
 
@@ -95,15 +96,17 @@ def calibrated(model: TensorModel, most_tokens: int, cache_dir: Path | None = No
         if path is not None and 0 in model.executor.ranks.own:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(table), encoding="utf-8")
-    best = [times.index(min(times)) for times in table]
+    first = own = table[0].index(min(table[0]))
     changes = []
     for place, (low, high) in enumerate(pairwise(sizes)):
-        one, other = best[place], best[place + 1]
-        if one != other:
+        other = table[place + 1].index(min(table[place + 1]))
+        if table[place + 1][other] < (1 - _LEAST_GAIN) * table[place + 1][own]:
             # Where lines through what was measured cross.
-            before, after = (table[place + i][other] - table[place + i][one] for i in (0, 1))
-            changes.append((int(low + (high - low) * before / (before - after)), other))
-    return _switch(model.ways, best[0], changes)
+            before, after = (table[place + i][other] - table[place + i][own] for i in (0, 1))
+            share = max(0.0, before / (before - after))
+            changes.append((int(low + (high - low) * share), other))
+            own = other
+    return _switch(model.ways, first, changes)
 
 
 def _switch(ways: Sequence[Way], first: int, changes: Sequence[tuple[int, int]]) -> Switch:
@@ -119,8 +122,8 @@ def _sizes(most_tokens: int) -> list[int]:
 
 
 def _measured(model: TensorModel, way: Way, num_tokens: int) -> float:
-    """Seconds of a layer, of the slowest rank, the median of some calls after one that does not
-    count."""
+    """Seconds of a layer, of the slowest rank, the least of some calls after one that does not
+    count: other work on the machine makes them longer only."""
     work = model.trial(way, num_tokens)
     work()
     times = []
@@ -129,7 +132,7 @@ def _measured(model: TensorModel, way: Way, num_tokens: int) -> float:
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return median(slowest(model.executor.ranks, times))
+    return min(slowest(model.executor.ranks, times))
 
 
 def _kept(model: TensorModel, path: Path | None, sizes: Sequence[int]) -> _Table | None:
