@@ -123,7 +123,9 @@ class Cost:
         """The embedding, and logits of one token per row."""
         sizes = self._sizes(None)
         last = {**sizes, "L": 1}
-        return embedding(self.mesh, sizes, self.cut), logits(self.mesh, last, self.cut)
+        centred = self.config.norm == "layer"
+        head = logits(self.mesh, last, self.cut, centred=centred)
+        return embedding(self.mesh, sizes, self.cut), head
 
     def _sizes(self, window: int | None) -> dict[str, float]:
         step = self.step

@@ -52,12 +52,16 @@ def pointwise(*operands: Layout, out_dims: tuple[str, ...] = ()) -> Layout:
     return Layout(kept, tuple(first.cut(dim) for dim in kept))
 
 
-def square_sum(x: Layout, dim: str) -> Layout:
-    """Of the sums that a norm over ``dim`` needs: partial over the axes that cut it."""
+def square_sum(x: Layout, dim: str, *, centred: bool = False) -> Layout:
+    """Of the sums that a norm over ``dim`` needs: partial over the axes that cut it. With J, sums
+    and sums of squares, where it is ``centred``."""
     if x.partial:
         raise _refusal(f"A norm of {x}", "Its values are partial sums.")
     kept = tuple(own for own in x.dims if own != dim)
-    return Layout(kept, tuple(x.cut(own) for own in kept), x.cut(dim))
+    cuts = tuple(x.cut(own) for own in kept)
+    return (
+        Layout((*kept, "J"), (*cuts, ""), x.cut(dim)) if centred else Layout(kept, cuts, x.cut(dim))
+    )
 
 
 def attention(queries: Layout, keys: Layout) -> Layout:

@@ -140,7 +140,7 @@ def block(
     writer = Writer(mesh, sizes, {_STREAM: cut.stream}, weights)
     _gather_weights(writer, cut)
     if config.parallel:
-        _parallel(writer, cut)
+        _parallel(writer, cut, config)
     else:
         stream = _residual(writer, cut, config, _STREAM, "attention")
         stream = _residual(writer, cut, config, stream, "experts" if with_experts else "mlp")
@@ -161,12 +161,13 @@ def embedding(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
     return writer.finish(_STREAM)
 
 
-def logits(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
-    """The output head over as many tokens per row as ``sizes`` has new ones; V stays cut."""
+def logits(mesh: Mesh, sizes: Sizes, cut: Cut, *, centred: bool = False) -> Sharded:
+    """The output head over as many tokens per row as ``sizes`` has new ones; V stays cut. Its norm
+    may be ``centred``."""
     table = {"head": f"{_text('E', cut.width)} {_text('V', cut.inner)}"}
     writer = Writer(mesh, sizes, {_STREAM: cut.stream}, table)
     _gather_weights(writer, cut)
-    writer.norm("normed", _STREAM)
+    writer.norm("normed", _STREAM, centred=centred)
     writer.gather("normed", "E", cut.used_inner)
     writer.product("logits", "normed", "head", "B L V")
     writer.scatter("logits", "V", cut.used_width)
@@ -175,10 +176,10 @@ def logits(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
 
 def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: str) -> str:
     """One part of a serial block; the name of the stream behind it."""
-    source = stream
+    source, centred = stream, config.norm == "layer"
     if config.norm_place != "after":
         source = f"{part} normed"
-        writer.norm(source, stream)
+        writer.norm(source, stream, centred=centred)
     else:
         source = f"{part} input"
         writer.copy(source, stream)
@@ -186,19 +187,19 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
     {"attention": _attention, "mlp": _mlp, "experts": _experts}[part](writer, cut, source)
     writer.scatter(part, "E", cut.used_inner)
     if config.norm_place == "both":
-        writer.norm(f"{part} out normed", part)
+        writer.norm(f"{part} out normed", part, centred=centred)
         part = f"{part} out normed"
     out = f"{part} added"
     writer.add(out, stream, part)
     if config.norm_place == "after":
-        writer.norm(f"{out} normed", out)
+        writer.norm(f"{out} normed", out, centred=centred)
         out = f"{out} normed"
     return out
 
 
-def _parallel(writer: Writer, cut: Cut) -> None:
+def _parallel(writer: Writer, cut: Cut, config: ModelConfig) -> None:
     """Attention and MLP of one input: one gathering, one scattering of each kind."""
-    writer.norm("normed", _STREAM)
+    writer.norm("normed", _STREAM, centred=config.norm == "layer")
     writer.gather("normed", "E", cut.used_inner)
     writer.product("hidden", "normed", "mlp in", "B L G F")
     writer.scatter("hidden", "F", cut.used_width)

@@ -113,7 +113,8 @@ def _refusal(
             for cut in cuts(box, config):
                 cost = Cost(config, box, cut, step, setting)
                 try:
-                    if tight is None or cost.memory_bytes < tight.memory_bytes:
+                    needed = cost.memory_bytes  # refuses what does not divide
+                    if tight is None or needed < tight.memory_bytes:
                         tight = cost
                 except FreightError as error:
                     problem = problem or error
@@ -126,7 +127,7 @@ def _refusal(
         "keys and values": tight.kv_bytes,
         "what a step needs besides": tight.working_bytes,
     }
-    needed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     step = tight.step
     advice = f"Take about {ceil(chips * tight.memory_bytes / room)} chips"
     if tight.weight_bytes < room:
@@ -135,7 +136,7 @@ def _refusal(
     return BudgetError(
         f"A {config.family} model on {chips} {setting.chip.name} was to {step.phase} {step.rows} "
         f"rows of {step.past + step.new_tokens} tokens.",
-        f"Each chip needs {format_bytes(tight.memory_bytes)} at least ({needed}) and has room for "
+        f"Each chip needs {format_bytes(tight.memory_bytes)} at least ({listed}) and has room for "
         f"{format_bytes(room)}.",
         f"{advice}, fewer rows, or weights of fewer bits.",
     )

@@ -12,7 +12,7 @@ Queries, keys and values are one matrix, and so are the MLP's gate and what it g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -91,7 +91,7 @@ class _Search:
     def run(self) -> list[Scheme]:
         every: list[Scheme] = []
         for stream in _STREAMS:
-            found: _Found = {(stream, stream): [Scheme((), self.num_chips, self.widths)]}
+            found: _Found = {(stream, stream): [Scheme((), self.num_chips, self.widths, stream)]}
             for stage in self._stages():
                 found = self._advance(found, stage)
             every += found.get((stream, stream), [])
@@ -119,14 +119,11 @@ class _Search:
         for state, schemes in found.items():
             for after, path in stage(state):
                 own = reached.setdefault(after, [])
-                own += [
-                    Scheme((*scheme.choices, *path), self.num_chips, self.widths)
-                    for scheme in schemes
-                ]
+                own += [replace(scheme, choices=(*scheme.choices, *path)) for scheme in schemes]
         return {state: _undominated(schemes) for state, schemes in reached.items()}
 
     def _moved(
-        self, name: str, width: dict[str, float], before: Layout, after: Layout
+        self, name: str, width: dict[str, float], before: Layout, after: Layout, value: str = ""
     ) -> Iterator[_Path]:
         """All cheapest ways of laying a value out otherwise: none, or one."""
         way = _way(before, after, self.rules.all_to_all)
@@ -140,7 +137,15 @@ class _Search:
         terms = {f"s{letter}": count * times for letter, times in width.items()} if count else {}
         text = " and ".join(f"{own.kind} of {name}" for own in moves)
         collectives = sum(own.kind != "slice" for own in moves)
-        yield (Choice(text=text, moved=terms, num_collectives=collectives),)
+        yield (
+            Choice(
+                text=text,
+                moved=terms,
+                num_collectives=collectives,
+                value=value or name,
+                moves=moves,
+            ),
+        )
 
     def _laid(
         self, state: _State, name: str, width: dict[str, float], layouts: Iterable[Layout]
@@ -154,7 +159,7 @@ class _Search:
         """Of the stream, where whole rows are."""
         stream, _ = state
         for after in _OF_ROWS:
-            for path in self._moved("stream", {"h": 1}, stream, after):
+            for path in self._moved("stream", {"h": 1}, stream, after, "normed"):
                 yield (stream, after), path
 
     def _projected(
@@ -186,6 +191,9 @@ class _Search:
             gathered=terms if is_gathered else {},
             kept={own: x * (part if stored.axes else 1.0) for own, x in terms.items()},
             num_collectives=int(is_gathered),
+            value=name,
+            stored=stored,
+            used=used,
         )
 
     def _core(self, state: _State) -> Iterator[tuple[_State, _Path]]:
@@ -196,10 +204,14 @@ class _Search:
         for layout in by_heads:
             for path in self._moved("queries, keys and values", wide, value, layout):
                 share = 1.0 if layout == _WHOLE else 1.0 / self.num_chips
-                yield (stream, layout), (*path, Choice(text="core", flops={"ssq": 2.0 * share}))
+                yield (
+                    (stream, layout),
+                    (*path, Choice(text="core", flops={"ssq": 2.0 * share}, value="core")),
+                )
         if self.rules.gathered_keys and value == _ROWS:
             for path in self._moved("keys and values", {"k": 2.0}, value, _WHOLE):
-                core = Choice(text="core by rows", flops={"ssq": 2.0 / self.num_chips})
+                flops = {"ssq": 2.0 / self.num_chips}
+                core = Choice(text="core by rows", flops=flops, value="core")
                 yield (stream, _ROWS), (*path, core)
 
     def _added(self, state: _State) -> Iterator[tuple[_State, _Path]]:

@@ -12,10 +12,14 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
+from freight.partition.layout import Layout
+from freight.partition.moves import Move
+
 __all__ = ["LITERAL", "PAPER", "Choice", "Polynomial", "Rules", "Scheme"]
 
 _Terms = Mapping[str, float]
 _TOLERANCE: Final = 1e-9
+_WHOLE: Final = Layout.parse("S W")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +72,10 @@ class Polynomial:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """One step of a scheme: a move of a value, or a weight and how it is stored and used. Terms are
-    per chip; those ``moved`` and ``gathered`` without the (p - 1) / p that all moves have."""
+    per chip; those ``moved`` and ``gathered`` without the (p - 1) / p that all moves have.
+
+    ``value`` names what is moved or multiplied, by ``moves`` of a tensor S W, tokens by columns, or
+    with a weight W U, rows by columns, that is ``stored`` and ``used`` so."""
 
     text: str
     flops: _Terms = field(default_factory=dict)
@@ -76,15 +83,21 @@ class Choice:
     gathered: _Terms = field(default_factory=dict)
     kept: _Terms = field(default_factory=dict)
     num_collectives: int = 0
+    value: str = ""
+    moves: tuple[Move, ...] = ()
+    stored: Layout | None = None
+    used: Layout | None = None
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way of cutting a layer over p chips; ``widths`` are the numbers behind the letters."""
+    """A way of cutting a layer over p chips; ``widths`` are the numbers behind the letters.
+    ``stream`` is how the residual stream S W comes in, and goes on."""
 
     choices: tuple[Choice, ...]
     num_chips: int
     widths: Mapping[str, int]
+    stream: Layout = _WHOLE
 
     @cached_property
     def flops(self) -> Polynomial:

@@ -149,6 +149,15 @@ class Writer:
     def exchange(self, value: str, source: str, target: str, axes: str) -> None:
         self._move(value, "all-to-all", axes, source=source, target=target)
 
+    def lay(self, value: str, used: Layout) -> None:
+        """Gather what ``used`` cuts less: the innermost axes of dims."""
+        for dim, axes in zip(used.dims, used.cuts, strict=True):
+            self.gather(value, dim, self.layouts[value].cut(dim)[len(axes) :])
+
+    def make(self, value: str, own: Move) -> None:
+        """A move that was found elsewhere."""
+        self._move(value, own.kind, own.axes, own.source, own.target)
+
     def together(self) -> None:
         """The next move goes in one collective with the last."""
         self._group -= 1
@@ -207,10 +216,11 @@ class Writer:
             pointwise(a, b)
         self._compute("add", out, (one, other), a)
 
-    def norm(self, out: str, value: str) -> None:
-        """Over E; where E is cut, chips add up their sums of squares, one number per token."""
+    def norm(self, out: str, value: str, *, centred: bool = False) -> None:
+        """Over E; where E is cut, chips add up their sums of squares, one number per token, and
+        where the norm is ``centred`` their sums beside them, J = 2 numbers."""
         layout, sums = self.layouts[value], f"{out} sums"
-        self._compute("square sum", sums, (value,), square_sum(layout, "E"))
+        self._compute("square sum", sums, (value,), square_sum(layout, "E", centred=centred))
         self.reduce(sums, self.layouts[sums].partial)
         self._compute("norm", out, (value, sums), pointwise(layout))
 

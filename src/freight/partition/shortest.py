@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import dijkstra
 from freight.partition.einsum import product
 from freight.partition.fabric import Fabric
 from freight.partition.layout import Layout
-from freight.partition.moves import MoveKind, legal_moves, move
+from freight.partition.moves import Move, MoveKind, legal_moves, move
 from freight.partition.sharded import Sharded, Sizes
 
 __all__ = ["Prices", "Route", "best_route", "seconds_of"]
@@ -44,18 +44,20 @@ class Prices:
 @dataclass(frozen=True, slots=True)
 class Route:
     """``steps`` from stream to stream, in words, and the ``seconds`` of all. ``stream`` is how the
-    stream [B, W] lies before and after."""
+    stream [B, W] lies before and after. ``moves`` has for each step the move of the value [B, W] at
+    hand, or of a product the axes that cut its weight's two dims as it is used, or nothing."""
 
     seconds: float
     stream: Layout
     steps: tuple[str, ...]
+    moves: tuple[Move | tuple[str, str] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
     """From node to node. ``value`` is what is moved, by its dims; ``held`` cuts the larger side of
     it. Of a product, ``cut`` are the axes that share its arithmetic, and ``gathers`` what is done
-    to its weight."""
+    to its weight. ``move`` is that of a ``Route``."""
 
     start: int
     end: int
@@ -67,6 +69,7 @@ class _Edge:
     cut: str = ""
     gathers: str = ""
     weight_held: str = ""
+    move: Move | tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,15 @@ def best_route(sizes: Sizes, prices: Prices) -> Route:
     steps, node = [], targets[row]
     while node != starts[row]:
         previous = int(before[row, node])
-        steps.append(by_ends[previous, node].text)
+        steps.append(by_ends[previous, node])
         node = previous
-    return Route(totals[row], graph.nodes[starts[row]][1], tuple(reversed(steps)))
+    steps.reverse()
+    return Route(
+        totals[row],
+        graph.nodes[starts[row]][1],
+        tuple(step.text for step in steps),
+        tuple(step.move for step in steps),
+    )
 
 
 def seconds_of(own: Sharded, prices: Prices) -> float:
@@ -170,7 +179,16 @@ def _graph() -> _Graph:
             held = "".join((after if own.kind == "all-gather" else layout).cuts)
             end = numbers[place, after]
             edges.append(
-                _Edge(start, end, str(own), kind=own.kind, value=value, held=held, axes=own.axes)
+                _Edge(
+                    start,
+                    end,
+                    str(own),
+                    kind=own.kind,
+                    value=value,
+                    held=held,
+                    axes=own.axes,
+                    move=own,
+                )
             )
         if place == 1 and not layout.partial:
             edges.append(_Edge(start, numbers[2, layout], "activate"))
@@ -203,6 +221,7 @@ def _products(
             cut="".join(sorted({*made.axes})),
             gathers=gathered,
             weight_held="".join(used),
+            move=(used[0], used[1]),
         )
 
 

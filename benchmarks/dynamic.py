@@ -1,0 +1,136 @@
+"""Ways that change with the tokens of a call against each of them alone: processes over gloo.
+
+    python benchmarks/dynamic.py --ranks 2
+
+A Llama-shaped model of random weights takes prompts of mixed lengths, each a call of its own and
+some tokens after it, once in each scheme of Ong & Kwon and once switching between them at borders
+that were calibrated here. Runs alternate; medians of the slowest rank are printed, with the borders
+reckoned from rates, those calibrated, and where the times of calls really cross. The last line is
+JSON. Cap the links to see a switch: over a fast loopback arithmetic is all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from freight.distributed.tensor.model import TensorModel, load_model
+from freight.distributed.tensor.processes import ProcessRanks
+from freight.distributed.tensor.rates import measure_rates, slowest
+from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
+from freight.model.config import read_config
+from freight.model.dummy import write_dummy_checkpoint
+from freight.partition.layout import Mesh
+from freight.partition.named import DYNAMIC
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
+PROMPTS = (8, 16, 48, 128, 256, 512, 768, 1024)
+NEW_TOKENS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--mlp", type=int, default=SHAPE["intermediate_size"])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        shape = {**SHAPE, "intermediate_size": arguments.mlp}
+        (directory / "config.json").write_text(json.dumps(shape))
+        write_dummy_checkpoint(read_config(directory), directory, 0, "float32")
+        children = []
+        for rank in range(arguments.ranks):
+            child = os.fork()
+            if child == 0:
+                _rank(rank, arguments, directory)
+                os._exit(0)
+            children.append(child)
+        if max(os.waitpid(child, 0)[1] for child in children):
+            raise SystemExit(1)
+
+
+def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(directory / "store"), arguments.ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
+    ranks = ProcessRanks(Mesh.of(x=arguments.ranks))
+    schemes = [*DYNAMIC.values()]
+    model = load_model(directory, ranks, schemes, dtype=torch.float32)
+    rates = measure_rates(ranks, torch.float32)
+    switches = {
+        **{name: pinned(own) for name, own in DYNAMIC.items()},
+        "switching, reckoned": reckoned(model, rates, max(PROMPTS)),
+        "switching, calibrated": calibrated(model, max(PROMPTS)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in switches}
+    calls: dict[str, dict[int, list[float]]] = {
+        name: {length: [] for length in (*PROMPTS, 0)} for name in switches
+    }
+    for switch in switches.values():
+        _mix(model, switch)  # programmes are written, sockets are open
+    for _ in range(arguments.runs):
+        for name, switch in switches.items():
+            dist.barrier()
+            taken = _mix(model, switch)
+            times[name].append(sum(taken.values()))
+            for length in taken:
+                calls[name][length].append(taken[length])
+    totals = {name: median(slowest(ranks, own)) for name, own in times.items()}
+    prompts = {
+        name: {n: median(slowest(ranks, own)) for n, own in found.items()}
+        for name, found in calls.items()
+    }
+    if rank == 0:
+        print(
+            f"{arguments.ranks} ranks: {rates.flops / 1e9:.0f} GFLOP/s, "
+            f"{rates.link_bytes_per_s / 1e9:.3f} GB/s sent, {rates.collective_s * 1e6:.0f} us a "
+            "collective, each"
+        )
+        for name in ("switching, reckoned", "switching, calibrated"):
+            numbers = [schemes.index(way) for way in switches[name].ways]  # type: ignore[arg-type]
+            print(f"{name}: borders {switches[name].borders}, schemes {numbers}")
+        print("ms a prompt of    " + "".join(f"{n:8}" for n in PROMPTS) + "  tokens   total")
+        for number, (name, total) in enumerate(totals.items()):
+            row = "".join(f"{prompts[name][n] * 1e3:8.1f}" for n in PROMPTS)
+            after = prompts[name][0] * 1e3
+            print(f"{number} {name[:15]:16}{row}{after:8.1f}{total * 1e3:8.1f}")
+        print(json.dumps({"ranks": arguments.ranks, "totals_s": totals, "prompts_s": prompts}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _mix(model: TensorModel, switch: Switch) -> dict[int, float]:
+    """Seconds of each prompt's call, and under 0 of all tokens after them."""
+    found = {0: 0.0}
+    for length in PROMPTS:
+        batch = model.begin(1, length + NEW_TOKENS)
+        start = time.perf_counter()
+        logits = model.step(batch, [[7] * length], switch.way(length))
+        found[length] = time.perf_counter() - start
+        start = time.perf_counter()
+        for _ in range(NEW_TOKENS):
+            logits = model.step(batch, [[int(logits[0].argmax())]], switch.way(1))
+        found[0] += time.perf_counter() - start
+    return found
+
+
+if __name__ == "__main__":
+    main()

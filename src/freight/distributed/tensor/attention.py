@@ -1,0 +1,160 @@
+"""Attention of new tokens on what each rank has of their queries, and of the keys so far.
+
+Rows are a rectangle here: each brings up to L tokens, what is behind its own is padding, which
+nothing attends to and whose results nobody reads. Which rows and heads a rank has is read from the
+layouts. Knows no mesh axis by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.distributed.tensor.cache import KVCache
+from freight.distributed.tensor.moves import own_range
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.model.switches import ModelConfig
+from freight.partition.layout import Layout
+from freight.partition.sharded import Compute
+
+__all__ = ["Attention", "Rows"]
+
+_MOST_SCORES: Final = 1 << 23
+"""Scores that are computed at once: rows are attended in groups."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """What all rows bring to a call: ``num_new`` [B] tokens of ``width`` after ``kv_lens`` [B]
+    earlier ones; ``cos`` and ``sin`` [B, L, rotary/2] where positions are rotated."""
+
+    width: int
+    num_new: torch.Tensor
+    kv_lens: torch.Tensor
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+
+    def own(self, rows: range) -> Rows:
+        """Some of them."""
+        part = slice(rows.start, rows.stop)
+        return Rows(
+            width=self.width,
+            num_new=self.num_new[part],
+            kv_lens=self.kv_lens[part],
+            cos=None if self.cos is None else self.cos[part],
+            sin=None if self.sin is None else self.sin[part],
+        )
+
+    @property
+    def real(self) -> torch.Tensor:
+        """[B, L]: no padding."""
+        places = torch.arange(self.width, device=self.num_new.device)
+        return places < self.num_new[:, None]
+
+
+class Attention:
+    """Of one layer. Without a ``cache`` new tokens attend to each other only."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ranks: Ranks,
+        rows: Rows,
+        *,
+        layer: int = 0,
+        cache: KVCache | None = None,
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._rows = rows
+        self._layer = layer
+        self._cache = cache
+
+    def real(self, index: int, cut: str) -> torch.Tensor:
+        """Which tokens of the rows that an own rank has are no padding."""
+        return self._rows_of(self._ranks.own[index], cut).real
+
+    def attend(
+        self, step: Compute, queries: Parts, keys: Parts, gains: Mapping[str, torch.Tensor]
+    ) -> Parts:
+        """Queries [B, L, H, D] over keys and values [B, L, J, K, D]; the result lies as the
+        queries."""
+        made = []
+        for index, rank in enumerate(self._ranks.own):
+            rows = self._rows_of(rank, step.layouts[0].cut("B"))
+            q = self._turned(queries[index], rows, gains.get("queries"))
+            new = keys[index].clone()
+            new[:, :, 0] = self._turned(new[:, :, 0], rows, gains.get("keys"))
+            heads = self._heads_of_keys(rank, step.layouts)
+            if self._cache is None:
+                kept = new.permute(2, 0, 3, 1, 4)
+            else:
+                kept = self._cache.append(self._layer, index, new, rows.kv_lens, rows.real)
+            made.append(self._attended(q, kept, heads, rows))
+        return made
+
+    def _rows_of(self, rank: int, cut: str) -> Rows:
+        return self._rows.own(own_range(self._ranks.mesh, rank, len(self._rows.num_new), cut))
+
+    def _turned(self, x: torch.Tensor, rows: Rows, gain: torch.Tensor | None) -> torch.Tensor:
+        """Heads [B, L, H, D], normalised where the model does that, rotated by position."""
+        if gain is not None:
+            wide = x if x.dtype == torch.float64 else x.float()
+            mean = wide.square().mean(dim=-1, keepdim=True)
+            x = (wide * torch.rsqrt(mean + self._config.norm_eps) * gain).to(x.dtype)
+        if rows.cos is None or rows.sin is None:
+            return x
+        cos, sin = rows.cos[:, :, None], rows.sin[:, :, None]
+        half = cos.shape[-1]
+        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+
+    def _heads_of_keys(self, rank: int, layouts: tuple[Layout, ...]) -> list[int]:
+        """For each head of a rank's queries the head of its keys."""
+        c, mesh = self._config, self._ranks.mesh
+        shared = c.num_heads // c.num_kv_heads
+        heads = own_range(mesh, rank, c.num_heads, layouts[0].cut("H"))
+        first = own_range(mesh, rank, c.num_kv_heads, layouts[1].cut("K")).start
+        return [head // shared - first for head in heads]
+
+    def _attended(
+        self, q: torch.Tensor, kept: torch.Tensor, heads: list[int], rows: Rows
+    ) -> torch.Tensor:
+        """Over ``kept`` [J, B, K, S, D], of which each row sees as many as it has."""
+        out = torch.empty_like(q)
+        if not len(q):
+            return out
+        used, count = sorted(set(heads)), len(heads)
+        if all(heads[i] == used[i * len(used) // count] for i in range(count)):
+            keys, values = kept[:, :, used[0] : used[-1] + 1]
+        else:  # groups that are not equally large: each head gets its keys
+            keys, values = kept[:, :, heads]
+        step = max(1, _MOST_SCORES // (count * q.shape[1] * keys.shape[2]))
+        for first in range(0, len(q), step):
+            some = slice(first, first + step)
+            out[some] = self._group(q[some], keys[some], values[some], rows.kv_lens[some])
+        return out
+
+    def _group(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_lens: torch.Tensor
+    ) -> torch.Tensor:
+        R, L, H, D = q.shape
+        K, S = keys.shape[1:3]
+        grouped = q.view(R, L, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(R, K, -1, D)
+        scores = (grouped * self._config.attention_scale) @ keys.transpose(2, 3)
+        cap = self._config.attention_softcap
+        if cap is not None:
+            scores.div_(cap).tanh_().mul_(cap)
+        places = kv_lens[:, None] + torch.arange(L, device=q.device)
+        others = torch.arange(S, device=q.device)
+        hidden = others > places[..., None]
+        window = self._config.sliding_windows[self._layer]
+        if window is not None:
+            hidden |= others <= places[..., None] - window
+        scores = scores.view(R, K, H // K, L, S)
+        scores.masked_fill_(hidden[:, None, None], float("-inf"))
+        found = torch.softmax(scores, dim=-1).view(R, K, -1, S) @ values
+        return found.view(R, K, H // K, L, D).permute(0, 3, 1, 2, 4).reshape(R, L, H, D)

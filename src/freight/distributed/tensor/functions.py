@@ -1,0 +1,196 @@
+"""What a layer computes besides products, on what each rank has.
+
+The planner writes down which values meet; what a norm, an activation or an expert is stands in the
+model's switches and vectors. Knows no layout's name and moves nothing, but for the number of tokens
+that ranks whose experts exchange them agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from freight.distributed.tensor.attention import Attention
+from freight.distributed.tensor.moves import own_range
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.vectors import Vectors
+from freight.model.switches import ModelConfig
+from freight.partition.sharded import Compute
+
+__all__ = ["LayerFunctions"]
+
+_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Of a rank's tokens, flat: for each expert the ``tokens`` [N, T] that chose it and their
+    ``shares`` [N, T], which are 0 where fewer did."""
+
+    tokens: torch.Tensor
+    shares: torch.Tensor
+
+
+class LayerFunctions:
+    """Of one layer, or of an end of a model.
+
+    ``attention`` is left out where nothing attends. With ``agrees`` experts get as many tokens of
+    each rank as of any other, as an exchange of them wants it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ranks: Ranks,
+        vectors: Vectors,
+        attention: Attention | None = None,
+        *,
+        agrees: bool = False,
+    ) -> None:
+        self.vectors = vectors
+        self._config = config
+        self._ranks = ranks
+        self._attention = attention
+        self._agrees = agrees
+        self._chosen: list[_Chosen] = []
+        self._each: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
+            "look up": self._look_up,
+            "activate": self._activate,
+            "square sum": self._square_sum,
+            "norm": self._norm,
+        }
+
+    @property
+    def capacities(self) -> list[int]:
+        """Tokens that an expert could take of each own rank's, in the layer that was run last."""
+        return [own.tokens.shape[1] for own in self._chosen]
+
+    def compute(self, step: Compute, operands: list[Parts], values: Mapping[str, Parts]) -> Parts:
+        """The result of a step other than a product; ``values`` are all that there are."""
+        if step.kind == "attend":
+            assert self._attention is not None
+            queries, keys = operands
+            return self._attention.attend(step, queries, keys, self.vectors.heads)
+        if step.kind == "dispatch":
+            return self._dispatch(step, operands[0], values["routes"])
+        if step.kind == "combine":
+            return self._combine(step, operands[0], values["routes"])
+        function = self._each[step.kind]
+        mine = zip(self._ranks.own, *operands, strict=True)
+        return [function(step, rank, *own) for rank, *own in mine]
+
+    def _look_up(
+        self, step: Compute, rank: int, ids: torch.Tensor, table: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens [B, L] by their numbers; those whose rows are elsewhere are 0 here."""
+        count, cut = table.shape[0], step.layouts[1].cut("V")
+        mesh = self._ranks.mesh
+        here = own_range(mesh, rank, count * mesh.size(cut), cut)
+        places = ids - here.start
+        outside = (places < 0) | (places >= count)
+        return F.embedding(places.clamp(0, count - 1), table).masked_fill_(outside[..., None], 0)
+
+    def _activate(self, step: Compute, rank: int, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., G, F], of two the gate first."""
+        gate = _ACTIVATIONS[self._config.activation](hidden[..., 0, :])
+        return gate * hidden[..., 1, :] if hidden.shape[-2] == 2 else gate
+
+    def _square_sum(self, step: Compute, rank: int, x: torch.Tensor) -> torch.Tensor:
+        """Of squares; where the norm centres, of plain numbers before them. In 32 bits at least."""
+        wide = _wide(x)
+        squares = wide.square().sum(dim=-1)
+        if "J" not in step.out_layout.dims:
+            return squares
+        return torch.stack((wide.sum(dim=-1), squares), dim=-1)
+
+    def _norm(self, step: Compute, rank: int, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        """Rounded once, at the end."""
+        if step.out in self.vectors.no_norms:
+            return x
+        wide, width = _wide(x), self._config.hidden_size
+        if sums.dim() == x.dim():
+            mean = sums[..., :1] / width
+            variance = sums[..., 1:] / width - mean.square()
+            wide = wide - mean
+        else:
+            variance = sums[..., None] / width
+        wide = wide * torch.rsqrt(variance + self._config.norm_eps)
+        affine = self.vectors.norms.get(step.out)
+        if affine is not None:
+            layout, mesh = step.out_layout, self._ranks.mesh
+            wide = wide * affine.gain.along(layout, mesh, rank)
+            if affine.bias is not None:
+                wide = wide + affine.bias.along(layout, mesh, rank)
+        return wide.to(x.dtype)
+
+    # -- experts -------------------------------------------------------------------------------
+
+    def _dispatch(self, step: Compute, x: Parts, routes: Parts) -> Parts:
+        """[N, 1, T, E]: the tokens that chose each expert, of those that a rank has."""
+        weights = [self._weights(own, self._real(step, index)) for index, own in enumerate(routes)]
+        most = [torch.tensor([int((own > 0).sum(dim=0).max())]) for own in weights]
+        if self._agrees:
+            most = [torch.cat(own) for own in self._ranks.all_gather(most, self._ranks.mesh.names)]
+        self._chosen = [
+            _choose(own, max(1, int(count.max()))) for own, count in zip(weights, most, strict=True)
+        ]
+        return [
+            own.flatten(0, 1)[chosen.tokens][:, None]
+            for own, chosen in zip(x, self._chosen, strict=True)
+        ]
+
+    def _real(self, step: Compute, index: int) -> torch.Tensor | None:
+        """Which of a rank's tokens are no padding, [B, L]; None: all."""
+        if self._attention is None:
+            return None
+        return self._attention.real(index, step.layouts[0].cut("B"))
+
+    def _weights(self, routes: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+        """[tokens, N]: the weights of the experts that each token takes, 0 of the others."""
+        experts = self._config.experts
+        assert experts is not None
+        shares = torch.softmax(_wide(routes.flatten(0, 1)), dim=-1)
+        best, chosen = torch.topk(shares, experts.per_token, dim=-1)
+        if experts.normalised:
+            best = best / best.sum(dim=-1, keepdim=True)
+        if real is not None:
+            best = best * real.flatten()[:, None]
+        return torch.zeros_like(shares).scatter_(1, chosen, best)
+
+    def _combine(self, step: Compute, updates: Parts, routes: Parts) -> Parts:
+        """[B, L, E]: of a rank's experts the weighted sum."""
+        made = []
+        cut, mesh = step.layouts[0].cut("N"), self._ranks.mesh
+        for rank, own, chosen, like in zip(
+            self._ranks.own, updates, self._chosen, routes, strict=True
+        ):
+            here = own_range(mesh, rank, len(chosen.tokens), cut)
+            tokens = chosen.tokens[here.start : here.stop].flatten()
+            shares = chosen.shares[here.start : here.stop].flatten().to(own.dtype)
+            out = own.new_zeros(like.shape[0] * like.shape[1], own.shape[-1])
+            out.index_add_(0, tokens, own.flatten(0, 2) * shares[:, None])
+            made.append(out.view(*like.shape[:2], -1))
+        return made
+
+
+def _choose(weights: torch.Tensor, capacity: int) -> _Chosen:
+    """Of the weights [tokens, N] that each token gives each expert."""
+    if len(weights) < capacity:
+        weights = F.pad(weights, (0, 0, 0, capacity - len(weights)))
+    order = torch.argsort((weights == 0).to(torch.uint8), dim=0, stable=True)[:capacity]
+    shares = weights.gather(0, order)
+    tokens = order.masked_fill(shares == 0, 0)
+    return _Chosen(tokens.t().contiguous(), shares.t().contiguous())
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()

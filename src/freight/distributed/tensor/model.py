@@ -1,0 +1,350 @@
+"""A whole model over ranks: tokens in, logits out, each call computed in a way of its own.
+
+Every rank keeps its part of the weights, and of the keys of a batch of rows. A call may be computed
+otherwise than the one before: weights stay where they are, keys are laid out anew where attention
+wants them otherwise. Knows no sampling and no queue of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from freight.distributed.tensor.ahead import WeightsAhead, without_gathers
+from freight.distributed.tensor.attention import Attention, Rows
+from freight.distributed.tensor.blueprint import Blueprint
+from freight.distributed.tensor.cache import KVCache, moves_between
+from freight.distributed.tensor.executor import Executor
+from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.moves import own_part, own_range
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.vectors import Vector, Vectors
+from freight.distributed.tensor.ways import Programmes, Way, Ways
+from freight.distributed.tensor.weights import Loader, Stored
+from freight.errors import InputError
+from freight.model.checkpoint import resolve
+from freight.model.config import ModelConfig, read_config
+from freight.model.rope import inverse_frequencies, is_same_up_to
+from freight.model.sources import TensorSource
+from freight.partition.layers import Cut
+from freight.partition.layout import Layout
+from freight.partition.moves import Move, move
+from freight.partition.padding import pad
+from freight.partition.sharded import Sharded
+from freight.quantities import align_up
+
+__all__ = ["Batch", "TensorModel", "load_model"]
+
+
+class Batch:
+    """Rows that are computed together, and their keys. ``lengths`` [R] are tokens they have."""
+
+    def __init__(self, num_rows: int, cache: KVCache) -> None:
+        self.cache = cache
+        self.lengths = torch.zeros(num_rows, dtype=torch.long)
+
+
+def load_model(
+    model_dir: Path,
+    ranks: Ranks,
+    ways: Sequence[Way],
+    *,
+    dtype: torch.dtype,
+    bits: int | None = None,
+    looped: bool = False,
+) -> TensorModel:
+    """Read the own ranks' parts of a checkpoint, padded to the mesh. With ``bits`` = 8 matrices are
+    kept and moved as integers. InputError where it cannot be cut so."""
+    config = read_config(model_dir)
+    sources = resolve(config, model_dir)
+    return TensorModel(config, sources, ranks, ways, dtype=dtype, bits=bits, looped=looped)
+
+
+class TensorModel:
+    """``moved`` of its executor counts bytes that left the own ranks, ``bytes_read`` those of the
+    checkpoint that they read. With ``looped`` activations are moved while products are computed."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sources: Mapping[str, TensorSource],
+        ranks: Ranks,
+        ways: Sequence[Way],
+        *,
+        dtype: torch.dtype,
+        bits: int | None = None,
+        looped: bool = False,
+    ) -> None:
+        _refuse_unknown(config)
+        first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
+        self.config = config
+        self.padding = pad(config, ranks.mesh, first)
+        self.executor = Executor(ranks, looped=looped)
+        self._ways = Ways(self.padding.config, ranks.mesh, ways)
+        self._ranks = ranks
+        self._ahead: WeightsAhead | None = None
+        self._kinds = [config.has_experts(layer) for layer in range(config.num_layers)]
+        self._dtype = dtype
+        self.value_bytes = dtype.itemsize
+        self.weight_bytes = dtype.itemsize if bits is None else bits // 8
+        blueprint = Blueprint(config, self.padding.config)
+        reader = CheckpointReader()
+        loader = Loader(ranks, blueprint, sources, reader, dtype=dtype, bits=bits)
+        self._layers = [self._load_layer(loader, layer) for layer in range(config.num_layers)]
+        self._ends = self._load_ends(loader)
+        self._positions: torch.Tensor | None = None
+        if config.rope is None:
+            table = sources["embedding.positions"]
+            whole = reader.matrix(table, *(torch.arange(n).numpy() for n in table.shape))
+            self._positions = whole.to(dtype).to(ranks.device)
+        self.bytes_read = reader.bytes_read
+        reader.close()
+
+    def _load_layer(self, loader: Loader, layer: int) -> Stored:
+        has_experts = self.config.has_experts(layer)
+        layouts = self._ways.stored(with_experts=has_experts)
+        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts))
+
+    def _load_ends(self, loader: Loader) -> Stored:
+        """The table and the head, one tensor where they are tied."""
+        layouts, sizes = self._ways.ends(), self._ways.sizes(1, 1, False)
+        if not self.config.tied_embeddings:
+            return loader.load(None, layouts, sizes)
+        stored = loader.load(None, {"embedding": layouts["embedding"]}, sizes)
+        head = [part.t() for part in stored.parts["embedding"]]
+        parts = {**stored.parts, "head": head}
+        return replace(stored, parts=parts, layouts=layouts)
+
+    @property
+    def stored(self) -> list[Mapping[str, Parts]]:
+        """The matrices that the own ranks keep, by layer, the ends last."""
+        return [own.parts for own in (*self._layers, self._ends)]
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        return self._ways.ways
+
+    def programmes(self, way: Way, num_tokens: int) -> Programmes:
+        """The planner's, for a call of so many tokens in the fewest rows that all ways can cut."""
+        rows = self._ways.row_parts
+        width = align_up(-(-num_tokens // rows), self._ways.token_parts(way))
+        return self._ways.programmes(way, rows, width)
+
+    def layers_of(self, way: Way, num_tokens: int) -> list[Sharded]:
+        """Those of all layers."""
+        layers = self.programmes(way, num_tokens).layers
+        return [layers[own] for own in self._kinds]
+
+    def trial(self, way: Way, num_tokens: int) -> Callable[[], object]:
+        """A call that computes the first layer on so many random tokens, without a cache."""
+        own = self.layers_of(way, num_tokens)[0]
+        ranks, layout = self._ranks, own.inputs["x"]
+        shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
+        x = [torch.randn(shape, dtype=self._dtype, device=ranks.device) for _ in ranks.own]
+        batch = Batch(int(own.sizes["B"]), self._cache(int(own.sizes["B"]), 0))
+        rows, _ = self._rows(batch, [[0] * int(own.sizes["L"])] * len(batch.lengths), way)
+        attention = Attention(self.padding.config, ranks, rows)
+        return lambda: self._run(own, {"x": x}, self._layers[0], attention)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def begin(self, num_rows: int, capacity: int) -> Batch:
+        """Rows without tokens, which may come to have ``capacity`` of them each."""
+        c, rope = self.padding.config, self.config.rope
+        if rope is not None and not is_same_up_to(rope, capacity, c.max_positions):
+            raise InputError(
+                f"Rows of up to {capacity} tokens were to be computed over ranks.",
+                "The model's rotary frequencies change with a row's length at that length.",
+                "Ask for shorter rows, or run the model on one rank.",
+            )
+        rows = align_up(num_rows, self._ways.row_parts)
+        return Batch(rows, self._cache(rows, capacity))
+
+    def _cache(self, num_rows: int, capacity: int) -> KVCache:
+        c = self.padding.config
+        return KVCache(
+            self.executor,
+            num_layers=c.num_layers,
+            sizes={"B": num_rows, "J": 2, "K": c.num_kv_heads, "D": c.head_dim},
+            capacity=capacity,
+            dtype=self._dtype,
+        )
+
+    @torch.inference_mode()
+    def step(self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way) -> torch.Tensor:
+        """Logits [R, V] after the last of the new ``tokens`` of each row, on every rank; of a row
+        that brings none they mean nothing."""
+        rows, ids = self._rows(batch, tokens, way)
+        programmes = self._ways.programmes(way, len(ids), rows.width)
+        x, layout = self._embed(programmes.embedding, ids, rows)
+        longest = int((rows.kv_lens + rows.num_new).max())
+        layers = self._weights_of([programmes.layers[own] for own in self._kinds])
+        for layer, (own, weights) in enumerate(layers):
+            x = self._between(x, layout, own)
+            batch.cache.lay(_layout_of_keys(own), longest)
+            attention = Attention(
+                self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
+            )
+            vectors = self._layers[layer].vectors
+            x, layout = self._compute(own, {"x": x, **weights}, vectors, attention)
+        batch.lengths = batch.lengths + rows.num_new.cpu()
+        x = [
+            self._last(part, layout, rows, rank)
+            for part, rank in zip(x, self._ranks.own, strict=True)
+        ]
+        x = self._between(x, layout, programmes.logits)
+        logits, layout = self._run(programmes.logits, {"x": x}, self._ends)
+        return self._whole_logits(logits, layout)[: len(tokens)]
+
+    def _rows(
+        self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way
+    ) -> tuple[Rows, torch.Tensor]:
+        """The call as a rectangle, padded to what the way can cut."""
+        width = align_up(max(map(len, tokens)), self._ways.token_parts(way))
+        ids = torch.zeros(len(batch.lengths), width, dtype=torch.long)
+        num_new = torch.zeros(len(ids), dtype=torch.long)
+        for row, own in enumerate(tokens):
+            ids[row, : len(own)] = torch.tensor(own, dtype=torch.long)
+            num_new[row] = len(own)
+        device = self._ranks.device
+        positions = batch.lengths[:, None] + torch.arange(width)
+        cos = sin = None
+        if self.config.rope is not None:
+            most = self.config.max_positions
+            frequencies, scale = inverse_frequencies(self.config.rope, 1, most)
+            angles = positions[:, :, None].float() * frequencies
+            cos, sin = (
+                (own * scale).to(self._dtype).to(device) for own in (angles.cos(), angles.sin())
+            )
+        lengths = batch.lengths.to(device)
+        rows = Rows(width=width, num_new=num_new.to(device), kv_lens=lengths, cos=cos, sin=sin)
+        return rows, ids.to(device)
+
+    def _embed(self, own: Sharded, ids: torch.Tensor, rows: Rows) -> tuple[Parts, Layout]:
+        mesh, layout = self._ranks.mesh, own.inputs["tokens"]
+        tokens = [own_part(ids, ("B", "L"), layout, mesh, rank) for rank in self._ranks.own]
+        x, layout = self._run(own, {"tokens": tokens}, self._ends)
+        if self.config.embedding_scale is not None:
+            factor = torch.tensor(self.config.embedding_scale, dtype=self._dtype).item()
+            x = [part * factor for part in x]
+        if self._positions is not None:
+            places = rows.kv_lens[:, None] + torch.arange(rows.width, device=ids.device)
+            places = places.clamp(max=self.config.max_positions - 1) + self.config.position_offset
+            added = Vector(("B", "L", "E"), self._positions[places])
+            pairs = zip(self._ranks.own, x, strict=True)
+            x = [part + added.along(layout, mesh, rank) for rank, part in pairs]
+        return x, layout
+
+    def _weights_of(
+        self, programmes: Sequence[Sharded]
+    ) -> Iterator[tuple[Sharded, Mapping[str, Parts]]]:
+        """Of each layer what is to be computed, and the weights for it; those that are gathered
+        are under way while the layer before is computed."""
+        split = [without_gathers(own) for own in programmes]
+        if not any(early for early, _ in split):
+            for own, stored in zip(programmes, self._layers, strict=True):
+                yield own, self._given(own, stored)
+            return
+        if self._ahead is None:
+            self._ahead = WeightsAhead(self.executor)
+        begun = None
+        for layer in range(len(programmes) + 1):
+            following = None
+            if layer < len(programmes):
+                given = self._given(programmes[layer], self._layers[layer])
+                following = self._ahead.begin(split[layer][0], given)
+            if begun is not None:
+                yield split[layer - 1][1], self._ahead.take(begun)
+            begun = following
+
+    def _given(self, own: Sharded, stored: Stored) -> dict[str, Parts]:
+        """Weights as a programme wants them: of those that are stored whole and used cut each rank
+        takes its part."""
+        given = {}
+        for name, wanted in own.weights.items():
+            given[name] = stored.parts[name]
+            if stored.layouts[name] != wanted:
+                pairs = zip(self._ranks.own, stored.parts[name], strict=True)
+                given[name] = [
+                    own_part(part, wanted.dims, wanted, own.mesh, rank) for rank, part in pairs
+                ]
+        return given
+
+    def _run(
+        self,
+        own: Sharded,
+        inputs: Mapping[str, Parts],
+        stored: Stored,
+        attention: Attention | None = None,
+    ) -> tuple[Parts, Layout]:
+        """A programme's first output, from stored weights."""
+        given = {**inputs, **self._given(own, stored)}
+        return self._compute(own, given, stored.vectors, attention)
+
+    def _compute(
+        self,
+        own: Sharded,
+        given: Mapping[str, Parts],
+        vectors: Vectors,
+        attention: Attention | None,
+    ) -> tuple[Parts, Layout]:
+        agrees = any(
+            step.value == "dispatched" and step.move.kind == "all-to-all" for step in own.transfers
+        )
+        functions = LayerFunctions(
+            self.padding.config, self._ranks, vectors, attention, agrees=agrees
+        )
+        name = next(iter(own.outputs))
+        return self.executor.run(own, given, functions)[name], own.outputs[name]
+
+    def _between(self, x: Parts, layout: Layout, own: Sharded) -> Parts:
+        """The stream as the next programme wants it."""
+        wanted = own.inputs["x"]
+        sizes = tuple((dim, int(own.sizes[dim])) for dim in layout.dims)
+        for step in moves_between(layout, wanted, sizes, own.mesh):
+            x = self.executor.move(x, layout, step, "between layers")
+            layout = move(layout, step)
+        return x
+
+    def _last(self, part: torch.Tensor, layout: Layout, rows: Rows, rank: int) -> torch.Tensor:
+        """[B, 1, E]: of each row its last new token."""
+        mine = own_range(self._ranks.mesh, rank, len(rows.num_new), layout.cut("B"))
+        places = (rows.num_new[mine.start : mine.stop] - 1).clamp(min=0)
+        return part[torch.arange(len(part), device=part.device), places][:, None]
+
+    def _whole_logits(self, logits: Parts, layout: Layout) -> torch.Tensor:
+        """[B, V] on every rank."""
+        for dim in layout.dims:
+            if axes := layout.cut(dim):
+                step = Move("all-gather", axes, source=dim)
+                logits = self.executor.move(logits, layout, step, "between layers")
+                layout = move(layout, step)
+        found = logits[0][:, 0, : self.config.vocab_size]
+        cap = self.config.logits_softcap
+        return found if cap is None else torch.tanh(found / cap) * cap
+
+
+def _layout_of_keys(own: Sharded) -> Layout:
+    return next(step.layouts[1] for step in own.computes if step.kind == "attend")
+
+
+def _refuse_unknown(config: ModelConfig) -> None:
+    wrong = []
+    if config.embedding_size != config.hidden_size:
+        wrong.append(f"an embedding of {config.embedding_size} columns")
+    if config.kv_format is not None:
+        wrong.append("compressed keys")
+    if config.attended_share < 1:
+        wrong.append("sparse attention")
+    if config.mlp_bias and config.experts is not None:
+        wrong.append("experts with biases")
+    if wrong:
+        raise InputError(
+            f"A {config.family} model was to be computed over ranks.",
+            f"It has {' and '.join(wrong)}, which cannot be cut yet.",
+            "Run it on one rank.",
+        )

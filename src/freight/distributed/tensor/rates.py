@@ -1,0 +1,99 @@
+"""What ranks reach here: arithmetic, memory, and what they send each other by their own back end.
+
+A few short measurements, the slowest rank's for all. And what a programme takes at such rates by
+the planner's counts: an estimate, from which calibration starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from freight.distributed.tensor.ranks import Ranks
+from freight.partition.sharded import Sharded
+
+__all__ = ["Rates", "measure_rates", "predicted_s", "slowest"]
+
+_WIDTH: Final = 512
+_COPIED: Final = 32 << 20
+_GATHERED: Final = 4 << 20
+_TIMES: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Of one rank while all others do the same: ``link_bytes_per_s`` is what leaves it,
+    ``collective_s`` the time of a collective however little it moves."""
+
+    flops: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    collective_s: float
+
+
+def measure_rates(ranks: Ranks, dtype: torch.dtype) -> Rates:
+    """All ranks at once; the same values on each."""
+    device, axes = ranks.device, ranks.mesh.names
+    a = torch.ones(_WIDTH, _WIDTH, dtype=dtype, device=device)
+    source = torch.ones(_COPIED, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    count = ranks.mesh.num_chips
+    large = [torch.ones(_GATHERED // count, dtype=torch.uint8, device=device) for _ in ranks.own]
+    small = [own[:8] for own in large]
+    before = ranks.sent_bytes
+    seconds = [
+        _least(lambda: torch.mm(a, a), ranks),
+        _least(lambda: target.copy_(source), ranks),
+        _least(lambda: ranks.all_gather(small, axes), ranks),
+        _least(lambda: ranks.all_gather(large, axes), ranks),
+    ]
+    ranks.sent_bytes = before
+    product, copied, latency, gathered = slowest(ranks, seconds)
+    sent = _GATHERED * (count - 1) / count
+    return Rates(
+        flops=2.0 * _WIDTH**3 / product,
+        memory_bytes_per_s=2.0 * _COPIED / copied,
+        link_bytes_per_s=max(sent, 1.0) / max(gathered - latency, 1e-9),
+        collective_s=latency,
+    )
+
+
+def predicted_s(own: Sharded, rates: Rates, *, weight_bytes: float, value_bytes: float) -> float:
+    """Arithmetic or the reading of weights and keys, whichever takes longer, and all moves."""
+    kept = sum(
+        step.layouts[1].elements({**own.sizes, "L": own.sizes["S"]}, own.mesh)
+        for step in own.computes
+        if step.kind == "attend"
+    )
+    read = own.used_elements * weight_bytes + kept * value_bytes
+    sent = own.moved(weights=True) * weight_bytes + own.moved(weights=False) * value_bytes
+    calls = sum(step.elements > 0 for step in own.transfers)
+    return (
+        max(own.flops / rates.flops, read / rates.memory_bytes_per_s)
+        + sent / rates.link_bytes_per_s
+        + calls * rates.collective_s
+    )
+
+
+def slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
+    """Of each of some measurements the longest of all ranks, the same on each."""
+    own = [torch.tensor(seconds, dtype=torch.float64, device=ranks.device) for _ in ranks.own]
+    found: list[float] = torch.stack(ranks.all_gather(own, ranks.mesh.names)[0]).amax(0).tolist()
+    return found
+
+
+def _least(work: Callable[[], object], ranks: Ranks) -> float:
+    """Seconds of the fastest of some calls, after one that does not count."""
+    work()
+    found = []
+    for _ in range(_TIMES):
+        start = time.perf_counter()
+        work()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        found.append(time.perf_counter() - start)
+    return min(found)

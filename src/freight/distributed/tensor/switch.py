@@ -1,0 +1,169 @@
+"""Which way a call is computed, by the number of tokens in it (Ong & Kwon).
+
+First reckoned from rates and the planner's counts, then measured: each way at growing numbers of
+tokens on one layer of the model, once for a machine, as the reckoned border is off where moves are
+overlapped or arithmetic is slow for few tokens. Every rank comes to the same borders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from freight.distributed.tensor.model import TensorModel
+from freight.distributed.tensor.rates import Rates, predicted_s, slowest
+from freight.distributed.tensor.ways import Way
+
+__all__ = ["Switch", "calibrated", "pinned", "reckoned"]
+
+_TIMES: Final = 5
+_LEAST_GAIN: Final = 0.05
+"""A way is left for one that is faster by this share: less is what measurements differ by."""
+_Table = list[list[float]]
+"""Seconds by number of tokens and way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Up to ``borders[i]`` tokens a call is computed in ``ways[i]``, beyond all in the last."""
+
+    borders: tuple[int, ...]
+    ways: tuple[Way, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.ways) == len(self.borders) + 1 and sorted(self.borders) == [*self.borders]
+
+    def way(self, num_tokens: int) -> Way:
+        places = (i for i, border in enumerate(self.borders) if num_tokens <= border)
+        return self.ways[next(places, len(self.borders))]
+
+
+def pinned(way: Way) -> Switch:
+    """One way whatever is asked: sums are always made in the same order."""
+    return Switch((), (way,))
+
+
+def reckoned(model: TensorModel, rates: Rates, most_tokens: int) -> Switch:
+    """By the planner's counts at these rates, to a token."""
+
+    @cache
+    def best(num_tokens: int) -> int:
+        times = [
+            sum(
+                predicted_s(
+                    own, rates, weight_bytes=model.weight_bytes, value_bytes=model.value_bytes
+                )
+                for own in model.layers_of(way, num_tokens)
+            )
+            for way in model.ways
+        ]
+        return times.index(min(times))
+
+    changes: list[tuple[int, int]] = []
+
+    def look(low: int, high: int) -> None:
+        if best(low) == best(high):
+            return
+        if high - low == 1:
+            changes.append((low, best(high)))
+            return
+        middle = (low + high) // 2
+        look(low, middle)
+        look(middle, high)
+
+    for low, high in pairwise(_sizes(most_tokens)):
+        look(low, high)
+    return _switch(model.ways, best(1), changes)
+
+
+def calibrated(model: TensorModel, most_tokens: int, cache_dir: Path | None = None) -> Switch:
+    """By measuring one layer. What was measured is kept in ``cache_dir`` for the next time."""
+    sizes = _sizes(most_tokens)
+    path = None if cache_dir is None else cache_dir / f"switch-{_key(model, sizes)}.json"
+    table = _kept(model, path, sizes)
+    if table is None:
+        table = [[_measured(model, way, size) for way in model.ways] for size in sizes]
+        if path is not None and 0 in model.executor.ranks.own:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(table), encoding="utf-8")
+    first = own = table[0].index(min(table[0]))
+    changes = []
+    for place, (low, high) in enumerate(pairwise(sizes)):
+        other = table[place + 1].index(min(table[place + 1]))
+        if table[place + 1][other] < (1 - _LEAST_GAIN) * table[place + 1][own]:
+            # Where lines through what was measured cross.
+            before, after = (table[place + i][other] - table[place + i][own] for i in (0, 1))
+            share = max(0.0, before / (before - after))
+            changes.append((int(low + (high - low) * share), other))
+            own = other
+    return _switch(model.ways, first, changes)
+
+
+def _switch(ways: Sequence[Way], first: int, changes: Sequence[tuple[int, int]]) -> Switch:
+    """From the way for one token and (border, number of the way beyond it)."""
+    numbers = [first, *(number for _, number in changes)]
+    return Switch(tuple(border for border, _ in changes), tuple(ways[own] for own in numbers))
+
+
+def _sizes(most_tokens: int) -> list[int]:
+    """Powers of two, and the most."""
+    powers = [1 << place for place in range((most_tokens - 1).bit_length())]
+    return [*powers, most_tokens]
+
+
+def _measured(model: TensorModel, way: Way, num_tokens: int) -> float:
+    """Seconds of a layer, of the slowest rank, the least of some calls after one that does not
+    count: other work on the machine makes them longer only."""
+    work = model.trial(way, num_tokens)
+    work()
+    times = []
+    for _ in range(_TIMES):
+        slowest(model.executor.ranks, [0.0])  # all begin together
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(slowest(model.executor.ranks, times))
+
+
+def _kept(model: TensorModel, path: Path | None, sizes: Sequence[int]) -> _Table | None:
+    """What rank 0 has measured before: the others' disks are not asked."""
+    ranks = model.executor.ranks
+    width = len(model.ways)
+    own = torch.full((len(sizes) * width,), -1.0, dtype=torch.float64)
+    if path is not None and 0 in ranks.own and path.exists():
+        own.copy_(torch.tensor(json.loads(path.read_text(encoding="utf-8"))).flatten())
+    parts = [own.to(ranks.device) for _ in ranks.own]
+    first: list[float] = ranks.all_gather(parts, ranks.mesh.names)[0][0].tolist()
+    if min(first) < 0:
+        return None
+    return [first[place : place + width] for place in range(0, len(first), width)]
+
+
+def _key(model: TensorModel, sizes: Sequence[int]) -> str:
+    """Of all that the times depend on."""
+    ranks = model.executor.ranks
+    parts = (
+        platform.node(),
+        platform.processor(),
+        torch.__version__,
+        torch.get_num_threads(),
+        type(ranks).__name__,
+        ranks.device,
+        ranks.mesh,
+        model.padding.config,
+        model.weight_bytes,
+        model.value_bytes,
+        model.ways,
+        sizes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""The small tensors of a layer that every rank has whole: gains, biases, scales of integers.
+
+Each belongs to a value or a weight of the planner's programme by its name, and has some dims of the
+value that it acts on; a rank uses the part that the value's layout gives it. Knows no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from freight.distributed.tensor.moves import own_part
+from freight.partition.layout import Layout, Mesh
+
+__all__ = ["Affine", "Vector", "Vectors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """``tensor`` has the dims ``dims``, as ("G", "F")."""
+
+    dims: tuple[str, ...]
+    tensor: torch.Tensor
+
+    def along(self, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+        """A rank's part, with a dim of one for each dim of the layout that it has not."""
+        part = own_part(self.tensor, self.dims, layout, mesh, rank)
+        sizes = dict(zip(self.dims, part.shape, strict=True))
+        return part.reshape([sizes.get(dim, 1) for dim in layout.dims])
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """x * gain + bias over E, of a norm."""
+
+    gain: Vector
+    bias: Vector | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vectors:
+    """``norms`` go by the norm's result, ``inputs`` act on what is multiplied by a weight of that
+    name, where two norms differ by these only. ``biases`` and ``scales``, what the codes of an
+    integer weight are multiplied by, go by the weight. ``heads`` are gains of "queries" and "keys",
+    [D]. ``no_norms`` name norms that the planner writes down and the model has not."""
+
+    norms: Mapping[str, Affine] = field(default_factory=dict)
+    inputs: Mapping[str, Affine] = field(default_factory=dict)
+    biases: Mapping[str, Vector] = field(default_factory=dict)
+    scales: Mapping[str, Vector] = field(default_factory=dict)
+    heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    no_norms: frozenset[str] = frozenset()

@@ -1,0 +1,225 @@
+"""The weights that each rank keeps: its part of every matrix, read once, and small vectors whole.
+
+They are stored in the layout that all ways of computing share: what is gathered, sliced or left in
+place for a call is the planner's business. With 8 bits a matrix is kept, and gathered, as integers,
+with a scale for each of its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import torch
+
+from freight.distributed.tensor.blueprint import Blueprint
+from freight.distributed.tensor.moves import make_move, own_range
+from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.vectors import Affine, Vector, Vectors
+from freight.model.sources import TensorSource
+from freight.partition.layout import Layout
+from freight.partition.moves import Move
+
+__all__ = ["Loader", "Stored"]
+
+_SUMMED: Final[Mapping[str, str]] = {
+    "queries in": "E",
+    "keys in": "E",
+    "attention out": "HD",
+    "mlp in": "E",
+    "mlp out": "F",
+    "experts in": "E",
+    "experts out": "F",
+}
+"""Matrices that integers can stand for, and the dims that a product sums over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Of a layer, or of an end of the model: matrices laid out as ``layouts``, and vectors."""
+
+    parts: Mapping[str, Parts]
+    layouts: Mapping[str, Layout]
+    vectors: Vectors
+
+
+class Loader:
+    """Reads for the own ranks. ``dtype`` is what is computed with; ``bits`` 8 or None."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        blueprint: Blueprint,
+        sources: Mapping[str, TensorSource],
+        reader: CheckpointReader,
+        *,
+        dtype: torch.dtype,
+        bits: int | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._blueprint = blueprint
+        self._sources = sources
+        self._reader = reader
+        self._dtype = dtype
+        self._bits = bits
+
+    def load(
+        self, layer: int | None, layouts: Mapping[str, Layout], sizes: Mapping[str, float]
+    ) -> Stored:
+        """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None."""
+        parts: dict[str, Parts] = {}
+        scales: dict[str, Vector] = {}
+        for name, layout in layouts.items():
+            mine = [self._part(name, layer, layout, sizes, rank) for rank in self._ranks.own]
+            if self._bits is not None and name in _SUMMED:
+                mine, scales[name] = self._as_integers(mine, layout, _SUMMED[name])
+            parts[name] = mine
+        vectors = self._vectors(layer, scales)
+        return Stored(parts=parts, layouts=layouts, vectors=vectors)
+
+    # -- matrices ------------------------------------------------------------------------------
+
+    def _part(
+        self,
+        name: str,
+        layer: int | None,
+        layout: Layout,
+        sizes: Mapping[str, float],
+        rank: int,
+    ) -> torch.Tensor:
+        """A rank's part of one weight; in memory it lies as in the checkpoint."""
+        mesh, blueprint = self._ranks.mesh, self._blueprint
+        ranges = {
+            dim: own_range(mesh, rank, int(sizes[dim]), layout.cut(dim)) for dim in layout.dims
+        }
+        stack = blueprint.stack(name)
+        read, dims = [], stack
+        for chosen in product(*(ranges[dim] for dim in stack)):
+            matrix = blueprint.matrix(name, layer, chosen)
+            rows, columns = (
+                blueprint.numbers(matrix, own, ranges)
+                for own in (matrix.row_dims, matrix.column_dims)
+            )
+            found = self._reader.matrix(self._sources[matrix.name], rows, columns)
+            read.append(found.to(self._dtype))
+            dims = stack + matrix.row_dims + matrix.column_dims
+        whole = torch.stack(read).view([len(ranges[dim]) for dim in dims])
+        return whole.to(self._ranks.device).permute([dims.index(dim) for dim in layout.dims])
+
+    def _as_integers(self, parts: Parts, layout: Layout, summed: str) -> tuple[Parts, Vector]:
+        """Codes in 8 bits, and for each output what they are multiplied by, whole."""
+        places = [layout.dims.index(dim) for dim in summed]
+        across = "".join(layout.cut(dim) for dim in summed)
+        highest = [part.abs().amax(dim=places, keepdim=True) for part in parts]
+        if self._ranks.mesh.size(across) > 1:
+            highest = [
+                torch.stack(own).amax(dim=0) for own in self._ranks.all_gather(highest, across)
+            ]
+        scales = [(own.double() / 127).clamp(min=1e-30).to(self._dtype) for own in highest]
+        codes = [
+            (part / scale).round_().clamp_(-127, 127).to(torch.int8)
+            for part, scale in zip(parts, scales, strict=True)
+        ]
+        kept = tuple(dim for dim in layout.dims if dim not in summed)
+        flat = Layout(kept, tuple(layout.cut(dim) for dim in kept))
+        scales = [own.squeeze(places) for own in scales]
+        for dim in kept:
+            if axes := flat.cut(dim):
+                scales = make_move(self._ranks, scales, flat, Move("all-gather", axes, source=dim))
+                flat = flat.with_cut(dim, "")
+        # One tensor serves all own ranks: it is the same for all.
+        return codes, Vector(kept, scales[0])
+
+    # -- vectors -------------------------------------------------------------------------------
+
+    def _vectors(self, layer: int | None, scales: Mapping[str, Vector]) -> Vectors:
+        if layer is None:
+            norm = self._affine("head.norm")
+            return Vectors(
+                norms={} if norm is None else {"normed": norm},
+                no_norms=frozenset() if norm is not None else frozenset(["normed"]),
+            )
+        prefix, c = f"layers.{layer}", self._blueprint.config
+        attention = self._affine(f"{prefix}.attention.norm")
+        is_shared = c.parallel and c.shared_norm
+        mlp = attention if is_shared else self._affine(f"{prefix}.mlp.norm")
+        norms: dict[str, Affine | None] = {}
+        inputs: dict[str, Affine | None] = {}
+        if is_shared:
+            norms = {"normed": attention}
+        elif c.parallel:
+            inputs = {"queries in": attention, "keys in": attention, "mlp in": mlp}
+        elif c.norm_place == "after":
+            norms = {"attention added normed": attention, "mlp added normed": mlp}
+        else:
+            norms = {"attention normed": attention, "mlp normed": mlp, "experts normed": mlp}
+        norms |= {
+            f"{part} out normed": self._affine(f"{prefix}.{part}.post_norm")
+            for part in ("attention", "mlp")
+        }
+        return Vectors(
+            norms={name: own for name, own in norms.items() if own is not None},
+            inputs={name: own for name, own in inputs.items() if own is not None},
+            biases=self._biases(layer),
+            scales=scales,
+            heads={
+                name: self._whole(f"{prefix}.attention.{letter}_norm", wide=True)
+                for name, letter in (("queries", "q"), ("keys", "k"))
+                if c.qk_norm
+            },
+        )
+
+    def _affine(self, name: str) -> Affine | None:
+        """A norm's, in 32 bits at least."""
+        if name not in self._sources:
+            return None
+        gain = self._whole(name, wide=True)
+        if self._blueprint.config.norm == "rms_plus_one":
+            gain = gain + 1
+        if f"{name}_bias" not in self._sources:
+            return Affine(Vector(("E",), gain))
+        bias = self._whole(f"{name}_bias", wide=True)
+        return Affine(Vector(("E",), gain), Vector(("E",), bias))
+
+    def _biases(self, layer: int) -> dict[str, Vector]:
+        """Those of products: rows of a matrix have one each."""
+        padded = self._blueprint.padded
+        sizes = {
+            "H": padded.num_heads,
+            "K": padded.num_kv_heads,
+            "D": padded.head_dim,
+            "E": padded.hidden_size,
+            "F": padded.intermediate_size,
+            "G": 2 if padded.gated_mlp else 1,
+            "J": 2,
+        }
+        found = {}
+        for name in ("queries in", "keys in", "attention out", "mlp in", "mlp out"):
+            stack = self._blueprint.stack(name)
+            chosen = [*product(*(range(sizes[dim]) for dim in stack))]
+            first = self._blueprint.matrix(name, layer, chosen[0])
+            if f"{first.name}_bias" in self._sources:
+                dims = stack + first.row_dims
+                rows = [self._bias_rows(name, layer, own, sizes) for own in chosen]
+                shaped = torch.stack(rows).view([sizes[dim] for dim in dims])
+                found[name] = Vector(tuple(dims), shaped)
+        return found
+
+    def _bias_rows(
+        self, name: str, layer: int, chosen: Sequence[int], sizes: Mapping[str, int]
+    ) -> torch.Tensor:
+        matrix = self._blueprint.matrix(name, layer, chosen)
+        ranges = {dim: range(size) for dim, size in sizes.items()}
+        numbers = torch.from_numpy(self._blueprint.numbers(matrix, matrix.row_dims, ranges))
+        whole = self._whole(f"{matrix.name}_bias")
+        return whole[numbers.clamp(min=0)].masked_fill_(numbers < 0, 0)
+
+    def _whole(self, name: str, *, wide: bool = False) -> torch.Tensor:
+        found = self._reader.vector(self._sources[name])
+        dtype = self._dtype
+        if wide and dtype != torch.float64:
+            dtype = torch.float32
+        return found.to(dtype).to(self._ranks.device)

@@ -1,0 +1,92 @@
+"""From a model and ranks to an engine: what is planned fits, runs, and can be pinned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from freight.distributed.tensor.engine import TensorEngine
+from freight.distributed.tensor.launch import TensorOptions, launch, plan_ways
+from freight.distributed.tensor.rates import Rates
+from freight.distributed.tensor.virtual import VirtualRanks
+from freight.errors import BudgetError
+from freight.model.config import read_config
+from freight.partition.layers import Cut
+from freight.plan.workload import Workload
+from freight.runtime.params import SamplingParams
+
+from ...runtime import tiny
+from ...runtime.test_engine_parity import CONFIGS
+
+RATES = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9, collective_s=1e-5)
+OPTIONS = TensorOptions(memory_bytes=1 << 30)
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon 7b"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_what_is_planned_runs(name: str, num_ranks: int, tmp_path: Path) -> None:
+    reference = tiny.make_model(tmp_path, config=CONFIGS[name])
+    prompts = tiny.prompts(8, 12)
+    work = tiny.workload(prompts, 4)
+    options = replace(OPTIONS, cache_dir=tmp_path / "cache")
+    model, switch, planned = launch(
+        tmp_path,
+        num_ranks,
+        VirtualRanks,
+        workload=work,
+        dtype=torch.float32,
+        options=options,
+    )
+    assert model.executor.ranks.mesh.num_chips == num_ranks
+    assert set(switch.ways) <= {planned.prefill, planned.decode}
+    engine = TensorEngine(
+        model, switch, workload=work, tokenizer=None, rows=planned.rows, batch_tokens=256
+    )
+    found = engine.run(tiny.requests(prompts, SamplingParams(max_tokens=4)))
+    tokens = {own.index: list(own.token_ids) for own in found}
+    wanted = tiny.tokens(tiny.reference(reference, prompts, 4))
+    assert [tokens[index] for index in range(len(prompts))] == wanted
+
+
+def work(rows: int, prompt: int) -> Workload:
+    return Workload(
+        num_rows=rows,
+        max_prompt_tokens=prompt,
+        max_new_tokens=64,
+        max_total_tokens=prompt + 64,
+        total_prompt_tokens=rows * prompt,
+        total_new_tokens=rows * 64,
+    )
+
+
+def test_phases_have_ways_of_their_own(tmp_path: Path) -> None:
+    """A multi-query model with long prompts: weights are gathered for these, and stay for decoding,
+    whose rows are cut. With little memory fewer rows are computed together, then none."""
+    tiny.make_model(tmp_path, config=CONFIGS["falcon 7b"])
+    config = read_config(tmp_path)
+    asked = work(64, 4096)
+    found = plan_ways(config, 4, RATES, asked, torch.float32, OPTIONS)
+    assert isinstance(found.prefill, Cut) and isinstance(found.decode, Cut)
+    assert found.rows == 64
+    assert found.prefill.gathered and not found.decode.gathered and found.decode.batch
+    tight = replace(OPTIONS, memory_bytes=10_000_000)
+    assert plan_ways(config, 4, RATES, asked, torch.float32, tight).rows < 64
+    with pytest.raises(BudgetError):
+        plan_ways(config, 4, RATES, asked, torch.float32, replace(OPTIONS, memory_bytes=100_000))
+
+
+def test_a_phase_is_pinned(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS["falcon 7b"])
+    for pin in ("prefill", "decode"):
+        _, switch, planned = launch(
+            tmp_path,
+            4,
+            VirtualRanks,
+            workload=work(8, 64),
+            dtype=torch.float32,
+            options=replace(OPTIONS, pin=pin),
+        )
+        assert switch.borders == () and switch.ways == (getattr(planned, pin),)

@@ -1,0 +1,116 @@
+"""Whole models over virtual ranks: the greedy tokens of transformers, whatever way is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from freight.distributed.tensor.model import load_model
+from freight.distributed.tensor.virtual import VirtualRanks
+from freight.errors import InputError
+from freight.model.checkpoint import open_checkpoint
+from freight.partition.layers import Cut
+from freight.partition.layout import Mesh
+from freight.partition.named import DYNAMIC, EXCHANGED
+
+from ...runtime import tiny
+from ...runtime.test_engine_parity import CONFIGS
+from .bed import CUTS, greedy
+
+STEPS = 7
+
+
+class OneRank(VirtualRanks):
+    """One of a mesh's ranks, which can load but sends nothing."""
+
+    def __init__(self, mesh: Mesh, rank: int) -> None:
+        super().__init__(mesh)
+        self.own = (rank,)
+
+
+EIGHT = Mesh.of(x=2, y=2, z=2)
+REFUSED = {"opt, norms after", "dynamic", "longrope"}
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in REFUSED])
+def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Each step is computed in another way than the one before it."""
+    reference = tiny.make_model(tmp_path, config=CONFIGS[name])
+    prompts = tiny.prompts(5, 17, vocab=300)
+    mesh = EIGHT if CONFIGS[name].hidden_size % 8 == 0 else Mesh.of(x=2, y=2, z=1)
+    model = load_model(tmp_path, VirtualRanks(mesh), CUTS, dtype=torch.float32)
+    found = [*zip(*greedy(model, prompts, STEPS, CUTS), strict=True)]
+    wanted = tiny.tokens(tiny.reference(reference, prompts, STEPS))
+    assert [list(own) for own in found] == wanted
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=CONFIGS["opt, norms after"])
+    with pytest.raises(InputError, match="32 columns"):
+        load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
+
+
+def test_schemes_take_turns(tmp_path: Path) -> None:
+    """Of Ong & Kwon, and the better ones with an exchange."""
+    reference = tiny.make_model(tmp_path, num_key_value_heads=4)
+    schemes = [*DYNAMIC.values(), *EXCHANGED.values()]
+    ranks = VirtualRanks(Mesh.of(x=4))
+    model = load_model(tmp_path, ranks, schemes, dtype=torch.float32)
+    prompts = tiny.prompts(3, 11)
+    found = [*zip(*greedy(model, prompts, 5, schemes), strict=True)]
+    assert [list(own) for own in found] == tiny.tokens(tiny.reference(reference, prompts, 5))
+
+
+@pytest.mark.parametrize("name", ["falcon 7b", "falcon 40b", "mixtral", "odd sizes", "tied"])
+def test_ranks_read_their_own_bytes(name: str, tmp_path: Path) -> None:
+    """Of each matrix every byte is read by one rank, vectors and routers by all that use them."""
+    tiny.make_model(tmp_path, config=CONFIGS[name])
+    mesh = EIGHT if CONFIGS[name].hidden_size % 8 == 0 else Mesh.of(x=2, y=2, z=1)
+    sizes = {own: tensor.num_bytes for own, tensor in open_checkpoint(tmp_path).items()}
+    vectors = sum(sizes[own] for own in sizes if "norm" in own or "ln_" in own)
+    routers = sum(size for own, size in sizes.items() if own.endswith("moe.gate.weight"))
+    matrices = sum(sizes.values()) - vectors - routers
+    read = [
+        load_model(tmp_path, OneRank(mesh, rank), [Cut()], dtype=torch.float32).bytes_read
+        for rank in range(mesh.num_chips)
+    ]
+    assert sum(read) == matrices + routers * mesh.size("yz") + vectors * mesh.num_chips
+    assert max(read) - min(read) <= 0.1 * max(read)  # but for padding all read alike
+
+
+def test_keys_are_handed_over_by_slicing(tmp_path: Path) -> None:
+    """From head-sharded prefill to row-sharded decoding of a multi-query model nothing is sent, and
+    each rank has an eighth of the keys then; weights stay where they are."""
+    tiny.make_model(tmp_path, config=CONFIGS["falcon 7b"])
+    model = load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
+    stored = [part.data_ptr() for own in model.stored for parts in own.values() for part in parts]
+    batch = model.begin(8, 16)
+    model.step(batch, tiny.prompts(8, 9), Cut())
+    assert batch.cache.num_bytes == 8 * 2 * 2 * 8 * 16 * 16 * 4
+    model.step(batch, [[1]] * 8, Cut(batch="zyx"))
+    assert batch.cache.num_bytes == 2 * 2 * 8 * 16 * 16 * 4
+    moved = {
+        kind: size
+        for (kind, what), size in model.executor.moved.items()
+        if what == "keys and values"
+    }
+    assert moved == {"slice": 0}
+    after = [part.data_ptr() for own in model.stored for parts in own.values() for part in parts]
+    assert stored == after
+
+
+def test_integers_are_gathered_as_integers(tmp_path: Path) -> None:
+    """Gathering moves a byte for each number; tokens are those of the same integers on one rank."""
+    tiny.make_model(tmp_path)
+    prompts, way = tiny.prompts(4, 9), Cut(gathered="xyz")
+    moved, tokens = {}, {}
+    for mesh, bits in ((Mesh.of(x=1, y=1, z=1), 8), (EIGHT, 8), (EIGHT, None)):
+        model = load_model(tmp_path, VirtualRanks(mesh), [way], dtype=torch.float32, bits=bits)
+        tokens[mesh, bits] = [*greedy(model, prompts, 4, [way])]
+        moved[mesh, bits] = model.executor.moved["all-gather", "weights"]
+    # The embedding and the head stay in 32 bits; each of four steps gathers them on 8 ranks.
+    ends = 4 * 2 * 4 * tiny.VOCAB * 64 * 7
+    assert 4 * (moved[EIGHT, 8] - ends) == moved[EIGHT, None] - ends
+    assert tokens[EIGHT, 8] == tokens[Mesh.of(x=1, y=1, z=1), 8]
