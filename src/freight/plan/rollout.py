@@ -68,7 +68,8 @@ class Brought:
 class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
-    and ``attended_bytes`` are of one row and layer."""
+    and ``attended_bytes`` are of one row and layer, ``departing_bytes`` of a token that goes on to
+    the next stage."""
 
     policy: Policy
     page_bytes: int
@@ -78,17 +79,22 @@ class WorkSizes:
     attended_bytes: int
     far_share: float
     shared_tokens: int = 0
+    departing_bytes: int = 0
 
     @classmethod
     def of(
         cls, config: ModelConfig, layout: WeightLayout, policy: Policy, geometry: Geometry
     ) -> WorkSizes:
         near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
+        programme = layout.programme
+        columns = config.hidden_size if programme.receives else config.embedding_size
+        handed_on = config.hidden_size if programme.sends else 0
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,
             stream_bytes=layout.stream_columns * layout.element_bytes,
-            embedding_bytes=config.embedding_size * layout.element_bytes,
+            embedding_bytes=columns * layout.element_bytes,
+            departing_bytes=handed_on * layout.element_bytes,
             query_bytes=config.attended_bytes_per_token(layout.element_bytes)
             + config.kv_bytes_per_token_per_layer(layout.element_bytes),
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
@@ -168,6 +174,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
         delegates_later=any(row.is_delegated for row, _ in pairs[:num_whole]),
+        departing_bytes=num_tokens * sizes.departing_bytes,
     )
 
 
