@@ -115,6 +115,10 @@ class Performer:
         with torch.inference_mode():
             return self._work[operation.kind](operation)
 
+    def stream(self, operation: Operation) -> list[tuple[int, torch.Tensor]]:
+        """(first token, rows [n, columns]) of the residual stream, where the operation finds it."""
+        return self._activation_parts(operation, self._prepared(operation))
+
     def _prepared(self, operation: Operation) -> PreparedBatch:
         assert operation.batch is not None
         return self._batches.get(operation.sweep, operation.batch.index)
