@@ -19,8 +19,13 @@ from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
-from torch.distributed.distributed_c10d import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
 
 import freight.errors
 from freight.errors import FreightError, InputError, RankError
