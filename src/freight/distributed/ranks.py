@@ -3,7 +3,8 @@
 Each connects to the others over one network interface, on which alone it listens. Values that all
 must have pass through torchrun's store; groups for messages are made of it. The first rank watches
 all others and each watches the first: an open connection that breaks says at once that a process
-has ended, however busy it was. Knows no model and no work.
+has ended, however busy it was, and one that stays silent that its host has. Knows no model and no
+work.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _CONNECT_S: Final = 120.0
 _FAREWELL_S: Final = 20.0
 _NO_LIMIT: Final = timedelta(days=365)
 _AT_ONCE: Final = timedelta(milliseconds=1)
+_BEAT_S: Final = 1.0
+_SILENT_S: Final = 60.0
 _WATCH, _GIVEN_UP = 1, 2
+_FAREWELL: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +125,17 @@ class Ranks:
         self._address = connection.address
         self._on_loss = on_loss
         self._lost_one = threading.Event()
-        self._is_closing = False
+        self._closing = threading.Event()
         self._groups: list[Group] = []
         self.hosts: list[str] = self.exchange("hosts", socket.gethostname())
         self._watch = self._make_group("watch")
+        self._peers = range(1, place.size) if place.rank == 0 else range(1)
         self._watchers = [
-            threading.Thread(target=self._watch_rank, args=(peer,), daemon=True)
-            for peer in (range(1, place.size) if place.rank == 0 else (0,))
+            *(
+                threading.Thread(target=self._watch_rank, args=(p,), daemon=True)
+                for p in self._peers
+            ),
+            *(threading.Thread(target=self._beat, args=(p,), daemon=True) for p in self._peers),
         ]
         for watcher in self._watchers:
             watcher.start()
@@ -244,21 +252,26 @@ class Ranks:
 
     def close(self) -> None:
         """Say farewell: from now on nobody is missed. Waits until the others have said so too."""
-        self._is_closing = True
-        peers = range(1, self.size) if self.rank == 0 else (0,)
-        for peer in peers:
-            try:
-                self._watch.send(torch.ones(1), peer, _WATCH).wait(timedelta(seconds=_FAREWELL_S))
-            except RuntimeError:
-                continue
+        self._closing.set()
         for watcher in self._watchers:
             watcher.join(_FAREWELL_S)
 
-    def _watch_rank(self, peer: int) -> None:
+    def _beat(self, peer: int) -> None:
+        """Say every moment that this rank is there, and at last farewell."""
         try:
-            self._watch.receive(torch.zeros(1), peer, _WATCH).wait()
+            while not self._closing.wait(_BEAT_S):
+                self._watch.send(torch.zeros(1), peer, _WATCH).wait()
+            self._watch.send(torch.tensor([_FAREWELL]), peer, _WATCH).wait()
         except RuntimeError:
-            if self._is_closing:
+            return  # whoever watches notices too
+
+    def _watch_rank(self, peer: int) -> None:
+        beat = torch.zeros(1)
+        try:
+            while beat[0] != _FAREWELL:
+                self._watch.receive(beat, peer, _WATCH).wait(timedelta(seconds=_SILENT_S))
+        except RuntimeError:
+            if self._closing.is_set():
                 return
             self.lost.append(peer)
             self._lost_one.set()

@@ -1,8 +1,7 @@
 """``freight run`` under torchrun: the same command on every rank, a stage of the model on each.
 
-The first rank keeps the job: it reads the rows, writes the journal and the output, and speaks to the
-terminal. The others wait for its word, run their stages, and end with it. A rank that is lost ends
-the run.
+The first rank keeps the job: it reads the rows, writes the journal and the output, and tells people.
+The others wait for its word, run their stages, and end with it. A rank that is lost ends the run.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def _explained(
     return RankError(
         f"{loss.asked[:-1]}, each on a stage of the model.",
         f"{loss.limit} It ran stage {rank + 1} of {ranks.size}, layers {own.start}-{own.stop - 1}. "
-        f"The job is {kept}",
+        f"The job is {kept.split('. ')[0]}.",
         f"Go on with any number of ranks: {_command(ranks.place)}",
     )
 
