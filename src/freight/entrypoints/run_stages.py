@@ -1,6 +1,6 @@
 """``freight run`` under torchrun: the same command on every rank, a stage of the model on each.
 
-The first rank keeps the job: it reads the rows, writes the journal and the output, and tells people.
+The first rank keeps the job: it reads rows, writes the journal and the output, and tells people.
 The others wait for its word, run their stages, and end with it. A rank that is lost ends the run.
 """
 
