@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from freight.distributed.pipeline.lanes import Lanes
-from freight.distributed.pipeline.wires import Wires
+from freight.distributed.pipeline.wires import Requests, Wires
 from freight.distributed.ranks import Ranks
 from freight.memory.activations import gather, scatter
 from freight.memory.transfer import Link
@@ -53,11 +53,12 @@ class StageEngine(Engine):
             raise
 
     def _run(
-        self, requests: Iterator[Request], on_batch: Callable[[int, MicroBatch], None] | None
+        self, requests: Requests, on_batch: Callable[[int, MicroBatch], None] | None
     ) -> Iterator[Completion]:
         lengths = self.plan.workload.answers()
         count = self.plan.policy.blocks_in_flight
-        lanes = Lanes([self._lane(lane, requests, lengths) for lane in range(count)])
+        parts = [self._lane(lane, requests, lengths) for lane in range(count)]
+        lanes = Lanes(parts, requests.has_more)
         executor = self._executor(lambda operation: self._perform(operation, lanes))
         stream = self._stream(lanes.turns(), lanes.expects_more, lanes.chosen)
         for operation, made in executor.run(self._watched(stream)):

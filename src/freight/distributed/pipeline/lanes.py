@@ -8,7 +8,7 @@ comes to the same decisions, whenever it hears of tokens. Knows no ranks and no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from freight.plan.operation import Operation
@@ -27,17 +27,21 @@ class _Lane:
     performer: Performer
     sweeps: Iterator[Sweep]
     last: Sweep | None = None
+    is_open: bool = True
 
 
 class Lanes:
-    """Blocks in turn; sweeps of all are numbered together."""
+    """Blocks in turn; sweeps of all are numbered together. ``has_requests`` says whether some are
+    still to be drawn."""
 
-    def __init__(self, parts: Sequence[tuple[Scheduler, Performer]]) -> None:
-        self._open = deque(
+    def __init__(
+        self, parts: Sequence[tuple[Scheduler, Performer]], has_requests: Callable[[], bool]
+    ) -> None:
+        self._lanes = [
             _Lane(scheduler=scheduler, performer=performer, sweeps=scheduler.sweeps())
             for scheduler, performer in parts
-        )
-        self._num_open = self._most_open = len(self._open)
+        ]
+        self._has_requests = has_requests
         self._places: dict[int, tuple[_Lane, int]] = {}
         self._current: _Lane | None = None
         self.any_performer = parts[0][1]
@@ -46,27 +50,28 @@ class Lanes:
     def turns(self) -> Iterator[Sweep | Awaited]:
         """Sweeps for as long as there are rows, before each the one whose tokens it waits for."""
         index = 0
-        while self._open:
-            lane = self._open.popleft()
+        turns = deque(self._lanes)
+        while turns:
+            lane = turns.popleft()
             if lane.last is not None:
                 batches = tuple(work.batch for work in lane.last.works)
                 yield Awaited(sweep=lane.last.index, batches=batches)
             sweep = next(lane.sweeps, None)
             if sweep is None:
-                self._num_open -= 1
+                lane.is_open = False
                 continue
             self._places[index] = lane, sweep.index
             lane.last = Sweep(index=index, works=sweep.works)
             yield lane.last
-            self._open.append(lane)
+            turns.append(lane)
             index += 1
 
     def expects_more(self) -> bool:
-        """Whether a sweep follows. While several blocks are under way none is asked: that would
-        draw requests, in an order that only this stage has."""
-        if self._num_open != 1 or self._current is None:
-            return self._num_open > 1
-        return self._current.scheduler.expects_more()
+        """Whether a sweep follows. No block is asked to draw a request: the order in which they do
+        would be that of this stage alone."""
+        if any(lane.is_open and lane.scheduler.goes_on() for lane in self._lanes):
+            return True
+        return self._has_requests()
 
     def own(self, operation: Operation) -> tuple[Performer, Operation]:
         """Who performs an operation, which then counts its block's sweeps alone."""
@@ -87,6 +92,6 @@ class Lanes:
         assert operation.batch is not None
         lane, _ = self._places[operation.sweep]
         # Stores of a sweep may still be under way when its tokens are taken.
-        for old in [index for index in self._places if index < operation.sweep - self._most_open]:
+        for old in [index for index in self._places if index < operation.sweep - len(self._lanes)]:
             del self._places[old]
         return lane.scheduler.update(operation.batch, made)

@@ -22,7 +22,7 @@ from freight.distributed.ranks import Group, Ranks
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Request
 
-__all__ = ["ConnectionLost", "Inbox", "Wires"]
+__all__ = ["ConnectionLost", "Inbox", "Requests", "Wires"]
 
 _MOST_UNSENT: Final = 64
 
@@ -56,6 +56,25 @@ class Inbox:
             if self._values:
                 return self._values.popleft()
             raise ConnectionLost(str(self._error))
+
+
+class Requests(Iterator[Request]):
+    """Requests in order, each drawn when the one before is handed out; None ends them. So on all
+    stages it is known at once whether one is left."""
+
+    def __init__(self, draw: Callable[[], Request | None]) -> None:
+        self._draw = draw
+        self._next = draw()
+
+    def has_more(self) -> bool:
+        return self._next is not None
+
+    def __next__(self) -> Request:
+        request = self._next
+        if request is None:
+            raise StopIteration
+        self._next = self._draw()
+        return request
 
 
 class _Outbox:
@@ -136,16 +155,17 @@ class Wires:
 
     # -- requests, from the first stage ----------------------------------------------------------
 
-    def requests(self, own: Iterator[Request]) -> Iterator[Request]:
+    def requests(self, own: Iterator[Request]) -> Requests:
         """The job's, in one order on all stages: ``own`` are those of the first."""
-        if self._rank == 0:
-            for request in own:
-                self._to_all_requests.send(request)
-                yield request
-            self._to_all_requests.send(None)
-            return
-        while (asked := self._asked.get()) is not None:
-            yield asked
+        if self._rank:
+            return Requests(self._asked.get)
+
+        def draw() -> Request | None:
+            request = next(own, None)
+            self._to_all_requests.send(request)
+            return request
+
+        return Requests(draw)
 
     def finish(self) -> None:
         """After the last sweep: nothing more goes out."""
