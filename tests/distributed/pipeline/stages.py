@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,9 @@ from torch.distributed import HashStore, PrefixStore
 
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.planning import build_stage_engine
+from freight.distributed.pipeline.wires import ConnectionLost
 from freight.distributed.ranks import Connection, Place, Ranks
+from freight.errors import FreightError
 from freight.plan.workload import Workload
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request
@@ -39,9 +42,14 @@ def on_ranks(size: int, work: Callable[[Ranks], Made]) -> list[Made | BaseExcept
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a rank does not come to an end"
+    ends_s = time.monotonic() + LIMIT_S
+    while any(thread.is_alive() for thread in threads):
+        # A process that fails is missed by the others; a thread is not.
+        broken = [own for own in results if isinstance(own, BaseException)]
+        if broken and not isinstance(broken[0], FreightError | ConnectionLost):
+            raise broken[0]
+        assert time.monotonic() < ends_s, "a rank does not come to an end"
+        time.sleep(0.005)
     return results
 
 

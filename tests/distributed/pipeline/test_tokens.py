@@ -206,38 +206,21 @@ def test_mixtures(llama: tuple[Path, list[list[int]]], data: st.DataObject) -> N
         **data.draw(st.sampled_from([{}, {"device": "sim"}])),
     )
     alone = one_process(directory, asked, work)
-    assert [[one.outputs for one in own] for own in map(rounded, told)] == [
-        [one.outputs for one in rounded(alone)]
-    ] * size
-    assert [[one.prompt_logprobs for one in rounded(own)] for own in told] == [
-        [one.prompt_logprobs for one in rounded(alone)]
-    ] * size
+    for own in told:
+        for one, other in zip(own, alone, strict=True):
+            assert [out.token_ids for out in one.outputs] == [
+                out.token_ids for out in other.outputs
+            ]
+            assert [out.stop_reason for out in one.outputs] == [
+                out.stop_reason for out in other.outputs
+            ]
+            assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-3)
 
 
-def rounded(done: Sequence[Completion]) -> list[Completion]:
-    """Without what differs in the last bits."""
-
-    def plain(value: Any) -> Any:
-        return (
-            None
-            if value is None
-            else tuple(
-                one and replace(one, logprob=round(one.logprob, 3), top=(), rank=None)
-                for one in value
-            )
-        )
-
-    return [
-        replace(
-            one,
-            prompt_logprobs=plain(one.prompt_logprobs),
-            outputs=tuple(
-                replace(out, logprobs=plain(out.logprobs), cumulative_logprob=None)
-                for out in one.outputs
-            ),
-        )
-        for one in done
-    ]
+def logprobs(done: Completion) -> list[float]:
+    """Of the prompt's tokens and of those made, with all alternatives."""
+    listed = [*done.scored, *(one for out in done.outputs for one in out.logprobs or ())]
+    return [value for one in listed for value in (one.logprob, *(top.logprob for top in one.top))]
 
 
 def workload(asked: Sequence[Request], *, shared: int) -> Workload:
