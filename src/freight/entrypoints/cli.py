@@ -155,6 +155,12 @@ def _build_parser() -> argparse.ArgumentParser:
     add_sampling(run)
     add_job(run)
     add_machine(run)
+    run.add_argument(
+        "--split",
+        default="layers",
+        choices=("layers", "rows"),
+        help="what ranks share under torchrun: layers (default), or rows, each with all layers",
+    )
     add_policy(run)
     add_kept_compression(run)
     _add_plan(commands)

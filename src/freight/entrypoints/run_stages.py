@@ -20,9 +20,10 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from freight.distributed.messages import ConnectionLost
 from freight.distributed.pipeline.planning import build_stage_engine
-from freight.distributed.pipeline.wires import ConnectionLost
 from freight.distributed.ranks import Connection, Place, Ranks
+from freight.distributed.replicas import ReplicaEngine
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
 from freight.entrypoints.progress import Progress, format_report
@@ -32,8 +33,9 @@ from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine
 from freight.memory.tier import system_memory_bytes
 from freight.model.config import read_config
-from freight.plan.shares import layer_ranges
+from freight.plan.shares import layer_ranges, part_of
 from freight.plan.workload import Workload
+from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 __all__ = ["run_stages"]
@@ -52,6 +54,7 @@ _SAME_FLAGS: Final = (
     "num_micro_batches",
     "no_shared_prefixes",
     "sparse_attention",
+    "split",
     "weight_bits",
 )
 """What a plan follows from that all stages must have alike."""
@@ -144,9 +147,17 @@ def _build(
     if ranks.place.local_rank == 0:
         compress_ahead(options, model_dir, progress.say)
     ranks.exchange("compressed", None, limit_s=float("inf"))
-    return build_stage_engine(
-        model_dir, options=options, workload=workload, ranks=ranks, say=progress.say
-    )
+    if arguments.split == "layers":
+        return build_stage_engine(
+            model_dir, options=options, workload=workload, ranks=ranks, say=progress.say
+        )
+    own = part_of(workload, min(ranks.size, workload.num_rows))
+
+    def build() -> ReplicaEngine:
+        engine = build_engine(model_dir, options=options, workload=own, say=progress.say)
+        return ReplicaEngine(engine, ranks)
+
+    return ranks.share("built", build)
 
 
 # -- the first rank --------------------------------------------------------------------------------
@@ -163,7 +174,8 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
             options = _own_options(arguments, place)
             check_paths(spec.source, spec.sink)
             model_dir = find_model(arguments.model)
-            layers = read_config(model_dir).num_layers
+            if arguments.split == "layers":
+                layers = read_config(model_dir).num_layers
 
             def build(workload: Workload) -> Engine:
                 ranks.say("start", _Start(workload=workload))
@@ -205,13 +217,14 @@ def _explained(
             f"{ranks.size} ranks were at work.", f"A connection has broken: {error}", kept
         )
     rank = ranks.lost[0]
-    stages = layer_ranges(max(layers, ranks.size), ranks.size)
-    own = stages[rank]
+    part = f"replica {rank + 1} of {ranks.size}"
+    if layers:
+        own = layer_ranges(max(layers, ranks.size), ranks.size)[rank]
+        part = f"stage {rank + 1} of {ranks.size}, layers {own.start}-{own.stop - 1}"
     loss = ranks.loss()
     return RankError(
-        f"{loss.asked[:-1]}, each on a stage of the model.",
-        f"{loss.limit} It ran stage {rank + 1} of {ranks.size}, layers {own.start}-{own.stop - 1}. "
-        f"The job is {kept.split('. ')[0]}.",
+        loss.asked,
+        f"{loss.limit} It ran {part}. The job is {kept.split('. ')[0]}.",
         f"Go on with any number of ranks: {_command(ranks.place)}",
     )
 

@@ -1,61 +1,23 @@
 """What stages say to each other: rows of the residual stream, new tokens, requests.
 
 Rows go from one stage to the next, tokens from the last stage to all others, requests from the
-first. Messages that come unasked are received by threads of their own, so that whoever sends need
-not wait for who is busy; waiting for one here can be broken off by a signal. Knows bytes and
-pickled values; the operations around it decide when.
+first. Knows what goes where; the operations around it decide when.
 """
 
 from __future__ import annotations
 
-import pickle
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Final
 
 import torch
 from torch.distributed import Work
 
-from freight.distributed.ranks import Group, Ranks
+from freight.distributed.messages import ConnectionLost, Inbox, Outbox, receive_all
+from freight.distributed.ranks import Ranks
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Request
 
-__all__ = ["ConnectionLost", "Inbox", "Requests", "Wires"]
-
-_MOST_UNSENT: Final = 64
-
-
-class ConnectionLost(RuntimeError):
-    """A message cannot come or go any more: some rank has ended."""
-
-
-class Inbox:
-    """Values in the order in which they were put; ``get`` waits for one."""
-
-    def __init__(self) -> None:
-        self._values: deque[Any] = deque()
-        self._changed = threading.Condition()
-        self._error: RuntimeError | None = None
-
-    def put(self, value: Any) -> None:
-        with self._changed:
-            self._values.append(value)
-            self._changed.notify()
-
-    def fail(self, error: RuntimeError) -> None:
-        """Nothing comes any more."""
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def get(self) -> Any:
-        with self._changed:
-            self._changed.wait_for(lambda: self._values or self._error is not None)
-            if self._values:
-                return self._values.popleft()
-            raise ConnectionLost(str(self._error))
+__all__ = ["Requests", "Wires"]
 
 
 class Requests(Iterator[Request]):
@@ -77,32 +39,6 @@ class Requests(Iterator[Request]):
         return request
 
 
-class _Outbox:
-    """Sends values to some ranks without waiting, unless very many are on their way."""
-
-    def __init__(self, group: Group, peers: range | list[int]) -> None:
-        self._group = group
-        self._peers = peers
-        self._unsent: deque[tuple[Work, torch.Tensor]] = deque()
-
-    def send(self, value: Any) -> None:
-        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        size = torch.tensor([payload.numel()])
-        try:
-            for peer in self._peers:
-                for tensor in (size, payload):
-                    self._unsent.append((self._group.send(tensor, peer), tensor))
-            while len(self._unsent) > _MOST_UNSENT * max(1, len(self._peers)):
-                self._unsent.popleft()[0].wait()
-        except RuntimeError as error:
-            raise ConnectionLost(str(error)) from error
-
-    def flush(self) -> None:
-        """Wait until all has gone."""
-        while self._unsent:
-            self._unsent.popleft()[0].wait()
-
-
 class Wires:
     """A stage's messages; stages are ranks in their order."""
 
@@ -114,13 +50,13 @@ class Wires:
         self._requests = ranks.group("requests")
         others = [rank for rank in range(ranks.size) if rank != self._rank]
         self._made = Inbox()
-        self._to_all_tokens = _Outbox(self._tokens, others)
-        self._to_all_requests = _Outbox(self._requests, others)
+        self._to_all_tokens = Outbox(self._tokens, others)
+        self._to_all_requests = Outbox(self._requests, others)
         self._asked = Inbox()
         if self._rank != self._last:
-            _receive_all(self._tokens, self._last, self._made)
+            receive_all(self._tokens, self._last, self._made)
         if self._rank != 0:
-            _receive_all(self._requests, 0, self._asked)
+            receive_all(self._requests, 0, self._asked)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -174,23 +110,3 @@ class Wires:
             self._to_all_tokens.flush()
         if self._rank == 0:
             self._to_all_requests.flush()
-
-
-def _receive_all(group: Group, source: int, inbox: Inbox) -> None:
-    """Receive values in a thread until None comes, or the connection breaks."""
-
-    def run() -> None:
-        try:
-            while True:
-                size = torch.zeros(1, dtype=torch.long)
-                group.receive(size, source).wait()
-                payload = torch.empty(int(size), dtype=torch.uint8)
-                group.receive(payload, source).wait()
-                value = pickle.loads(payload.numpy().tobytes())
-                inbox.put(value)
-                if value is None:
-                    return
-        except RuntimeError as error:
-            inbox.fail(error)
-
-    threading.Thread(target=run, name="freight inbox", daemon=True).start()
