@@ -1,4 +1,4 @@
-"""Replicas share out rows: each is answered once, as by one process, and where one fails it shows."""
+"""Replicas share out rows: each is answered once, as by one process; a failure shows."""
 
 from __future__ import annotations
 

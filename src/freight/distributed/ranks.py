@@ -41,7 +41,10 @@ _FAREWELL_S: Final = 20.0
 _NO_LIMIT: Final = timedelta(days=365)
 _AT_ONCE: Final = timedelta(milliseconds=1)
 _BEAT_S: Final = 1.0
-_SILENT_S: Final = 60.0
+_MOST_SILENT: Final = 60
+"""Beats of a rank that may be missing; counted here in beats too, so that time in which this
+process itself was stopped does not count."""
+_SAID_FAREWELL: Final = -(10**9)
 _WATCH, _GIVEN_UP = 1, 2
 _FAREWELL: Final = 1.0
 
@@ -130,6 +133,7 @@ class Ranks:
         self.hosts: list[str] = self.exchange("hosts", socket.gethostname())
         self._watch = self._make_group("watch")
         self._peers = range(1, place.size) if place.rank == 0 else range(1)
+        self._missing = dict.fromkeys(self._peers, 0)
         self._watchers = [
             *(
                 threading.Thread(target=self._watch_rank, args=(p,), daemon=True)
@@ -139,6 +143,7 @@ class Ranks:
         ]
         for watcher in self._watchers:
             watcher.start()
+        threading.Thread(target=self._count, daemon=True).start()
 
     @property
     def rank(self) -> int:
@@ -269,10 +274,23 @@ class Ranks:
         beat = torch.zeros(1)
         try:
             while beat[0] != _FAREWELL:
-                self._watch.receive(beat, peer, _WATCH).wait(timedelta(seconds=_SILENT_S))
+                self._watch.receive(beat, peer, _WATCH).wait()
+                self._missing[peer] = 0
         except RuntimeError:
-            if self._closing.is_set():
-                return
+            self._lose(peer)
+            return
+        self._missing[peer] = _SAID_FAREWELL
+
+    def _count(self) -> None:
+        """How many beats of each rank are missing: a host that vanishes breaks no connection."""
+        while not self._closing.wait(_BEAT_S):
+            for peer in [*self._missing]:
+                self._missing[peer] += 1
+                if self._missing[peer] == _MOST_SILENT:
+                    self._lose(peer)
+
+    def _lose(self, peer: int) -> None:
+        if not self._closing.is_set():
             self.lost.append(peer)
             self._lost_one.set()
             if self._on_loss is not None:

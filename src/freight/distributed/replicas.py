@@ -69,7 +69,9 @@ class ReplicaEngine:
         inbox = Inbox()
         threading.Thread(target=self._answer, args=(requests, inbox), daemon=True).start()
         for peer in range(1, self._ranks.size):
-            threading.Thread(target=self._hand_out, args=(requests, peer), daemon=True).start()
+            threading.Thread(
+                target=self._hand_out, args=(requests, peer, inbox), daemon=True
+            ).start()
             receive_all(self._answers, peer, inbox)
         num_working = self._ranks.size
         while num_working:
@@ -90,12 +92,16 @@ class ReplicaEngine:
         except Exception as error:
             inbox.put(error)
 
-    def _hand_out(self, requests: _Shared, peer: int) -> None:
+    def _hand_out(self, requests: _Shared, peer: int, inbox: Inbox) -> None:
         outbox = Outbox(self._rows, [peer])
         try:
             while True:
                 receive_value(self._rows, peer)
-                request = next(requests, None)
+                try:
+                    request = next(requests, None)
+                except Exception as error:
+                    inbox.put(error)
+                    return
                 outbox.send(request)
                 if request is None:
                     outbox.flush()
