@@ -43,14 +43,18 @@ def on_ranks(size: int, work: Callable[[Ranks], Made]) -> list[Made | BaseExcept
     for thread in threads:
         thread.start()
     ends_s = time.monotonic() + LIMIT_S
-    while any(thread.is_alive() for thread in threads):
+    while True:
+        is_over = not any(thread.is_alive() for thread in threads)
         # A process that fails is missed by the others; a thread is not.
-        broken = [own for own in results if isinstance(own, BaseException)]
-        if broken and not isinstance(broken[0], FreightError | ConnectionLost):
-            raise broken[0]
+        for own in results:
+            if isinstance(own, BaseException) and not isinstance(
+                own, FreightError | ConnectionLost
+            ):
+                raise own
+        if is_over:
+            return results
         assert time.monotonic() < ends_s, "a rank does not come to an end"
         time.sleep(0.005)
-    return results
 
 
 def answers(
