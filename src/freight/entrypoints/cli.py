@@ -98,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.eval.evaluate import evaluate_model
 
             return evaluate_model(arguments)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+            # Started by torchrun, with others.
+            from freight.entrypoints.run_stages import run_stages
+
+            return run_stages(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)

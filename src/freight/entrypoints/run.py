@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -45,11 +44,6 @@ class _Terminated(BaseException):
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the job that the flags describe; returns the exit status."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
-        # Started by torchrun, with others. torch takes seconds to import.
-        from freight.entrypoints.run_stages import run_stages
-
-        return run_stages(arguments)
     spec, options = job_spec(arguments), engine_options(arguments)
     check_paths(spec.source, spec.sink)
     model_dir = find_model(arguments.model)
