@@ -5,7 +5,8 @@
     ├── ModelError         a checkpoint or its configuration is damaged, incomplete or not supported
     ├── BudgetError        the work does not fit into the memory or disk it was given
     ├── DeviceError        a device that was asked for is absent or failed
-    └── JobError           a job directory belongs to other work, or cannot be written
+    ├── JobError           a job directory belongs to other work, or cannot be written
+    └── RankError          a process of a run over several failed, or does not agree with the others
 
 Every message has three parts: what was asked, what the limit is, what to do.
 Anything that is not a ``FreightError`` is a bug in Freight.
@@ -20,6 +21,7 @@ __all__ = [
     "InputError",
     "JobError",
     "ModelError",
+    "RankError",
 ]
 
 
@@ -51,3 +53,7 @@ class DeviceError(FreightError):
 
 class JobError(FreightError):
     """A job directory belongs to other work, or cannot be written."""
+
+
+class RankError(FreightError):
+    """A process of a run over several failed, or does not agree with the others."""

@@ -1,1 +1,1 @@
-"""Several processes that run one model: tensors cut over ranks, layers cut into stages."""
+"""Several processes that run one model: what they say to each other, and how the work is cut."""

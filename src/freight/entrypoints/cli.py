@@ -98,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.eval.evaluate import evaluate_model
 
             return evaluate_model(arguments)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+            # Started by torchrun, with others.
+            from freight.entrypoints.run_stages import run_stages
+
+            return run_stages(arguments)
         from freight.entrypoints.run import run
 
         return run(arguments)
@@ -155,6 +160,12 @@ def _build_parser() -> argparse.ArgumentParser:
     add_sampling(run)
     add_job(run)
     add_machine(run)
+    run.add_argument(
+        "--split",
+        default="layers",
+        choices=("layers", "rows"),
+        help="what ranks share under torchrun: layers (default), or rows, each with all layers",
+    )
     add_policy(run)
     add_kept_compression(run)
     _add_plan(commands)

@@ -9,7 +9,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import SamplingParams
 
-__all__ = ["engine_options", "job_spec", "run"]
+__all__ = ["answer_rows", "engine_options", "farewell", "identify", "job_spec", "run"]
 
 
 class _Terminated(BaseException):
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                 spec, options, model_dir, progress, recalibrates=arguments.recalibrate
             )
         except (KeyboardInterrupt, _Terminated) as stop:
-            progress.say(_farewell(spec, progress))
+            progress.say(farewell(spec, progress))
             return 130 if isinstance(stop, KeyboardInterrupt) else 143
         for line in format_report(report):
             progress.say(line)
@@ -162,20 +162,6 @@ def _run_job(
     recalibrates: bool,
 ) -> JobReport:
     config = read_config(model_dir)
-    identity = {
-        **model_identity(model_dir, dummy_seed=options.dummy_seed),
-        "dtype": options.dtype,
-        "Freight's version": freight_version(),
-    }
-    if options.weight_bits is not None:
-        identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
-    if options.kv_bits is not None:
-        identity["the keys' bits"] = f"{options.kv_bits}, groups of {options.group_size}"
-    if options.sparse_attention is not None:
-        identity["the share of keys that count"] = f"{options.sparse_attention:g}"
-    if options.compute != "plain":
-        identity["the arithmetic of products"] = options.compute
-
     built: list[tuple[Engine, Machine | None]] = []
 
     def build(workload: Workload) -> Engine:
@@ -189,20 +175,51 @@ def _run_job(
         built.append((engine, machine))
         return engine
 
-    report = run_job(
-        spec,
-        tokenizer=open_tokenizer(model_dir, options),
-        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
-        identity=identity,
-        build_engine=build,
-        observer=progress,
-    )
+    report = answer_rows(spec, options, model_dir, progress, build)
     for engine, machine in built if recalibrates else ():
         keep_recalibrated(engine, machine, progress.say)
     return report
 
 
-def _farewell(spec: JobSpec, progress: Progress) -> str:
+def answer_rows(
+    spec: JobSpec,
+    options: EngineOptions,
+    model_dir: Path,
+    progress: Progress,
+    build: Callable[[Workload], Engine],
+) -> JobReport:
+    """Run the job with the engine that ``build`` makes for its rows, if any is to be answered."""
+    config = read_config(model_dir)
+    return run_job(
+        spec,
+        tokenizer=open_tokenizer(model_dir, options),
+        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
+        identity=identify(options, model_dir),
+        build_engine=build,
+        observer=progress,
+    )
+
+
+def identify(options: EngineOptions, model_dir: Path) -> dict[str, str]:
+    """Whose answers they are: all that changes tokens besides the rows and their parameters."""
+    identity = {
+        **model_identity(model_dir, dummy_seed=options.dummy_seed),
+        "dtype": options.dtype,
+        "Freight's version": freight_version(),
+    }
+    if options.weight_bits is not None:
+        identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
+    if options.kv_bits is not None:
+        identity["the keys' bits"] = f"{options.kv_bits}, groups of {options.group_size}"
+    if options.sparse_attention is not None:
+        identity["the share of keys that count"] = f"{options.sparse_attention:g}"
+    if options.compute != "plain":
+        identity["the arithmetic of products"] = options.compute
+    return identity
+
+
+def farewell(spec: JobSpec, progress: Progress) -> str:
+    """What a job that was stopped leaves."""
     if progress.num_rows is None:
         return "stopped before the first row. Run the same command again."
     done = f"stopped with {progress.num_done} of {progress.num_rows} rows done"

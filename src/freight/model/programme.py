@@ -343,3 +343,14 @@ class Programme:
     @property
     def embedding(self) -> Unit:
         return self.units[0]
+
+    @property
+    def receives(self) -> bool:
+        """Whether the residual stream comes from other layers, on another device: then the first
+        unit has no steps."""
+        return not self.units[0].steps
+
+    @property
+    def sends(self) -> bool:
+        """Whether it goes on to other layers: then the last unit has no steps."""
+        return not self.units[-1].steps

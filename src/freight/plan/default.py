@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from freight.model.config import ModelConfig
-from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import Forms, find_forms
@@ -83,7 +82,7 @@ class Plan:
     ) -> Plan:
         """The same plan for weights that lie elsewhere."""
         tied = config.tied_embeddings
-        programme = build_programme(config)
+        programme = self.layout.programme
         layout = lay_out(programme, sources, self.policy, dtype=dtype, tied_embeddings=tied)
         geometry = measure(config, layout, self.policy, self.workload)
         return replace(self, layout=layout, geometry=geometry)

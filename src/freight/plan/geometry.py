@@ -57,7 +57,9 @@ class Geometry:
     rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
     ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
     ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
-    micro-batch's prompts that are scored, each with ``score_bytes`` of running state.
+    micro-batch's prompts that are scored, each with ``score_bytes`` of running state. Of a stage
+    of a pipeline ``departing_bytes`` go on with each micro-batch, and ``embedding_bytes`` come,
+    into one of ``embedding_slots``: as many as there are micro-batches.
     """
 
     page_bytes: int
@@ -71,6 +73,8 @@ class Geometry:
     activation_slot_bytes: int
     activation_disk_stride: int
     embedding_bytes: int
+    embedding_slots: int
+    departing_bytes: int
     logit_rows: int
     logits_bytes: int
     last_bytes: int
@@ -176,18 +180,19 @@ def held_pages(policy: Policy, workload: Workload) -> int:
 
 def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int = 0) -> int:
     """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
-    they enter at any time for what they have on average; and for beginnings that they share."""
+    they enter at any time for what they have on average; and for beginnings that they share. Each
+    block in flight has its own."""
     whole = -(-workload.max_total_tokens // policy.page_tokens)
     if not keeps_kv(policy, workload):
         return rows * whole
-    rows *= policy.num_micro_batches * policy.blocks_in_flight
+    rows *= policy.num_micro_batches
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = held_pages(policy, workload)
     most = rows * (whole - shared) + held
     if not rows or not policy.is_continuous or not policy.row_tokens or extent_pages:
-        return most
+        return most * policy.blocks_in_flight
     average = -(-rows * policy.row_tokens // policy.page_tokens)
-    return min(most, max(whole, average) + held)
+    return min(most, max(whole, average) + held) * policy.blocks_in_flight
 
 
 def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
@@ -233,9 +238,12 @@ def measure(
     host_tokens = tokens["cpu"] if home == "gpu" else 0
     slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
     block = policy.num_micro_batches
-    elsewhere = any(part.tier != home for part in layout.embedding)
-    logit_rows = policy.micro_batch_size if workload.max_new_tokens else 0
+    receives, sends = layout.programme.receives, layout.programme.sends
+    elsewhere = receives or any(part.tier != home for part in layout.embedding)
+    columns = config.hidden_size if receives else config.embedding_size
+    logit_rows = policy.micro_batch_size if workload.max_new_tokens and not sends else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
+    scored = 0 if sends else scored
     delegated = most_delegated(policy) if policy.cpu_attention else {"cpu": 0, "disk": 0}
     num_delegated = sum(delegated.values())
     attended = config.attended_bytes_per_token(size)
@@ -250,7 +258,9 @@ def measure(
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
-        embedding_bytes=policy.max_batch_tokens * config.embedding_size * size if elsewhere else 0,
+        embedding_bytes=policy.max_batch_tokens * columns * size if elsewhere else 0,
+        embedding_slots=block if receives else RING_SLOTS["embedding rows"],
+        departing_bytes=policy.max_batch_tokens * config.hidden_size * size if sends else 0,
         logit_rows=logit_rows,
         logits_bytes=block * logit_rows * config.vocab_size * 4,
         last_bytes=block * (logit_rows + scored) * config.hidden_size * size,
@@ -273,7 +283,7 @@ def measure(
 def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:
     """What is noted of the block's rows on the host: siblings' pages, targets of scores, and the
     log-probabilities that were asked for, one row's as they are handed out."""
-    rows = policy.num_micro_batches * policy.micro_batch_size
+    rows = policy.num_micro_batches * policy.micro_batch_size * policy.blocks_in_flight
     # Pages and places, of two sweeps.
     copies = 2 * 2 * 8 * workload.max_prompt_tokens if workload.max_samples > 1 else 0
     per_token = 8 + 8 * workload.max_logprobs
@@ -287,7 +297,8 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     """What a block's descriptions take, those of two sweeps: sines and cosines and places of all
     tokens, keys and values by page and head, experts chosen; also what making one takes, and the
     largest results that the libraries hand out in memory of their own."""
-    tokens, batches = policy.max_batch_tokens, 2 * policy.num_micro_batches
+    tokens = policy.max_batch_tokens
+    batches = 2 * policy.num_micro_batches * policy.blocks_in_flight
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
     per_token = config.rotary_dim * size + 5 * 8 + routes
     per_row = row_pages * (2 * config.num_kv_heads + 2) * 8
@@ -329,9 +340,11 @@ def _count_block(
     near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
     host["KV tails"] = config.num_layers * g.num_tails * g.page_bytes
-    host["embedding rows"] = RING_SLOTS["embedding rows"] * g.embedding_bytes
+    host["embedding rows"] = g.embedding_slots * g.embedding_bytes
+    host["departing rows"] = block * g.departing_bytes
     if home == "gpu":
         near["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes
+        near["departing rows"] = RING_SLOTS["departing slot"] * g.departing_bytes
         near["delegated rows"] = block * align_up(g.query_bytes, BLOCK)
         near["attended rows"] = block * g.attended_bytes
         host["delegated rows"] = block * align_up(g.query_bytes, BLOCK)

@@ -273,13 +273,15 @@ def lay_out(
         return _lay_out_unit(unit, sources, policy, dtype)
 
     forms, form_of = found or find_forms(programme, sources)
-    table, *beside = programme.embedding.weights
+    # Stages of a pipeline have the table or the head.
+    tied_embeddings = tied_embeddings and not (programme.receives or programme.sends)
+    table, beside = programme.embedding.weights[:1], programme.embedding.weights[1:]
     if tied_embeddings:
         heads = [unit for unit in programme.units if unit.kind == "head"]
         parts = (part for unit in heads for part in lay_out_unit(unit).parts)
         embedding = tuple(part for part in parts if part.weight.name == "head.weight")
     else:
-        embedding = tuple(_split([table], policy.embedding or policy.weights, sources, dtype))
+        embedding = tuple(_split(table, policy.embedding or policy.weights, sources, dtype))
     return WeightLayout(
         programme=programme,
         entrance=_stay(programme.embedding, beside, policy.compute_tier, dtype),

@@ -25,13 +25,17 @@ class Lane(StrEnum):
     TO_DEVICE = "host to device"
     FROM_DEVICE = "device to host"
     ATTENTION = "cpu attention"
+    RECEIVE = "receive"
+    SEND = "send"
 
 
 class Kind(StrEnum):
-    """What an operation does. READ and WRITE go to and from the disk, COPY between memories.
+    """What an operation does. READ and WRITE go to and from the disk, COPY between memories, SEND
+    and RECEIVE to and from other stages of a pipeline.
 
     Where the CPU attends some rows, the attention unit is computed in two parts: up to the queries,
-    which it gets, and from what it has attended.
+    which it gets, and from what it has attended. New tokens are taken where who enters next depends
+    on them, on all stages in the same place of the stream.
     """
 
     READ_WEIGHTS = "read weights"
@@ -55,6 +59,11 @@ class Kind(StrEnum):
     WRITE_DELEGATED = "write KV from the CPU"
     COPY_ATTENDED = "copy attended"
     FINISH_ATTENTION = "finish attention"
+    RECEIVE_HIDDEN = "receive activations"
+    COPY_DEPARTING = "copy departing activations"
+    SEND_HIDDEN = "send activations"
+    SEND_TOKENS = "send tokens"
+    TAKE_TOKENS = "take tokens"
 
 
 Place = tuple[str, int]

@@ -73,6 +73,8 @@ def stream_model(
         compute_tier=policy.compute_tier,
         ring_blocks=ring_blocks(layout, block),
         block_bytes=block,
+        receives=layout.programme.receives,
+        sends=layout.programme.sends,
     )
 
 

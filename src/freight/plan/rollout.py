@@ -90,8 +90,9 @@ class Brought:
 class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
-    and ``attended_bytes`` are of one row and layer. Of each prompt ``shared_tokens`` are also those
-    of others, of which one computes them; of its other tokens ``scored_share`` are scored."""
+    and ``attended_bytes`` are of one row and layer, ``departing_bytes`` of a token that goes on to
+    the next stage. Of each prompt ``shared_tokens`` are also those of others, of which one computes
+    them; of its other tokens ``scored_share`` are scored."""
 
     policy: Policy
     page_bytes: int
@@ -102,6 +103,7 @@ class WorkSizes:
     far_share: float
     shared_tokens: int = 0
     scored_share: float = 0.0
+    departing_bytes: int = 0
 
     def scored_tokens(self, prompt_tokens: int) -> int:
         return round(self.scored_share * max(0, prompt_tokens - self.shared_tokens))
@@ -110,11 +112,15 @@ class WorkSizes:
     def of(cls, plan: Plan, config: ModelConfig) -> WorkSizes:
         layout, policy, geometry = plan.layout, plan.policy, plan.geometry
         near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
+        programme = layout.programme
+        columns = config.hidden_size if programme.receives else config.embedding_size
+        handed_on = config.hidden_size if programme.sends else 0
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,
             stream_bytes=layout.stream_columns * layout.element_bytes,
-            embedding_bytes=config.embedding_size * layout.element_bytes,
+            embedding_bytes=columns * layout.element_bytes,
+            departing_bytes=handed_on * layout.element_bytes,
             query_bytes=config.attended_bytes_per_token(layout.element_bytes)
             + config.kv_bytes_per_token_per_layer(layout.element_bytes),
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
@@ -204,6 +210,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
         delegates_later=any(row.is_delegated for row, _ in pairs[:num_whole]),
+        departing_bytes=num_tokens * sizes.departing_bytes,
     )
 
 

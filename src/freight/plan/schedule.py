@@ -9,7 +9,7 @@ What a router has chosen is asked for after its last computation has been taken;
 of its experts is issued.
 
 In which order a sweep's computations come is said in ``steps``, what the CPU attends meanwhile in
-``delegation``.
+``delegation``, what comes from other stages of a pipeline and goes to them in ``handover``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from functools import partial
 from typing import Final
 
 from freight.plan.delegation import Delegation, attended_home
+from freight.plan.handover import Handover
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import Scoreboard, read, write
 from freight.plan.steps import Step, steps_of
-from freight.plan.sweep import BatchWork, StreamModel, Sweep
+from freight.plan.sweep import Awaited, BatchWork, StreamModel, Sweep
 from freight.plan.weight_stream import WeightStream
 
 __all__ = ["schedule"]
 
 
 def schedule(
-    sweeps: Iterator[Sweep],
+    sweeps: Iterator[Sweep | Awaited],
     model: StreamModel,
     expects_more: Callable[[], bool],
     chosen: Callable[[int], Collection[int]] | None = None,
@@ -40,7 +41,8 @@ def schedule(
     ``chosen`` gives the experts that micro-batch k has chosen in the layer computed last.
 
     Each sweep is asked for after the last operation of the one before has been taken, so that its
-    rows can depend on the tokens. A wrong guess costs loads that nobody uses.
+    rows can depend on the tokens. A wrong guess costs loads that nobody uses. In a pipeline tokens
+    of earlier sweeps are awaited between them.
     """
     board = Scoreboard()
     weights = WeightStream(model=model, board=board, expects_more=expects_more)
@@ -49,9 +51,10 @@ def schedule(
         board=board,
         weights=weights,
         delegation=Delegation(board=board),
+        handover=Handover(turns=sweeps, model=model, board=board),
         chosen=chosen or _nothing_chosen,
     )
-    return stream.run(sweeps)
+    return stream.run()
 
 
 def _nothing_chosen(k: int) -> Collection[int]:
@@ -75,6 +78,7 @@ class _Stream:
     board: Scoreboard
     weights: WeightStream
     delegation: Delegation
+    handover: Handover
     chosen: Callable[[int], Collection[int]]
     kv_slots: dict[int, int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
@@ -86,15 +90,18 @@ class _Stream:
 
     # -- one sweep ---------------------------------------------------------------------------
 
-    def run(self, sweeps: Iterator[Sweep]) -> Iterator[Operation]:
-        for sweep in sweeps:
+    def run(self) -> Iterator[Operation]:
+        while (sweep := (yield from self.handover.next_sweep())) is not None:
             steps = steps_of(sweep, self.model, self.chosen, self.weights.choose)
             step = next(steps, None)
             yield from self.begin_delegation(sweep)
             if step is not None:  # the embedding
                 yield from self.load_activations(sweep.index, step)
             while step is not None:
+                unit = step.unit
                 step = yield from self.run_step(sweep.index, step, steps)
+                if unit == 0 and step is not None and step.unit:
+                    yield from self.handover.look_ahead(sweep)
 
     def begin_delegation(self, sweep: Sweep) -> Iterator[Operation]:
         turns = [
@@ -131,6 +138,8 @@ class _Stream:
             yield from self.store_kv(sweep, step)
         yield from self.store_activations(sweep, step)
         yield from self.go_on_delegating(step)
+        if unit == len(self.model.units) - 1:
+            yield from self.handover.hand_over(sweep, unit, work)
         if is_open and (following := next(steps, None)) is not None and self.passes_kv(following):
             yield from self.load_kv(sweep, following)
         if following is not None and not apart:
@@ -280,10 +289,12 @@ class _Stream:
         make = partial(
             self.board.make, sweep=sweep, unit=0, batch=work.batch, num_bytes=work.embedding_bytes
         )
-        accesses = [self.board.home("tokens", k)] if work.continues else []
-        slot = self.board.take_slot("embedding rows")
-        accesses.append(write("embedding rows", slot, (sweep, k), work.embedding_bytes))
-        yield make(Kind.READ_EMBEDDING, Lane.DISK_READ, accesses, slot=slot)
+        slot = k  # where it was received
+        if not self.model.receives:
+            accesses = [self.board.home("tokens", k)] if work.continues else []
+            slot = self.board.take_slot("embedding rows")
+            accesses.append(write("embedding rows", slot, (sweep, k), work.embedding_bytes))
+            yield make(Kind.READ_EMBEDDING, Lane.DISK_READ, accesses, slot=slot)
         self.embedding_slots[k] = slot
         if self.on_device:
             source, slot = slot, self.board.take_slot("embedding slot")
@@ -353,9 +364,10 @@ class _Stream:
             accesses.append(self.board.new_home("routes", k, (sweep, unit)))
         if model_unit.expert is not None:
             accesses.append(self.board.home("routes", k))
-        is_last = unit == len(self.model.units) - 1
+        is_last = unit == len(self.model.units) - 1 and not self.model.sends
         if is_last:
-            accesses.append(self.board.new_home("tokens", k, (sweep,)))
+            name = "made tokens" if self.model.receives else "tokens"
+            accesses.append(self.board.new_home(name, k, (sweep,)))
         return self.board.make(
             _KINDS[step.part],
             Lane.COMPUTE,
@@ -403,8 +415,11 @@ class _Stream:
             if step.part == "begin":
                 return [*accesses, read("activation slot", slot, (sweep, unit, k, 2))]
             accesses += self.board.in_place("activation slot", slot, (sweep, unit, k), loaded)
-        if kind == "head":
+        if kind == "head" and self.model.sends:
+            accesses.append(self.handover.departure(sweep, work))
+        elif kind == "head":
             accesses.append(write("last activations", k, (sweep,), 0))
+        if kind == "head":
             self.activation_slots.pop(k, None)
         return accesses
 

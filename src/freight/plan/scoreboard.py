@@ -19,6 +19,7 @@ RING_SLOTS: Final = {
     "weight staging": 3,
     "embedding rows": 1,
     "embedding slot": 1,
+    "departing slot": 1,
     "kv slot": 3,
     "kv in": 2,
     "kv out": 2,

@@ -54,7 +54,8 @@ def workspace_bytes(
     def peak(unit: Unit) -> int:
         count = tokens.get(unit.kind, policy.chunk_tokens)
         sampled = _unit_bytes(unit, count, config, size, attended, integers)
-        if unit.kind != "head" or not workload.max_scored_tokens:
+        is_scored = unit.kind == "head" and unit.steps and workload.max_scored_tokens
+        if not is_scored:
             return sampled
         columns = unit.weights[-1].num_rows
         count = min(scored_chunk(policy, columns), policy.max_batch_tokens)

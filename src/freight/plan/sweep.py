@@ -11,7 +11,16 @@ from freight.model.batch import MicroBatch
 from freight.model.programme import UnitKind
 from freight.plan.policy import Tier
 
-__all__ = ["BatchWork", "Delegated", "Moved", "StreamModel", "StreamPiece", "StreamUnit", "Sweep"]
+__all__ = [
+    "Awaited",
+    "BatchWork",
+    "Delegated",
+    "Moved",
+    "StreamModel",
+    "StreamPiece",
+    "StreamUnit",
+    "Sweep",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +60,8 @@ class BatchWork:
 
     ``kv_slot_bytes`` and ``activation_slot_bytes`` are what its offloaded rows take in a slot;
     0 where all its rows stay on the compute tier. ``embedding_bytes`` of embedding rows come from
-    elsewhere than the compute tier. ``continues``: it waits for tokens of the sweep before.
+    elsewhere than the compute tier: in a stage that another one precedes, all its rows. So many as
+    ``departing_bytes`` go to the next stage. ``continues``: it waits for tokens of a sweep before.
     ``delegates_later``: keys that it stores are of rows that the CPU will attend.
     """
 
@@ -65,6 +75,7 @@ class BatchWork:
     activation_slot_bytes: int = 0
     delegated: Delegated | None = None
     delegates_later: bool = False
+    departing_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +84,15 @@ class Sweep:
 
     index: int
     works: tuple[BatchWork, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Awaited:
+    """A sweep whose tokens must be known before the next one can be made up: where several blocks
+    are in flight, that of the same block."""
+
+    sweep: int
+    batches: tuple[MicroBatch, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +125,15 @@ class StreamUnit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
     """The units in order, the embedding first, where they are computed, and the ring of weights:
-    ``ring_blocks`` blocks of ``block_bytes``."""
+    ``ring_blocks`` blocks of ``block_bytes``. A stage of a pipeline ``receives`` what its first
+    unit enters into the residual stream, or ``sends`` what its last one picks, or both."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
     ring_blocks: int
     block_bytes: int
+    receives: bool = False
+    sends: bool = False
 
     def __post_init__(self) -> None:
         most = max((self.num_blocks(unit) for unit in range(len(self.units))), default=0)

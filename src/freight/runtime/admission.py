@@ -41,6 +41,10 @@ class Waiting:
             self._held = Answer(request, tokenizer=self._tokenizer)
         return self._held
 
+    def has_at_hand(self) -> bool:
+        """Whether there are rows, or a request that was drawn."""
+        return bool(self._returned) or self._held is not None
+
     def is_empty(self) -> bool:
         return not self._returned and self.peek() is None
 

@@ -18,6 +18,7 @@ from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
 from freight.model.attention import KVView, index_rows
 from freight.model.batch import MicroBatch, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
+from freight.model.programme import Programme
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Delegated, Moved
@@ -105,6 +106,7 @@ class BatchPreparer:
         embedding: EmbeddingTable,
         device: torch.device,
         dtype: torch.dtype,
+        programme: Programme,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -114,7 +116,9 @@ class BatchPreparer:
         self._device = device
         self._dtype = dtype
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
-        self._far_bytes = config.embedding_size * dtype.itemsize
+        columns = config.hidden_size if programme.receives else config.embedding_size
+        self._far_bytes = columns * dtype.itemsize
+        self._departing_bytes = config.hidden_size * dtype.itemsize if programme.sends else 0
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
         return self._prepared[sweep, k]
@@ -142,6 +146,7 @@ class BatchPreparer:
             activation_slot_bytes=slot_bytes(cut, row_bytes),
             delegated=self._work_of(prepared.delegated),
             delegates_later=delegates,
+            departing_bytes=batch.num_tokens * self._departing_bytes,
         )
 
     def _work_of(self, rows: DelegatedRows | None) -> Delegated | None:

@@ -7,8 +7,8 @@ schedule and the executor.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,13 +25,16 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
 from freight.model.number_format import find_compressed
+from freight.model.programme import Programme
 from freight.model.sources import TensorSource
+from freight.plan.admission import Lengths
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Operation
 from freight.plan.ring import stream_model
 from freight.plan.samples import rehearse
 from freight.plan.schedule import schedule
+from freight.plan.sweep import Awaited, Sweep
 from freight.plan.verify import verify
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
@@ -63,9 +66,24 @@ from freight.runtime.summary import describe_forecast, describe_holdings, descri
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 from freight.runtime.trace import Trace
 
-__all__ = ["Engine", "build_engine"]
+__all__ = ["Engine", "OpenedModel", "build_engine", "open_model"]
 
 _BLOCK = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedModel:
+    """A model as it will be run, of which nothing is loaded yet: where its weights are, in which
+    type and on which device it is computed, and the options as far as they are settled. ``config``
+    is that of some layers where others are run elsewhere, ``whole`` that of all."""
+
+    config: ModelConfig
+    whole: ModelConfig
+    sources: Mapping[str, TensorSource]
+    dtype: str
+    device: ComputeDevice
+    options: EngineOptions
+    tokenizer: Tokenizer | None
 
 
 def build_engine(
@@ -77,6 +95,17 @@ def build_engine(
 ) -> Engine:
     """Plan, take the memory, and place the weights. Everything that can be refused is refused
     before anything is loaded; ``say`` is told of what takes long before."""
+    model = open_model(model_dir, options=options, say=say)
+    plan, told = plan_run(
+        model.config, model.sources, model.dtype, model.device, model.options, workload
+    )
+    return Engine(model, plan=plan, told=told)
+
+
+def open_model(
+    model_dir: Path, *, options: EngineOptions, say: Callable[[str], None]
+) -> OpenedModel:
+    """Read what is known of a model, and load all that the process will need beside it."""
     quiet_allocator()
     config = approximate(
         read_config(model_dir),
@@ -112,14 +141,12 @@ def build_engine(
         say=say,
     )
     tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
-    plan, told = plan_run(config, sources, dtype, device, options, workload)
-    return Engine(
+    return OpenedModel(
         config=config,
+        whole=config,
         sources=sources,
         dtype=dtype,
         device=device,
-        plan=plan,
-        told=told,
         options=options,
         tokenizer=tokenizer,
     )
@@ -144,23 +171,22 @@ class Engine:
 
     def __init__(
         self,
+        model: OpenedModel,
         *,
-        config: ModelConfig,
-        sources: Mapping[str, TensorSource],
-        dtype: str,
-        device: ComputeDevice,
         plan: Plan,
         told: Forecast | None,
-        options: EngineOptions,
-        tokenizer: Tokenizer | None,
+        programme: Programme | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = model.config
+        self._whole = model.whole
         self.plan = plan
-        self.dtype = torch_dtype(dtype)
-        self.device = device
-        self.tokenizer = tokenizer
+        self.programme = programme or build_programme(config)
+        self.dtype = torch_dtype(model.dtype)
+        self.device = device = model.device
+        self.tokenizer = model.tokenizer
         self.traffic = Traffic()
-        self._options = options
+        self._options = options = model.options
+        dtype = model.dtype
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
         self.meter = Meter(has_phases=not plan.policy.is_continuous)
         self.forecast = told
@@ -169,7 +195,7 @@ class Engine:
         rates = rates_for(options, device)
         if self._trace is not None and told is not None and rates is not None:
             self._trace.predict(rehearse(plan, rates, config, dtype))
-        sources = self._real_sources(sources, dtype)
+        sources = self._real_sources(model.sources, dtype)
         self.placement = Placement(
             config=config,
             sources=sources,
@@ -202,10 +228,10 @@ class Engine:
                 "Name a directory that can be written with --disk-dir.",
             ) from error
         directory = Path(self._dummy_dir.name)
-        write_dummy_checkpoint(self.config, directory, self._options.dummy_seed, dtype)
+        write_dummy_checkpoint(self._whole, directory, self._options.dummy_seed, dtype)
         sources = compressed_sources(
-            self.config,
-            resolve(self.config, directory),
+            self._whole,
+            resolve(self._whole, directory),
             compression,
             directory=directory / "compressed",
             say=lambda _: None,
@@ -220,47 +246,61 @@ class Engine:
     ) -> Iterator[Completion]:
         """Answer rows in an order of the engine's choosing, each exactly once. ``on_batch`` is told
         of every sweep and micro-batch as soon as its tokens are known."""
-        policy = self.plan.policy
-        # A run leaves beginnings of prompts, and one that was given up its rows.
-        self.placement.kv_cache.release_all()
-        batches = BatchPreparer(
-            self.config,
-            policy,
-            kv_cache=self.placement.kv_cache,
-            activations=self.placement.activations,
-            embedding=self.placement.embedding,
-            device=self.device.torch_device,
-            dtype=self.dtype,
-        )
-        scheduler = Scheduler(
-            self._check(requests),
-            policy=policy,
-            kv_cache=self.placement.kv_cache,
-            tokenizer=self.tokenizer,
-            eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
-            lengths=self.plan.workload.answers(),
-            describe=batches.describe,
-        )
-        performer = self._performer(batches, scheduler)
-        executor = Executor(
-            performer.perform,
-            device=self.device.torch_device,
-            overlap=policy.overlap,
-            record=self._record,
-        )
-        stream = schedule(
-            scheduler.sweeps(),
-            stream_model(self.plan.layout, policy),
-            scheduler.expects_more,
-            performer.chosen,
-        )
-        if self._options.verify:
-            stream = verify(stream, self.placement.rings())
+        lengths = self.plan.workload.answers()
+        scheduler, performer = self._lane(0, self._check(requests), lengths)
+        executor = self._executor(performer.perform)
+        stream = self._stream(scheduler.sweeps(), scheduler.expects_more, performer.chosen)
         for operation, made in executor.run(stream):
             assert operation.batch is not None
             if on_batch is not None:
                 on_batch(operation.sweep, operation.batch)
             yield from scheduler.update(operation.batch, made)
+
+    def _lane(
+        self, lane: int, requests: Iterator[Request], lengths: Lengths
+    ) -> tuple[Scheduler, Performer]:
+        """What makes up the sweeps of one of the blocks in flight, and what does their work."""
+        kv_cache = self.placement.kv_caches[lane]
+        # A run leaves beginnings of prompts, and one that was given up its rows.
+        kv_cache.release_all()
+        batches = BatchPreparer(
+            self.config,
+            self.plan.policy,
+            kv_cache=kv_cache,
+            activations=self.placement.activations,
+            embedding=self.placement.embedding,
+            device=self.device.torch_device,
+            dtype=self.dtype,
+            programme=self.programme,
+        )
+        scheduler = Scheduler(
+            requests,
+            policy=self.plan.policy,
+            kv_cache=kv_cache,
+            tokenizer=self.tokenizer,
+            eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
+            lengths=lengths,
+            describe=batches.describe,
+        )
+        return scheduler, self._performer(batches, scheduler, lane)
+
+    def _executor(self, perform: Callable[[Operation], NewTokens | None]) -> Executor[NewTokens]:
+        return Executor(
+            perform,
+            device=self.device.torch_device,
+            overlap=self.plan.policy.overlap,
+            record=self._record,
+        )
+
+    def _stream(
+        self,
+        sweeps: Iterator[Sweep | Awaited],
+        expects_more: Callable[[], bool],
+        chosen: Callable[[int], Collection[int]],
+    ) -> Iterator[Operation]:
+        model = stream_model(self.plan.layout, self.plan.policy)
+        stream = schedule(sweeps, model, expects_more, chosen)
+        return verify(stream, self.placement.rings()) if self._options.verify else stream
 
     def _record(self, operation: Operation, started_s: float, ended_s: float) -> None:
         self.meter.record(operation, started_s, ended_s)
@@ -283,7 +323,7 @@ class Engine:
         scores = score(logits, places, [token_ids[i] for i in scored], num_top)
         return NewTokens(token_ids=token_ids, scores=scores)
 
-    def _performer(self, batches: BatchPreparer, scheduler: Scheduler) -> Performer:
+    def _performer(self, batches: BatchPreparer, scheduler: Scheduler, lane: int) -> Performer:
         def finish(
             batch: MicroBatch, logits: torch.Tensor, prompt_scores: Scores | None
         ) -> NewTokens:
@@ -294,12 +334,13 @@ class Engine:
         rate = self._options.sim_bytes_per_s
         return Performer(
             config=self.config,
-            programme=build_programme(self.config),
+            programme=self.programme,
             placement=self.placement,
             batches=batches,
             to_device=Link("host to device", self.traffic, rate if on_device else None),
             from_device=Link("device to host", self.traffic, rate if on_device else None),
             finish=finish,
+            lane=lane,
         )
 
     # -- telling -------------------------------------------------------------------------------

@@ -50,13 +50,14 @@ class Performer:
         to_device: Link,
         from_device: Link,
         finish: Callable[[MicroBatch, torch.Tensor, Scores | None], NewTokens],
+        lane: int = 0,
     ) -> None:
         self._config = config
         self._programme = programme
         self._policy = placement.plan.policy
         self._weights = placement.weights
         self._embedding = placement.embedding
-        self._kv = placement.kv_cache
+        self._kv = placement.kv_caches[lane]
         self._activations = placement.activations
         self._buffers = placement.buffers
         self._workspace = placement.workspace
@@ -113,6 +114,10 @@ class Performer:
             return None
         with torch.inference_mode():
             return self._work[operation.kind](operation)
+
+    def stream(self, operation: Operation) -> list[tuple[int, torch.Tensor]]:
+        """(first token, rows [n, columns]) of the residual stream, where the operation finds it."""
+        return self._activation_parts(operation, self._prepared(operation))
 
     def _prepared(self, operation: Operation) -> PreparedBatch:
         assert operation.batch is not None

@@ -102,16 +102,10 @@ class Placement:
         pools: dict[Home, torch.Tensor] = {"compute": near.expand(layers, -1, -1)}
         if policy.compute_tier == "gpu":
             pools["cpu"] = _take(self.host, "KV cache", layers, geometry.kv_pages["cpu"], page)
-        self.kv_cache = KVCache(
-            pools=pools,
-            tails=_take(self.host, "KV tails", layers, geometry.num_tails, page),
-            file=self._scratch(disk_bytes["KV cache"]),
-            num_disk_pages=geometry.kv_pages["disk"],
-            page_tokens=policy.page_tokens,
-            page_bytes=page,
-            disk_extent_pages=geometry.disk_extent_pages,
-            is_kept=keeps_kv(policy, self.plan.workload),
-        )
+        tails = _take(self.host, "KV tails", layers, geometry.num_tails, page)
+        self.kv_caches = [
+            self._kv_cache(lane, pools, tails) for lane in range(policy.blocks_in_flight)
+        ]
         columns = self.plan.layout.stream_columns
         row_bytes = columns * self.dtype.itemsize
         block, rows = policy.num_micro_batches, geometry.activation_rows
@@ -125,6 +119,28 @@ class Placement:
             num_columns=columns,
             dtype=self.dtype,
         )
+
+    def _kv_cache(self, lane: int, pools: dict[Home, torch.Tensor], tails: torch.Tensor) -> KVCache:
+        """The pages of one of the blocks in flight: an equal part of all. Where none are kept all
+        blocks use the same."""
+        policy, geometry = self.plan.policy, self.plan.geometry
+        is_kept = keeps_kv(policy, self.plan.workload)
+        lanes = policy.blocks_in_flight if is_kept else 1
+        return KVCache(
+            pools={home: _part(pool, lane, lanes) for home, pool in pools.items()},
+            tails=_part(tails, lane, lanes),
+            file=self._scratch(geometry.usage["disk"]["KV cache"] // lanes),
+            num_disk_pages=geometry.kv_pages["disk"] // lanes,
+            page_tokens=policy.page_tokens,
+            page_bytes=geometry.page_bytes,
+            disk_extent_pages=geometry.disk_extent_pages,
+            is_kept=is_kept,
+        )
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """That of the only block, where one at a time is in flight."""
+        return self.kv_caches[0]
 
     def _scratch(self, num_bytes: int) -> DirectFile | None:
         if not num_bytes:
@@ -143,6 +159,7 @@ class Placement:
         in_pages = pages if g.num_tails and on_device else 0
         in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
         embedding_bytes = g.embedding_bytes
+        departing_bytes = g.departing_bytes
         block, rows = policy.num_micro_batches, g.logit_rows
         width, vocab = self._config.hidden_size, self._config.vocab_size
 
@@ -157,9 +174,13 @@ class Placement:
             weight_staging=_take(
                 host, "weight staging", staging_slots, staged // staging_slots if staged else 0
             ),
-            embedding_rows=ring(host, "embedding rows", "embedding rows", embedding_bytes),
+            embedding_rows=_take(host, "embedding rows", g.embedding_slots, embedding_bytes),
             embedding_slot=ring(
                 near, "embedding rows", "embedding slot", embedding_bytes if on_device else 0
+            ),
+            departing_rows=_take(host, "departing rows", block, departing_bytes),
+            departing_slot=ring(
+                near, "departing rows", "departing slot", departing_bytes if on_device else 0
             ),
             kv_slot=ring(near, "KV slots", "kv slot", pages, page),
             kv_in=ring(host, "KV staging", "kv in", in_pages, page),
@@ -209,8 +230,8 @@ class Placement:
         sizes = {
             "decoded weights": self.plan.layout.decoded_bytes,
             "weight staging": b.weight_staging[0].numel(),
-            "embedding rows": b.embedding_rows[0].numel(),
             "embedding slot": b.embedding_slot[0].numel(),
+            "departing slot": b.departing_slot[0].numel(),
             "kv slot": b.kv_slot[0].numel(),
             "kv in": b.kv_in[0].numel(),
             "kv out": b.kv_out[0].numel(),
@@ -222,8 +243,17 @@ class Placement:
         rings = {
             name: Ring(num_slots=RING_SLOTS[name], slot_bytes=size) for name, size in sizes.items()
         }
+        for name, rows in (("embedding", b.embedding_rows), ("departing", b.departing_rows)):
+            rings[f"{name} rows"] = Ring(num_slots=len(rows), slot_bytes=rows[0].numel())
         blocks, size = self.weights.ring_blocks, self.plan.policy.piece_bytes
         return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
+
+
+def _part(pages: torch.Tensor, number: int, parts: int) -> torch.Tensor:
+    """One of as many equal parts of ``pages`` [L, P, page bytes], by their second dim."""
+    size = pages.shape[1] // parts
+    first = number % parts * size
+    return pages[:, first : first + size]
 
 
 def _take(arena: Arena, purpose: str, *shape: int) -> torch.Tensor:

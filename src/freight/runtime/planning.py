@@ -11,6 +11,7 @@ import torch
 from freight.hardware.machine import Machine
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
+from freight.model.programme import Programme
 from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner, Wishes
@@ -32,9 +33,13 @@ def plan_run(
     device: ComputeDevice,
     options: EngineOptions,
     workload: Workload,
+    *,
+    programme: Programme | None = None,
+    blocks_in_flight: int = 1,
 ) -> tuple[Plan, Forecast | None]:
     """The plan, and where the machine's rates are known what it will take: the best that a search
-    finds then, but what the user has fixed stays."""
+    finds then, but what the user has fixed stays. A stage of a pipeline has a ``programme`` of its
+    own, and several blocks of such a workload in flight."""
     # Keys can be shared where the lengths of the prompts do not change how they are rotated.
     shares_prefixes = options.share_prefixes and is_same_up_to(
         config.rope, workload.max_prompt_tokens, config.max_positions
@@ -51,7 +56,7 @@ def plan_run(
     room["cpu"] = room_bytes - bounce_bytes(sources)
     planner = Planner(
         config=config,
-        programme=build_programme(config),
+        programme=programme or build_programme(config),
         sources=sources,
         dtype=dtype,
         workload=workload,
@@ -71,6 +76,7 @@ def plan_run(
             cpu_attention=_share(options.cpu_attention_percent),
             overlap=options.overlap,
         ),
+        blocks_in_flight=blocks_in_flight,
     )
     machine = None if options.machine is None else rates_for(options, device)
     if machine is None or dtype not in machine.compute_unit.products:

@@ -79,9 +79,11 @@ class Scheduler:
 
     def expects_more(self) -> bool:
         """Whether another sweep follows, unless every row ends early in this one."""
-        if not self._waiting.is_empty():
-            return True
-        return any(
+        return not self._waiting.is_empty() or self.goes_on()
+
+    def goes_on(self) -> bool:
+        """Likewise, by the rows that are here alone: no request is drawn."""
+        return self._waiting.has_at_hand() or any(
             len(row.new_ids) + 1 < row.params.max_tokens
             or row.num_tokens > self._reached.get(row.key, 0)
             for rows in self._admission.block

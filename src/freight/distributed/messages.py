@@ -1,0 +1,103 @@
+"""Values sent from rank to rank: pickled, in order, received by threads of their own.
+
+So whoever sends need not wait for who is busy, and waiting for a value can be broken off by a
+signal. Knows bytes and queues, not what is said.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from typing import Any, Final
+
+import torch
+from torch.distributed import Work
+
+from freight.distributed.ranks import Group
+
+__all__ = ["ConnectionLost", "Inbox", "Outbox", "receive_all", "receive_value"]
+
+_MOST_UNSENT: Final = 64
+
+
+class ConnectionLost(RuntimeError):
+    """A message cannot come or go any more: some rank has ended."""
+
+
+class Inbox:
+    """Values in the order in which they were put; ``get`` waits for one."""
+
+    def __init__(self) -> None:
+        self._values: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._error: RuntimeError | None = None
+
+    def put(self, value: Any) -> None:
+        with self._changed:
+            self._values.append(value)
+            self._changed.notify()
+
+    def fail(self, error: RuntimeError) -> None:
+        """Nothing comes any more."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def get(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._values or self._error is not None)
+            if self._values:
+                return self._values.popleft()
+            raise ConnectionLost(str(self._error))
+
+
+class Outbox:
+    """Sends values to some ranks without waiting, unless very many are on their way."""
+
+    def __init__(self, group: Group, peers: range | list[int]) -> None:
+        self._group = group
+        self._peers = peers
+        self._unsent: deque[tuple[Work, torch.Tensor]] = deque()
+
+    def send(self, value: Any) -> None:
+        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        size = torch.tensor([payload.numel()])
+        try:
+            for peer in self._peers:
+                for tensor in (size, payload):
+                    self._unsent.append((self._group.send(tensor, peer), tensor))
+            while len(self._unsent) > _MOST_UNSENT * max(1, len(self._peers)):
+                self._unsent.popleft()[0].wait()
+        except RuntimeError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def flush(self) -> None:
+        """Wait until all has gone."""
+        while self._unsent:
+            self._unsent.popleft()[0].wait()
+
+
+def receive_all(group: Group, source: int, inbox: Inbox) -> None:
+    """Receive values in a thread until None comes, or the connection breaks."""
+
+    def run() -> None:
+        try:
+            while True:
+                value = receive_value(group, source)
+                inbox.put(value)
+                if value is None:
+                    return
+        except RuntimeError as error:
+            inbox.fail(error)
+
+    threading.Thread(target=run, name="freight inbox", daemon=True).start()
+
+
+def receive_value(group: Group, source: int) -> Any:
+    """The next value from a rank; RuntimeError where the connection breaks."""
+    size = torch.zeros(1, dtype=torch.long)
+    group.receive(size, source).wait()
+    payload = torch.empty(int(size), dtype=torch.uint8)
+    group.receive(payload, source).wait()
+    return pickle.loads(payload.numpy().tobytes())

@@ -1,0 +1,171 @@
+"""Stages of one pipeline, each planned for its own process: their layers, and what they must share.
+
+Every stage plans its own memory. Of blocks all must be alike: who is in one is decided on each
+stage, from the same tokens, so rows, their order and the pages that they want have to be the same.
+The plan with the smallest block says what they are, if all others can follow it. Knows ranks and
+plans, no messages and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from freight.distributed.pipeline.engine import StageEngine
+from freight.distributed.pipeline.wires import Wires
+from freight.distributed.ranks import Ranks
+from freight.errors import FreightError, InputError, RankError
+from freight.plan.default import Plan
+from freight.plan.policy import Policy
+from freight.plan.shares import layer_ranges, part_of
+from freight.plan.stages import StageModel, stage_model
+from freight.plan.workload import Workload
+from freight.runtime.engine import OpenedModel, open_model
+from freight.runtime.options import EngineOptions
+from freight.runtime.planning import plan_run
+
+__all__ = ["build_stage_engine"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """What all stages' policies have alike. ``kv`` are the shares of rows whose keys are where the
+    arithmetic is, in RAM beside a device, and on disk."""
+
+    micro_batch_size: int
+    num_micro_batches: int
+    max_batch_tokens: int
+    kv: tuple[float, float, float]
+    cpu_attention: float
+    admission: str
+    page_tokens: int
+    row_tokens: int
+    entry_pace: float
+    shares_prefixes: bool
+    blocks_in_flight: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        kv = policy.kv
+        near = policy.compute_tier == "gpu"
+        return cls(
+            micro_batch_size=policy.micro_batch_size,
+            num_micro_batches=policy.num_micro_batches,
+            max_batch_tokens=policy.max_batch_tokens,
+            kv=(kv.gpu, kv.cpu, kv.disk) if near else (kv.cpu, 0.0, kv.disk),
+            cpu_attention=policy.cpu_attention,
+            admission=policy.admission,
+            page_tokens=policy.page_tokens,
+            row_tokens=policy.row_tokens,
+            entry_pace=policy.entry_pace,
+            shares_prefixes=policy.shares_prefixes,
+            blocks_in_flight=policy.blocks_in_flight,
+        )
+
+    def fixed(self, options: EngineOptions, *, on_device: bool) -> EngineOptions:
+        """The options of a stage that follows this block."""
+        near, ram, disk = (100 * share for share in self.kv)
+        if not on_device and ram:
+            raise InputError(
+                f"Keys of {ram:.4g} % of the rows were to be in RAM beside a device.",
+                "This stage computes on the CPU, whose own memory that is.",
+                "Give --kv with no such share, or devices to all stages.",
+            )
+        return replace(
+            options,
+            micro_batch_size=self.micro_batch_size,
+            num_micro_batches=self.num_micro_batches,
+            batch_tokens=self.max_batch_tokens,
+            kv_percent=(near, ram, disk) if on_device else (0.0, near, disk),
+            cpu_attention_percent=100 * self.cpu_attention if on_device else None,
+            admission=self.admission,
+        )
+
+
+def build_stage_engine(
+    model_dir: Path,
+    *,
+    options: EngineOptions,
+    workload: Workload,
+    ranks: Ranks,
+    say: Callable[[str], None] = lambda _: None,
+) -> StageEngine:
+    """This rank's stage, once all ranks have planned theirs, and hold them. Called on all ranks at
+    once; what one of them refuses is raised on all."""
+    model = ranks.share("opened", lambda: open_model(model_dir, options=options, say=say))
+    _refuse_several("types to compute in", ranks.exchange("dtype", model.dtype), "--dtype")
+    layers = _layers(model.config.num_layers, ranks)
+    stage = stage_model(model.config, layers)
+    own = replace(model, config=stage.config, sources=stage.sources(model.sources))
+    count = min(ranks.size, workload.num_rows)
+    plan = _agree(own, stage, part_of(workload, count), count, ranks)
+    wires = Wires(ranks)
+    return ranks.share(
+        "built", lambda: StageEngine(own, stage=stage, plan=plan, ranks=ranks, wires=wires)
+    )
+
+
+def _layers(num_layers: int, ranks: Ranks) -> range:
+    if ranks.size > num_layers:
+        raise InputError(
+            f"{ranks.size} ranks were started.",
+            f"The model has {num_layers} layers, and each rank runs one at least.",
+            f"Start at most {num_layers}.",
+        )
+    return layer_ranges(num_layers, ranks.size)[ranks.rank]
+
+
+def _refuse_several(what: str, told: list[str], flag: str) -> None:
+    others = [rank for rank, own in enumerate(told) if own != told[0]]
+    if others:
+        raise RankError(
+            f"{len(told)} ranks were to work together.",
+            f"They chose different {what}: the first {told[0]}, rank {others[0]} "
+            f"{told[others[0]]}.",
+            f"Give {flag} to all of them.",
+        )
+
+
+def _agree(
+    model: OpenedModel, stage: StageModel, workload: Workload, count: int, ranks: Ranks
+) -> Plan:
+    """The plan for the smallest block that any stage has chosen and all can follow."""
+
+    def plan(options: EngineOptions) -> Plan:
+        return plan_run(
+            model.config,
+            model.sources,
+            model.dtype,
+            model.device,
+            options,
+            workload,
+            programme=stage.programme,
+            blocks_in_flight=count,
+        )[0]
+
+    chosen = ranks.share("planned", lambda: plan(model.options))
+    blocks = ranks.exchange("block", _Block.of(chosen.policy))
+    refusal: FreightError | None = None
+    on_device = model.device.tier == "gpu"
+    for turn, block in enumerate(sorted(set(blocks), key=_size)):
+        try:
+            following = ranks.share(
+                f"following {turn}",
+                lambda block=block: plan(block.fixed(model.options, on_device=on_device)),  # type: ignore[misc]
+            )
+        except RankError:
+            raise
+        except FreightError as error:
+            refusal = error
+            continue
+        told = ranks.exchange(f"followed {turn}", _Block.of(following.policy))
+        _refuse_several("blocks", [str(own) for own in told], "the same policy")
+        return following
+    assert refusal is not None
+    raise refusal
+
+
+def _size(block: _Block) -> tuple[int, int, str]:
+    return block.micro_batch_size * block.num_micro_batches, block.micro_batch_size, str(block)

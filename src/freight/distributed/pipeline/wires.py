@@ -1,0 +1,112 @@
+"""What stages say to each other: rows of the residual stream, new tokens, requests.
+
+Rows go from one stage to the next, tokens from the last stage to all others, requests from the
+first. Knows what goes where; the operations around it decide when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+import torch
+from torch.distributed import Work
+
+from freight.distributed.messages import ConnectionLost, Inbox, Outbox, receive_all
+from freight.distributed.ranks import Ranks
+from freight.runtime.answers import NewTokens
+from freight.runtime.request import Request
+
+__all__ = ["Requests", "Wires"]
+
+
+class Requests(Iterator[Request]):
+    """Requests in order, each drawn when the one before is handed out; None ends them. So on all
+    stages it is known at once whether one is left."""
+
+    def __init__(self, draw: Callable[[], Request | None]) -> None:
+        self._draw = draw
+        self._next = draw()
+
+    def has_more(self) -> bool:
+        return self._next is not None
+
+    def __next__(self) -> Request:
+        request = self._next
+        if request is None:
+            raise StopIteration
+        self._next = self._draw()
+        return request
+
+
+class Wires:
+    """A stage's messages; stages are ranks in their order."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._rank, self._last = ranks.rank, ranks.size - 1
+        self._rows = ranks.group("rows")
+        self._tokens = ranks.group("tokens")
+        self._requests = ranks.group("requests")
+        others = [rank for rank in range(ranks.size) if rank != self._rank]
+        self._made = Inbox()
+        self._to_all_tokens = Outbox(self._tokens, others)
+        self._to_all_requests = Outbox(self._requests, others)
+        self._asked = Inbox()
+        if self._rank != self._last:
+            receive_all(self._tokens, self._last, self._made)
+        if self._rank != 0:
+            receive_all(self._requests, 0, self._asked)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def send_rows(self, rows: torch.Tensor) -> None:
+        """To the next stage; returns when they have gone."""
+        self._wait(lambda: self._rows.send(rows, self._rank + 1))
+
+    def receive_rows(self, rows: torch.Tensor) -> None:
+        """From the stage before; returns when they are there."""
+        self._wait(lambda: self._rows.receive(rows, self._rank - 1))
+
+    def _wait(self, begin: Callable[[], Work]) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise ConnectionLost(str(error)) from error
+
+    # -- tokens, from the last stage -------------------------------------------------------------
+
+    def send_tokens(self, made: NewTokens) -> None:
+        self._to_all_tokens.send(made)
+
+    def keep_tokens(self, made: NewTokens) -> None:
+        """Those of this stage itself, the last one, until it takes them too. Scores may lie where
+        those of another micro-batch will."""
+        self._made.put(deepcopy(made))
+
+    def take_tokens(self) -> NewTokens:
+        """Those of the next micro-batch that all stages take."""
+        made: NewTokens = self._made.get()
+        return made
+
+    # -- requests, from the first stage ----------------------------------------------------------
+
+    def requests(self, own: Iterator[Request]) -> Requests:
+        """The job's, in one order on all stages: ``own`` are those of the first."""
+        if self._rank:
+            return Requests(self._asked.get)
+
+        def draw() -> Request | None:
+            request = next(own, None)
+            self._to_all_requests.send(request)
+            return request
+
+        return Requests(draw)
+
+    def finish(self) -> None:
+        """After the last sweep: nothing more goes out."""
+        if self._rank == self._last:
+            self._to_all_tokens.send(None)
+            self._to_all_tokens.flush()
+        if self._rank == 0:
+            self._to_all_requests.flush()

@@ -1,0 +1,314 @@
+"""``freight run`` under torchrun: the same command on every rank, a stage of the model on each.
+
+The first rank keeps the job: it reads rows, writes the journal and the output, and tells people.
+The others wait for its word, run their stages, and end with it. A rank that is lost ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+import torch
+
+from freight.distributed.messages import ConnectionLost
+from freight.distributed.pipeline.planning import build_stage_engine
+from freight.distributed.ranks import Connection, Place, Ranks
+from freight.distributed.replicas import ReplicaEngine
+from freight.entrypoints.compress import compress_ahead
+from freight.entrypoints.model_source import find_model
+from freight.entrypoints.progress import Progress, format_report
+from freight.entrypoints.run import answer_rows, engine_options, farewell, identify, job_spec
+from freight.errors import FreightError, InputError, RankError
+from freight.jobs.paths import check_paths
+from freight.jobs.runner import Engine
+from freight.memory.tier import system_memory_bytes
+from freight.model.config import read_config
+from freight.plan.shares import layer_ranges, part_of
+from freight.plan.workload import Workload
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+
+__all__ = ["run_stages"]
+
+_MEMORY_SHARE: Final = 0.8
+_GRACE_S: Final = 2.0
+_LINGER_S: Final = 5.0
+_SAME_FLAGS: Final = (
+    "admission",
+    "batch_tokens",
+    "compute",
+    "cpu_attention",
+    "group_size",
+    "kv_bits",
+    "micro_batch_size",
+    "num_micro_batches",
+    "no_shared_prefixes",
+    "sparse_attention",
+    "split",
+    "weight_bits",
+)
+"""What a plan follows from that all stages must have alike."""
+
+
+class _Stopped(BaseException):
+    """A signal that ends the run, raised in the main thread."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run_stages(arguments: argparse.Namespace) -> int:
+    """This rank's part of the job that the flags describe; returns the exit status."""
+    place = Place.from_environment()
+    assert place is not None
+    _use_own_device(place)
+    _use_own_cores(place)
+    if place.rank:
+        _follow(arguments, place)
+    return _lead(arguments, place)
+
+
+def _use_own_device(place: Place) -> None:
+    """Let this process see one of its host's devices, before any is asked for."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+    if found:
+        os.environ["CUDA_VISIBLE_DEVICES"] = found[place.local_rank % len(found)]
+
+
+def _use_own_cores(place: Place) -> None:
+    """An equal part of the host's; torchrun itself would leave each rank one."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+
+
+def _own_options(arguments: argparse.Namespace, place: Place) -> EngineOptions:
+    """The flags, with an equal part of the host's memory where none was given, and a trace for each
+    rank."""
+    options = engine_options(arguments)
+    if options.cpu_memory_bytes is None and place.local_size > 1:
+        share = int(system_memory_bytes() * _MEMORY_SHARE) // place.local_size
+        options = replace(options, cpu_memory_bytes=share)
+    if options.trace_path is not None and place.rank:
+        path = options.trace_path.with_suffix(f".rank{place.rank}{options.trace_path.suffix}")
+        options = replace(options, trace_path=path)
+    return options
+
+
+# -- what all ranks must have alike ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start:
+    """What the first rank says when rows are to be answered."""
+
+    workload: Workload
+
+
+def _agree(
+    ranks: Ranks, arguments: argparse.Namespace, options: EngineOptions, model_dir: Path
+) -> None:
+    """Refuse ranks that would not compute the same."""
+    own = identify(options, model_dir)
+    own |= {f"--{flag.replace('_', '-')}": str(getattr(arguments, flag)) for flag in _SAME_FLAGS}
+    told = ranks.exchange("identity", own)
+    for rank, theirs in enumerate(told):
+        names = [name for name in {**told[0], **theirs} if told[0].get(name) != theirs.get(name)]
+        if names:
+            flags = [name for name in names if name.startswith("--")]
+            raise RankError(
+                f"{ranks.size} ranks were to run one job.",
+                f"Rank {rank} ({ranks.hosts[rank]}) differs from the first in {', '.join(names)}.",
+                f"Give {', '.join(flags)} to all ranks alike."
+                if flags == names
+                else "Install the same version on all hosts, and give all ranks the same model.",
+            )
+
+
+def _build(
+    ranks: Ranks,
+    arguments: argparse.Namespace,
+    options: EngineOptions,
+    model_dir: Path,
+    workload: Workload,
+    progress: Progress,
+) -> Engine:
+    _agree(ranks, arguments, options, model_dir)
+    # What is compressed is kept for all ranks of a host: one of them does it.
+    if ranks.place.local_rank == 0:
+        compress_ahead(options, model_dir, progress.say)
+    ranks.exchange("compressed", None, limit_s=float("inf"))
+    if arguments.split == "layers":
+        return build_stage_engine(
+            model_dir, options=options, workload=workload, ranks=ranks, say=progress.say
+        )
+    own = part_of(workload, min(ranks.size, workload.num_rows))
+
+    def build() -> ReplicaEngine:
+        engine = build_engine(model_dir, options=options, workload=own, say=progress.say)
+        return ReplicaEngine(engine, ranks)
+
+    return ranks.share("built", build)
+
+
+# -- the first rank --------------------------------------------------------------------------------
+
+
+def _lead(arguments: argparse.Namespace, place: Place) -> int:
+    spec = job_spec(arguments)
+    guard = _Guard()
+    ranks = Ranks(place, Connection.from_environment(place), guard.on_loss)
+    guard.watch(ranks)
+    status, layers = 1, 0
+    with Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
+        try:
+            options = _own_options(arguments, place)
+            check_paths(spec.source, spec.sink)
+            model_dir = find_model(arguments.model)
+            if arguments.split == "layers":
+                layers = read_config(model_dir).num_layers
+
+            def build(workload: Workload) -> Engine:
+                ranks.say("start", _Start(workload=workload))
+                return _build(ranks, arguments, options, model_dir, workload, progress)
+
+            report = answer_rows(spec, options, model_dir, progress, build)
+            ranks.say("start", None)  # unless rows were to be answered, and the others know
+            guard.rest()
+            ranks.close()
+            for line in format_report(report):
+                progress.say(line)
+            return 0
+        except (RankError, ConnectionLost) as error:
+            guard.rest()
+            _print_error(_explained(error, ranks, layers, farewell(spec, progress)))
+        except FreightError as error:
+            guard.rest()
+            _print_error(error)
+            status = 2 if isinstance(error, InputError) else 1
+        except _Stopped as stop:
+            guard.rest()
+            progress.say(farewell(spec, progress))
+            status = 128 + stop.number
+        except BaseException:
+            guard.rest()
+            traceback.print_exc()
+    _leave(status)
+
+
+def _explained(
+    error: RankError | ConnectionLost, ranks: Ranks, layers: int, kept: str
+) -> FreightError:
+    """Which rank was lost, its stage, and how to go on; a broken connection by itself says less."""
+    if isinstance(error, RankError) and not ranks.lost:
+        return error
+    ranks.wait_for_loss(_GRACE_S)
+    if not ranks.lost:
+        return RankError(
+            f"{ranks.size} ranks were at work.", f"A connection has broken: {error}", kept
+        )
+    rank = ranks.lost[0]
+    part = f"replica {rank + 1} of {ranks.size}"
+    if layers:
+        own = layer_ranges(max(layers, ranks.size), ranks.size)[rank]
+        part = f"stage {rank + 1} of {ranks.size}, layers {own.start}-{own.stop - 1}"
+    loss = ranks.loss()
+    return RankError(
+        loss.asked,
+        f"{loss.limit} It ran {part}. The job is {kept.split('. ')[0]}.",
+        f"Go on with any number of ranks: {_command(ranks.place)}",
+    )
+
+
+def _command(place: Place) -> str:
+    return f"torchrun --nproc-per-node {place.local_size} -m freight {shlex.join(sys.argv[1:])}"
+
+
+class _Guard:
+    """Ends what the main thread does when a rank is lost or a signal comes: whatever it waits for
+    might never come. A rank that dies also makes torchrun send signals; the death counts."""
+
+    def __init__(self) -> None:
+        self._ranks: Ranks | None = None
+        self._main = threading.main_thread().ident
+
+    def watch(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def on_loss(self, rank: int) -> None:
+        """Called in another thread."""
+        if self._ranks is not None and self._main is not None:
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+
+    def rest(self) -> None:
+        """No signal interrupts any more what is little."""
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> NoReturn:
+        assert self._ranks is not None
+        self.rest()
+        is_lost = bool(self._ranks.lost)
+        if number == signal.SIGTERM:
+            is_lost = self._ranks.wait_for_loss(_GRACE_S / 2)
+        self._ranks.abandon()
+        if is_lost:
+            raise self._ranks.loss()
+        raise _Stopped(number)
+
+
+# -- all others ------------------------------------------------------------------------------------
+
+
+def _follow(arguments: argparse.Namespace, place: Place) -> NoReturn:
+    """Run a stage until the first rank ends; with it this process ends at once."""
+    signal.signal(signal.SIGTERM, _linger)
+    signal.signal(signal.SIGINT, _linger)
+    ranks = Ranks(place, Connection.from_environment(place), lambda rank: _leave(1))
+    try:
+        options = _own_options(arguments, place)
+        start = ranks.hear("start")
+        if start is not None:
+            with Progress(sys.stderr, is_quiet=True) as progress:
+                model_dir = find_model(arguments.model)
+                engine: Any = _build(ranks, arguments, options, model_dir, start.workload, progress)
+                for _ in engine.run(iter(())):
+                    pass
+                engine.summary()
+        ranks.close()
+        _leave(0)
+    except (FreightError, ConnectionLost):
+        ranks.wait_for_loss(_LINGER_S)  # the first rank tells it, and ends
+    except BaseException as error:
+        traceback.print_exc()
+        ranks.note_failure(f"{type(error).__name__}: {error}")
+    _leave(1)
+
+
+def _linger(number: int, frame: FrameType | None) -> NoReturn:
+    """Stay for a moment, so that the first rank can tell who was lost from who was told to stop."""
+    threading.Event().wait(_GRACE_S)
+    _leave(128 + number)
+
+
+def _leave(status: int) -> NoReturn:
+    """End without waiting for threads that wait for messages."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _print_error(error: FreightError) -> None:
+    print(f"freight: error: {error.asked}\n  {error.limit}\n  {error.advice}", file=sys.stderr)

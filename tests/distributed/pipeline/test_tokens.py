@@ -1,0 +1,273 @@
+"""Stages give the answers of one process: every rule, every tier, families, ends and scores.
+
+All stages are in this process, each in a thread; every operation is proven legal before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
+
+from freight.demo import MODEL_DIR
+from freight.model.batch import MicroBatch
+from freight.plan.workload import Workload
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Completion, Prefix, Request, SamplingParams
+
+from ...runtime import tiny
+from .stages import answers, on_ranks
+
+STEPS = 8
+PROMPTS = tiny.prompts(11, 20)
+RULES = ("zigzag", "diagonal", "refill")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    directory = tmp_path_factory.mktemp("llama")
+    model = tiny.make_model(directory, num_hidden_layers=4)
+    return directory, tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+
+
+def ids(done: Sequence[Completion]) -> list[list[int]]:
+    return [list(one.token_ids) for one in done]
+
+
+def requests(**params: Any) -> list[Request]:
+    return list(tiny.requests(PROMPTS, SamplingParams(max_tokens=STEPS, **params)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_rule(llama: tuple[Path, list[list[int]]], size: int, rule: str) -> None:
+    directory, wanted = llama
+    told = answers(
+        directory,
+        size,
+        requests(),
+        tiny.workload(PROMPTS, STEPS),
+        admission=rule,
+        micro_batch_size=2,
+        num_micro_batches=2,
+    )
+    assert [ids(own) for own in told] == [wanted] * size
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("options", [tiny.ON_CPU, tiny.ON_SIM], ids=["disk", "device"])
+def test_every_tier(
+    llama: tuple[Path, list[list[int]]], options: dict[str, Any], rule: str
+) -> None:
+    """Weights, keys and activations on all tiers, some rows attended by the CPU."""
+    directory, wanted = llama
+    work = tiny.workload(PROMPTS, STEPS)
+    told = answers(directory, 3, requests(), work, admission=rule, **options)
+    assert [ids(own) for own in told] == [wanted] * 3
+
+
+def test_each_stage_has_weights_places_of_its_own(llama: tuple[Path, list[list[int]]]) -> None:
+    directory, wanted = llama
+    weights = [(0.0, 100.0, 0.0), (0.0, 20.0, 80.0)]
+    work = tiny.workload(PROMPTS, STEPS)
+    told = answers(
+        directory, 2, requests(), work, own=lambda rank: {"weights_percent": weights[rank]}
+    )
+    assert [ids(own) for own in told] == [wanted] * 2
+
+
+FAMILIES: dict[str, PretrainedConfig] = {
+    "mixtral": MixtralConfig(
+        **{**tiny.SIZES, "num_hidden_layers": 3}, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "falcon": FalconConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        multi_query=True,
+        parallel_attn=True,
+        new_decoder_architecture=False,
+        bias=False,
+        alibi=False,
+        eos_token_id=None,
+        bos_token_id=None,
+    ),
+    # Learned positions, and a table that the head shares.
+    "opt": OPTConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=64,
+        ffn_dim=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        word_embed_proj_dim=64,
+        pad_token_id=1,
+        eos_token_id=None,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    model = tiny.make_model(tmp_path, config=FAMILIES[family])
+    wanted = tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    work = tiny.workload(PROMPTS, STEPS)
+    options = {**tiny.ON_CPU, "admission": "refill"}
+    told = answers(tmp_path, 3, requests(), work, **options)
+    assert [ids(own) for own in told] == [wanted] * 3
+
+
+def one_process(
+    directory: Path, asked: Sequence[Request], work: Workload, **options: Any
+) -> list[Completion]:
+    defaults = {"dtype": "float32", "device": "cpu", "disk_dir": directory}
+    engine = build_engine(
+        directory, options=EngineOptions(**{**defaults, **options}), workload=work
+    )
+    try:
+        return sorted(engine.run(iter(asked)), key=lambda one: one.index)
+    finally:
+        engine.close()
+
+
+def test_the_bundled_model() -> None:
+    """Text in, text out: stop strings and ends of sequences are found on every stage."""
+    from freight.runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(MODEL_DIR)
+    texts = ["copy: abc ->", "add 12 34 =", "hello", "reverse abcd", "sort 3 1 2", "x y z"]
+    params = SamplingParams(max_tokens=12, stop=("\n",), temperature=0.7, seed=5)
+    asked = [
+        Request(index=i, prompt_ids=tokenizer.encode(text), params=params)
+        for i, text in enumerate(texts * 2)
+    ]
+    work = replace(tiny.workload([one.prompt_ids for one in asked], 12), ends_early=True)
+    wanted = one_process(MODEL_DIR, asked, work)
+    told = answers(MODEL_DIR, 3, asked, work, admission="refill", disk_dir=None)
+    assert told == [wanted] * 3
+    assert len({len(one.token_ids) for one in wanted}) > 1, "all ended alike"
+
+
+@given(data=st.data())
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_mixtures(llama: tuple[Path, list[list[int]]], data: st.DataObject) -> None:
+    """Lengths, samples, stop tokens, scores, shared beginnings, chunks of prompts, few rows."""
+    directory, wanted = llama
+    count = data.draw(st.integers(1, len(PROMPTS)), "rows")
+    size = data.draw(st.sampled_from([2, 3, 4]), "stages")
+    shared = [7, 9, 11, 13] * 5 if data.draw(st.booleans(), "shared") else []
+    scored = 2 if data.draw(st.booleans(), "scored") else None
+    asked = []
+    for i in range(count):
+        prefix = Prefix(key=0, num_tokens=len(shared)) if shared and scored is None else None
+        params = SamplingParams(
+            max_tokens=data.draw(st.integers(1, STEPS)),
+            n=data.draw(st.sampled_from([1, 1, 3])),
+            temperature=0.8,
+            seed=i,
+            logprobs=scored,
+            prompt_logprobs=scored,
+            stop_token_ids=(wanted[i][3],),
+            repetition_penalty=1.2,
+        )
+        prompt = [*shared, *PROMPTS[i]]
+        asked.append(Request(index=i, prompt_ids=prompt, params=params, prefix=prefix))
+    work = workload(asked, shared=len(shared) if scored is None else 0)
+    told = answers(
+        directory,
+        size,
+        asked,
+        work,
+        admission=data.draw(st.sampled_from(RULES)),
+        micro_batch_size=data.draw(st.integers(1, 4)),
+        num_micro_batches=data.draw(st.integers(1, 3)),
+        batch_tokens=data.draw(st.sampled_from([None, 16, 40])),
+        **data.draw(st.sampled_from([{}, {"device": "sim"}])),
+    )
+    alone = one_process(directory, asked, work)
+    for own in told:
+        for one, other in zip(own, alone, strict=True):
+            assert [out.token_ids for out in one.outputs] == [
+                out.token_ids for out in other.outputs
+            ]
+            assert [out.stop_reason for out in one.outputs] == [
+                out.stop_reason for out in other.outputs
+            ]
+            assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-3)
+
+
+def logprobs(done: Completion) -> list[float]:
+    """Of the prompt's tokens and of those made, with all alternatives."""
+    listed = [*done.scored, *(one for out in done.outputs for one in out.logprobs or ())]
+    return [value for one in listed for value in (one.logprob, *(top.logprob for top in one.top))]
+
+
+def workload(asked: Sequence[Request], *, shared: int) -> Workload:
+    prompts = [len(one.prompt_ids) for one in asked]
+    new = [one.params.max_tokens for one in asked]
+    samples = [one.params.n for one in asked]
+    scored = asked[0].params.prompt_logprobs is not None
+    return Workload(
+        num_rows=sum(samples),
+        max_prompt_tokens=max(prompts),
+        max_new_tokens=max(new),
+        max_total_tokens=max(map(sum, zip(prompts, new, strict=True))),
+        total_prompt_tokens=sum(prompts),
+        total_new_tokens=sum(n * count for n, count in zip(new, samples, strict=True)),
+        min_samples=min(samples),
+        max_samples=max(samples),
+        max_scored_tokens=max(prompts) - 1 if scored else 0,
+        max_listed_tokens=max(new) if scored else 0,
+        max_logprobs=2 if scored else 0,
+        ends_early=True,
+        least_prefix_tokens=shared,
+        held_prefix_tokens=shared,
+    )
+
+
+def test_stages_bring_the_same_micro_batches(llama: tuple[Path, list[list[int]]]) -> None:
+    """And as many are in flight as there are stages: a sweep's tokens are taken as many later."""
+    from freight.distributed.pipeline.planning import build_stage_engine
+    from freight.distributed.ranks import Ranks
+
+    directory, _ = llama
+    work = tiny.workload(PROMPTS, STEPS)
+    options = EngineOptions(
+        device="cpu", dtype="float32", micro_batch_size=1, num_micro_batches=2, admission="refill"
+    )
+
+    def run(ranks: Ranks) -> list[tuple[int, MicroBatch]]:
+        engine = build_stage_engine(directory, options=options, workload=work, ranks=ranks)
+        seen: list[tuple[int, MicroBatch]] = []
+        list(engine.run(iter(requests()), lambda sweep, batch: seen.append((sweep, batch))))
+        engine.close()
+        return seen
+
+    first, *others = on_ranks(3, run)
+    assert isinstance(first, list)
+    assert others == [first] * 2
+    rows = [
+        {span.row for _, batch in first if _ == sweep for span in batch.rows} for sweep in (0, 1, 2)
+    ]
+    assert not rows[0] & rows[1] and not rows[1] & rows[2] and not rows[0] & rows[2]

@@ -1,0 +1,101 @@
+"""Replicas share out rows: each is answered once, as by one process; a failure shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from freight.demo import EXAMPLES
+from freight.distributed.ranks import Ranks
+from freight.distributed.replicas import ReplicaEngine
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Completion, Request, SamplingParams
+
+from ..runtime import tiny
+from .pipeline.stages import on_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 6
+PROMPTS = tiny.prompts(23, 20)
+WORK = tiny.workload(PROMPTS, STEPS)
+OPTIONS = EngineOptions(device="cpu", dtype="float32", micro_batch_size=2, num_micro_batches=1)
+
+
+def requests() -> Iterator[Request]:
+    params = SamplingParams(max_tokens=STEPS, temperature=0.8, seed=3)
+    return (replace(own, index=i) for i, own in enumerate(tiny.requests(PROMPTS, params)))
+
+
+def test_each_row_is_answered_once_and_alike(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path)
+    alone = build_engine(tmp_path, options=OPTIONS, workload=WORK)
+    wanted = sorted(alone.run(requests()), key=lambda one: one.index)
+    alone.close()
+    shares: list[int] = []
+
+    def work(ranks: Ranks) -> list[Completion]:
+        own = build_engine(tmp_path, options=OPTIONS, workload=WORK)
+        seen: set[int] = set()
+        engine = ReplicaEngine(own, ranks)
+        run = own.run
+
+        def counted(rows: Iterator[Request]) -> Iterator[Completion]:
+            for completion in run(rows):
+                seen.add(completion.index)
+                yield completion
+
+        own.run = counted  # type: ignore[method-assign]
+        done = list(engine.run(requests() if ranks.rank == 0 else iter(())))
+        shares.append(len(seen))
+        engine.close()
+        return done
+
+    first, *others = on_ranks(3, work)
+    assert isinstance(first, list) and others == [[], []]
+    assert sorted(first, key=lambda one: one.index) == wanted
+    assert sum(shares) == len(PROMPTS) and min(shares) > 0
+
+
+def test_what_breaks_the_first_rank_is_raised(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path)
+
+    def broken() -> Iterator[Request]:
+        yield from list(requests())[:3]
+        raise OSError("the spool is gone")
+
+    def work(ranks: Ranks) -> None:
+        own = build_engine(tmp_path, options=OPTIONS, workload=WORK)
+        list(ReplicaEngine(own, ranks).run(broken() if ranks.rank == 0 else iter(())))
+
+    with pytest.raises(OSError, match="the spool is gone"):
+        on_ranks(2, work)
+
+
+def test_a_job_under_torchrun(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(EXAMPLES.read_text().splitlines(keepends=True)[:40]))
+    flags = ["--model", "demo", "--dtype", "float32", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    many = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    for start, name in (([], "one"), (many, "two")):
+        command = ["-m", "freight", "run", str(rows), "--output", str(tmp_path / name), *flags]
+        if start:
+            command += ["--split", "rows"]
+        done = subprocess.run(
+            [sys.executable, *start, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "replica 2 of 2" in done.stderr
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
