@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -215,7 +214,7 @@ def test_latency_over_tokens() -> None:
 
 def turns(stage: PlannedStage, blocks: int, steps: int) -> list[Sweep | Awaited]:
     own = stage.plan
-    sizes = WorkSizes.of(stage.model.config, own.layout, own.policy, own.geometry)
+    sizes = WorkSizes.of(own, stage.model.config)
     lengths = [(PROMPT, steps)] * own.policy.block_rows
     sweeps = zigzag_story(lengths, range(steps))(sizes)
     found: list[Sweep | Awaited] = []
@@ -242,7 +241,7 @@ def test_streams_are_legal_and_say_what_they_wait_for(number: int) -> None:
     for own in operations:
         if own.kind in crossing and own.after:
             hasty = [*operations]
-            hasty[own.index] = replace(own, after=())
+            hasty[own.index] = own._replace(after=())
             with pytest.raises(IllegalSchedule):
                 list(verify(hasty, {}))
 
