@@ -139,7 +139,7 @@ def prompt_tokens(directory: Path, params: SamplingParams, size: int) -> int:
         count = 0
         made = engine._performer
 
-        def watched(batches: Any, scheduler: Any) -> Any:
+        def watched(batches: Any, scheduler: Any, lane: int) -> Any:
             nonlocal count
             describe = scheduler._describe
 
@@ -149,7 +149,7 @@ def prompt_tokens(directory: Path, params: SamplingParams, size: int) -> int:
                 return describe(sweep, batch, continues)
 
             scheduler._describe = note
-            return made(batches, scheduler)
+            return made(batches, scheduler, lane)
 
         engine._performer = watched  # type: ignore[method-assign]
         answer(engine, list(tiny.requests(PROMPTS, params)))

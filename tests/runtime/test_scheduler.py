@@ -445,7 +445,9 @@ def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
 @settings(deadline=None, max_examples=80)
 @given(data=st.data(), case=continuous)
 def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case: Case) -> None:
-    """Answers of known lengths: all alike, or on the diagonal, or without a pace."""
+    """Answers of known lengths: all alike, or on the diagonal, or without a pace. Where a prompt's
+    chunks take longer than its pages were reckoned for, the run computes a row again; a forecast
+    knows of no such row."""
     rows = [(prompt, most, 99) for prompt, most, _ in case.rows]
     if case.admission == "refill" and case.entry_pace < 1000:
         answer = data.draw(st.integers(1, LONGEST_ANSWER))
@@ -463,7 +465,8 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         )
         for batches in bench.batches
     ]
-    if not rows:
+    begun = [request for batches in found for request, _, kv_len, _ in batches if kv_len == 0]
+    if not rows or len(begun) > len(rows):
         return
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
     told = roll_out(
