@@ -224,11 +224,13 @@ class Ranks:
         """Break all groups' connections: whoever waits for a message stops waiting, here and on the
         other ranks. A wait that is given up in time would leave the others waiting."""
         groups, self._groups = self._groups, []
+        others = [rank for rank in range(self.size) if rank != self.rank]
         for group in groups:
-            try:
-                group.receive(torch.zeros(1), (self.rank + 1) % self.size, _GIVEN_UP).wait(_AT_ONCE)
-            except RuntimeError:
-                continue
+            for peer in others:  # one that is dead refuses at once, and breaks nothing else
+                try:
+                    group.receive(torch.zeros(1), peer, _GIVEN_UP).wait(_AT_ONCE)
+                except RuntimeError:
+                    continue
 
     # -- who is there --------------------------------------------------------------------------
 

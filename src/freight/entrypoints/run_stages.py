@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -42,6 +43,7 @@ __all__ = ["run_stages"]
 
 _MEMORY_SHARE: Final = 0.8
 _GRACE_S: Final = 2.0
+_UNWIND_S: Final = 4.0
 _LINGER_S: Final = 5.0
 _SAME_FLAGS: Final = (
     "admission",
@@ -167,9 +169,13 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
     spec = job_spec(arguments)
     guard = _Guard()
     ranks = Ranks(place, Connection.from_environment(place), guard.on_loss)
-    guard.watch(ranks)
     status, layers = 1, 0
     with Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
+
+        def tell(error: RankError | ConnectionLost) -> None:
+            _print_error(_explained(error, ranks, layers, farewell(spec, progress)))
+
+        guard.watch(ranks, tell)
         try:
             options = _own_options(arguments, place)
             check_paths(spec.source, spec.sink)
@@ -190,7 +196,7 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
             return 0
         except (RankError, ConnectionLost) as error:
             guard.rest()
-            _print_error(_explained(error, ranks, layers, farewell(spec, progress)))
+            tell(error)
         except FreightError as error:
             guard.rest()
             _print_error(error)
@@ -235,31 +241,45 @@ def _command(place: Place) -> str:
 
 class _Guard:
     """Ends what the main thread does when a rank is lost or a signal comes: whatever it waits for
-    might never come. A rank that dies also makes torchrun send signals; the death counts."""
+    might never come. A rank that dies also makes torchrun send signals; the death counts.
+
+    The main thread is told by a signal, so that it unwinds and speaks itself. Where that does not
+    happen soon (it may be deep in a library, or the exception may have met a place that drops it)
+    another thread speaks, and ends the process."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None
+        self._tell: Callable[[RankError], None] | None = None
         self._main = threading.main_thread().ident
+        self._unwound = threading.Event()
 
-    def watch(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def watch(self, ranks: Ranks, tell: Callable[[RankError], None]) -> None:
+        self._ranks, self._tell = ranks, tell
         signal.signal(signal.SIGUSR1, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        if ranks.lost:  # before anybody was told
+            self.on_loss(ranks.lost[0])
 
     def on_loss(self, rank: int) -> None:
         """Called in another thread."""
         if self._ranks is not None and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGUSR1)
+            self._end_later()
 
     def rest(self) -> None:
-        """No signal interrupts any more what is little."""
+        """The main thread has unwound; no signal interrupts any more what is little."""
+        self._unwound.set()
+        self._ignore_signals()
+
+    def _ignore_signals(self) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> NoReturn:
         assert self._ranks is not None
-        self.rest()
+        self._ignore_signals()
+        self._end_later()
         is_lost = bool(self._ranks.lost)
         if number == signal.SIGTERM:
             is_lost = self._ranks.wait_for_loss(_GRACE_S / 2)
@@ -267,6 +287,18 @@ class _Guard:
         if is_lost:
             raise self._ranks.loss()
         raise _Stopped(number)
+
+    def _end_later(self) -> None:
+        threading.Thread(target=self._end_if_stuck, daemon=True).start()
+
+    def _end_if_stuck(self) -> None:
+        assert self._ranks is not None and self._tell is not None
+        if self._unwound.wait(_UNWIND_S):
+            return
+        self._unwound.set()  # one such thread is enough
+        if self._ranks.lost:
+            self._tell(self._ranks.loss())
+        _leave(1)
 
 
 # -- all others ------------------------------------------------------------------------------------

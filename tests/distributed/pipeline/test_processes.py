@@ -83,6 +83,15 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
+def wait_for_rows(output: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until some rows of a run are in its journal."""
+    journal = output.with_name(f"{output.name}.freight") / "journal.jsonl"
+    ends_s = time.monotonic() + LIMIT_S
+    while not journal.exists() or len(journal.read_bytes().splitlines()) < 6:
+        assert process.poll() is None and time.monotonic() < ends_s, log.read_text()
+        time.sleep(0.01)
+
+
 def ranks_of(parent: int) -> dict[int, int]:
     """Ranks and their process ids."""
     found = {}
@@ -118,12 +127,8 @@ def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
     rows: Path, alone: bytes, tmp_path: Path
 ) -> None:
     output, log = tmp_path / "answers.jsonl", tmp_path / "log"
-    journal = tmp_path / "answers.jsonl.freight" / "journal.jsonl"
     with started(torchrun(3, *job(rows, output, *SMALL)), log) as process:
-        ends_s = time.monotonic() + LIMIT_S
-        while not journal.exists() or len(journal.read_bytes().splitlines()) < 6:
-            assert process.poll() is None and time.monotonic() < ends_s, log.read_text()
-            time.sleep(0.01)
+        wait_for_rows(output, process, log)
         pids = ranks_of(process.pid)
         assert sorted(pids) == [0, 1, 2]
         for pid in pids.values():
@@ -131,7 +136,7 @@ def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
         os.kill(pids[1], signal.SIGKILL)
         killed_s = time.monotonic()
         assert process.wait(LIMIT_S) != 0
-        assert time.monotonic() - killed_s < 10
+        assert time.monotonic() - killed_s < 10, log.read_text()
     told = log.read_text()
     error = re.search(r"freight: error: (.*\n  .*\n  .*)\n", told)
     assert error is not None, told
@@ -141,6 +146,36 @@ def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
     done = finish(torchrun(2, *job(rows, output, *SMALL)))
     assert done.returncode == 0, done.stderr
     assert "going on: " in done.stderr and output.read_bytes() == alone
+
+
+# The first rank's own thread neither unwinds nor speaks when the run has ended under it.
+STUCK = """
+import os, sys, time
+import freight.entrypoints.run_stages as run_stages
+from freight.entrypoints.cli import main
+answer_rows = run_stages.answer_rows
+def hang(*arguments):
+    try:
+        return answer_rows(*arguments)
+    except BaseException:
+        time.sleep({limit})
+if os.environ["RANK"] == "0":
+    run_stages.answer_rows = hang
+sys.exit(main())
+"""
+
+
+def test_a_first_rank_that_is_stuck_ends_too(rows: Path, tmp_path: Path) -> None:
+    output, log, script = tmp_path / "answers.jsonl", tmp_path / "log", tmp_path / "stuck.py"
+    script.write_text(STUCK.format(limit=2 * LIMIT_S))
+    with started(torchrun(2, str(script), *job(rows, output, *SMALL)[2:]), log) as process:
+        wait_for_rows(output, process, log)
+        os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+        killed_s = time.monotonic()
+        assert process.wait(LIMIT_S) != 0
+        assert time.monotonic() - killed_s < 10, log.read_text()
+    told = log.read_text()
+    assert re.search(r"Rank 1 .* has ended", told) and "kept" in told, told
 
 
 # The command line of one rank alone is changed.
