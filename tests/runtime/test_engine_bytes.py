@@ -216,6 +216,21 @@ def past_the_end(engine: Engine, places: dict[str, tuple[int, int]]) -> int:
     return sum(max(0, piece.offset + piece.num_bytes - file_bytes) for piece in pieces)
 
 
+def check_counts(
+    engine: Engine, told: Sequence[Sequence[Batch]], places: dict[str, tuple[int, int]]
+) -> None:
+    """The bytes that crossed each link since loading are those of the closed form."""
+    moved = Counter(engine.traffic.moved)
+    moved.subtract(engine.load_traffic)
+    form = ClosedForm(engine, places)
+    for batches in told:
+        form.add(batches)
+        moved["disk read"] += past_the_end(engine, places)
+    assert {link: n for link, n in moved.items() if n} == {
+        link: n for link, n in form.moved.items() if n
+    }
+
+
 @pytest.mark.parametrize("name", [name for name in POLICIES if "slow" not in name])
 def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
     places = embedding_place(model_dir)
@@ -224,15 +239,7 @@ def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
             told = recorded_sweeps(engine)
         else:
             told = [*sweeps(engine, tiny.run(engine, PROMPTS, STEPS))]
-        moved = Counter(engine.traffic.moved)
-        moved.subtract(engine.load_traffic)
-        form = ClosedForm(engine, places)
-        for batches in told:
-            form.add(batches)
-            moved["disk read"] += past_the_end(engine, places)
-    assert {link: n for link, n in moved.items() if n} == {
-        link: n for link, n in form.moved.items() if n
-    }
+        check_counts(engine, told, places)
 
 
 SCORING = [
@@ -260,15 +267,7 @@ def test_counts_of_prompts_alone(name: str, steps: int, model_dir: Path) -> None
     with tiny.engine(model_dir, PROMPTS, steps, asked, **POLICIES[name]) as engine:
         told = recorded_sweeps(engine, steps, prompt_logprobs=0)
         check_memory(engine)
-        moved = Counter(engine.traffic.moved)
-        moved.subtract(engine.load_traffic)
-        form = ClosedForm(engine, places)
-        for batches in told:
-            form.add(batches)
-            moved["disk read"] += past_the_end(engine, places)
-        assert {link: n for link, n in moved.items() if n} == {
-            link: n for link, n in form.moved.items() if n
-        }
+        check_counts(engine, told, places)
         tokens = sum(len(batch.token_ids) for batches in told for batch in batches)
         most_once = sum(len(prompt) - (not steps and len(prompt) > 1) for prompt in PROMPTS)
         assert tokens >= most_once if engine.plan.policy.is_continuous else tokens == most_once

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kill_a_rank import ranks_of
 
 from freight.demo import EXAMPLES
 
@@ -90,20 +91,6 @@ def wait_for_rows(output: Path, process: subprocess.Popen[bytes], log: Path) -> 
     while not journal.exists() or len(journal.read_bytes().splitlines()) < 6:
         assert process.poll() is None and time.monotonic() < ends_s, log.read_text()
         time.sleep(0.01)
-
-
-def ranks_of(parent: int) -> dict[int, int]:
-    """Ranks and their process ids."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"PPid:\t{parent}\n" in (entry / "status").read_text():
-                values = (entry / "environ").read_bytes().decode().split("\0")
-                named = dict(value.partition("=")[::2] for value in values)
-                found[int(named["RANK"])] = int(entry.name)
-        except (OSError, KeyError):
-            continue
-    return found
 
 
 def listening(pid: int) -> set[str]:
