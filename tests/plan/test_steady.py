@@ -43,7 +43,7 @@ def rolled(
     count = 5 * max(rows, shape[1])
     own = policy(rows, page, admission)
     pages = {"gpu": 0, "cpu": num_pages, "disk": 0}
-    return roll_out([shape] * count, own, num_pages=pages, mean_answer=shape[1])
+    return roll_out([shape] * count, own, num_pages=pages, slot_pages=0, mean_answer=shape[1])
 
 
 def steady(sweeps: list[RolledSweep], answer: int) -> list[RolledSweep]:

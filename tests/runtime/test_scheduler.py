@@ -23,7 +23,7 @@ from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.sweep import BatchWork
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
-from freight.runtime.scheduler import Scheduler
+from freight.runtime.scheduler import Row, Scheduler
 
 PAGE_TOKENS, NUM_PAGES, END = 4, 400, 0
 LONGEST_PROMPT, LONGEST_ANSWER = 9, 6
@@ -42,6 +42,7 @@ class Case:
     admission: Admission = "zigzag"
     entry_pace: float = 1.0
     num_pages: int = NUM_PAGES
+    slot_pages: int = NUM_PAGES
     ignore_eos: bool = False
 
     def policy(self) -> Policy:
@@ -109,6 +110,7 @@ continuous = st.builds(
     admission=st.sampled_from(["diagonal", "refill"]),
     entry_pace=st.sampled_from([0.5, 1.0, 2.0, 1000.0]),
     num_pages=st.integers(ROW_PAGES, 5 * ROW_PAGES),
+    slot_pages=st.integers(ROW_PAGES, 5 * ROW_PAGES),
     **shapes,
 )
 cases = st.one_of(zigzag, continuous)
@@ -142,6 +144,7 @@ class Bench:
             self.case.requests(),
             policy=self.case.policy(),
             kv_cache=self.kv,
+            slot_pages=self.case.slot_pages,
             tokenizer=None,
             eos_ids=frozenset({END}),
             lengths=Lengths(expected=float(longest_answer), longest=longest_answer),
@@ -155,6 +158,13 @@ class Bench:
             (self.kv.rows[span.row].home for span in batch.rows),
             key=("compute", "cpu", "disk").index,
         )
+        if self.case.policy().is_continuous:
+            passing = [
+                self.kv.pages_for(span.total_len)
+                for span in batch.rows
+                if self.kv.rows[span.row].home != "compute"
+            ]
+            assert sum(passing) <= self.case.slot_pages
         return BatchWork(batch=batch, continues=continues)
 
     def run(self) -> None:
@@ -242,6 +252,7 @@ def test_samples_stay_together_and_split_only_where_they_must() -> None:
         iter(requests),
         policy=policy.policy(),
         kv_cache=kv,
+        slot_pages=NUM_PAGES,
         tokenizer=None,
         eos_ids=frozenset({END}),
         lengths=Lengths(expected=2.0, longest=2),
@@ -381,6 +392,31 @@ def test_rows_longer_than_expected_give_way_to_the_oldest() -> None:
     assert len(bench.completions) == len(case.rows)
 
 
+def test_offloaded_rows_longer_than_expected_give_way_where_a_slot_is_full() -> None:
+    """As above, with pages for all at home, but not in the slot that they pass through."""
+    case = Case(
+        rows=[(1, 6, 1)] * 30 + [(1, 6, 99)] * 12,
+        size=8,
+        count=1,
+        max_batch_tokens=12,
+        kv=Split(disk=1.0),
+        admission="refill",
+        entry_pace=1000.0,
+        slot_pages=9,
+    )
+    bench = Bench(case)
+    bench.run()
+    begun = [
+        span.row.request
+        for batches in bench.batches
+        for batch in batches
+        for span in batch.rows
+        if span.kv_len == 0
+    ]
+    assert len(begun) > len(case.rows), "no row has given its pages up: the case is too easy"
+    assert len(bench.completions) == len(case.rows)
+
+
 def test_prompts_come_in_chunks_beside_rows_that_decode() -> None:
     case = Case(
         rows=[(1, 6, 99), (9, 2, 99), (9, 2, 99)],
@@ -419,6 +455,7 @@ def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
         iter(requests),
         policy=case.policy(),
         kv_cache=kv,
+        slot_pages=NUM_PAGES,
         tokenizer=None,
         eos_ids=frozenset(),
         lengths=Lengths(expected=2.0, longest=2),
@@ -456,6 +493,15 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
     case = replace(case, rows=rows, ignore_eos=True)
     bench = Bench(case)
     bench.scheduler = bench.make(longest_answer=longest)
+    given_up: list[Row] = []
+    waiting = bench.scheduler._waiting
+    put_back = waiting.put_back
+
+    def note(row: Row) -> None:
+        given_up.append(row)
+        put_back(row)
+
+    waiting.put_back = note
     bench.run()
     found = [
         sorted(
@@ -465,14 +511,14 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         )
         for batches in bench.batches
     ]
-    begun = [request for batches in found for request, _, kv_len, _ in batches if kv_len == 0]
-    if not rows or len(begun) > len(rows):
+    if not rows or given_up:
         return
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
     told = roll_out(
         [(prompt, most) for prompt, most, _ in rows],
         case.policy(),
         num_pages=dict.fromkeys(tiers, case.num_pages),
+        slot_pages=case.slot_pages,
         mean_answer=longest,
     )
     assert found == [
@@ -499,6 +545,7 @@ def test_a_prompt_is_scored_whichever_of_its_samples_comes_first() -> None:
         iter([request]),
         policy=case.policy(),
         kv_cache=cache(),
+        slot_pages=NUM_PAGES,
         tokenizer=None,
         eos_ids=frozenset(),
         lengths=Lengths(expected=1.0, longest=1),

@@ -62,7 +62,12 @@ class Outlook:
         self._pages: Pages = np.zeros(len(self._starts), dtype=np.int32)
 
     def curve(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
-        """Pages that rows take, by stretches; each makes ``left`` more tokens, of which
+        """Pages that rows take together, by stretches."""
+        pages: Pages = self.curves(num_tokens, left).sum(axis=0, dtype=np.int32)
+        return pages
+
+    def curves(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
+        """Pages that each row takes, [rows, stretches]; it makes ``left`` more tokens, of which
         the last is never attended."""
         tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
         more = np.asarray(left, dtype=np.int32)[:, None] - 1
@@ -70,8 +75,7 @@ class Outlook:
         most += self._page_tokens - 1
         most //= self._page_tokens
         most *= more >= self._starts
-        pages: Pages = most.sum(axis=0, dtype=np.int32)
-        return pages
+        return most
 
     def fits(self, curve: Pages, num_pages: int) -> bool:
         return bool((self._pages + curve <= num_pages).all())

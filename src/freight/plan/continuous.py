@@ -8,7 +8,7 @@ tensors and no seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -98,6 +98,7 @@ class _Block:
     lengths: Sequence[tuple[int, int]]
     longest: int
     num_pages: dict[Tier, int]
+    slot_pages: int
     shared_tokens: int
     computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
@@ -115,6 +116,7 @@ class _Block:
         lengths: Sequence[tuple[int, int]],
         policy: Policy,
         num_pages: dict[Tier, int],
+        slot_pages: int,
         shared_tokens: int,
         sharers: float,
     ) -> _Block:
@@ -129,6 +131,7 @@ class _Block:
             lengths=lengths,
             longest=max(1, max(new for _, new in lengths)),
             num_pages=num_pages,
+            slot_pages=slot_pages,
             shared_tokens=shared_tokens,
             computing=computing_rows(len(lengths), sharers),
             seats=seats,
@@ -148,15 +151,21 @@ class _Block:
         if self.next_row == len(self.lengths) or not (pace.allows() or self.is_empty()):
             return
         outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
+        slots = self._slots()
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
             curve = self._curve(prompt, new)
             fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
-            seat = next((seat for seat in self._free_seats() if fits[self._tier(seat)]), None)
+            passes = np.all(slots + curve <= self.slot_pages, axis=1)
+            seat = next(
+                (seat for seat in self._free_seats() if self._has_room(seat, fits, passes)), None
+            )
             if seat is None:
                 return
             tier = self._tier(seat)
             outlooks[tier].add(curve)
+            if tier != self.policy.compute_tier:
+                slots[seat // len(self.seats)] += curve
             self.numbers[seat] = self.next_row
             self.prompts[seat] = self.known[seat] = prompt if new else max(1, prompt - 1)
             self.answers[seat] = new
@@ -164,6 +173,15 @@ class _Block:
             self.kv_lens[seat] = 0 if is_computing else min(self.shared_tokens, prompt - 1)
             self.next_row += 1
             pace.take(1)
+
+    def _has_room(
+        self, seat: int, fits: Mapping[Tier, bool], passes: npt.NDArray[np.bool_]
+    ) -> bool:
+        """Whether pages of the row that would sit there fit its tier, and its micro-batch's slot if
+        they are brought to one."""
+        tier = self._tier(seat)
+        is_near = tier == self.policy.compute_tier
+        return fits[tier] and (is_near or bool(passes[seat // len(self.seats)]))
 
     def _curve(self, prompt: int, new: int) -> Pages:
         """Pages of a row from when it enters: the same on each tier."""
@@ -178,13 +196,30 @@ class _Block:
 
     def _outlook(self, tier: Tier) -> Outlook:
         outlook = Outlook(self.longest, self.policy.page_tokens)
-        of_tier = [own == tier for own, _ in self.seats] * self.policy.num_micro_batches
-        here = (self.numbers != _NOBODY) & np.array(of_tier)
+        here = (self.numbers != _NOBODY) & self._of_all([own == tier for own, _ in self.seats])
         if here.any():
-            left = self.answers[here] - (self.known[here] - self.prompts[here])
-            own = np.maximum(0, self.known[here] - self.shared_tokens)
-            outlook.add(outlook.curve(own, np.maximum(1, left)))
+            outlook.add(outlook.curve(*self._kept(here)))
         return outlook
+
+    def _slots(self) -> Pages:
+        """Pages that each micro-batch's offloaded rows take, [micro-batches, stretches]."""
+        outlook = Outlook(self.longest, self.policy.page_tokens)
+        far = [tier != self.policy.compute_tier for tier, _ in self.seats]
+        here = np.flatnonzero((self.numbers != _NOBODY) & self._of_all(far))
+        pages = outlook.curve([], [])
+        slots = np.zeros((self.policy.num_micro_batches, len(pages)), dtype=np.int32)
+        np.add.at(slots, here // len(self.seats), outlook.curves(*self._kept(here)))
+        return slots
+
+    def _of_all(self, of_one: Sequence[bool]) -> npt.NDArray[np.bool_]:
+        """Of the seats of all micro-batches, from those of one."""
+        return np.array([*of_one] * self.policy.num_micro_batches)
+
+    def _kept(self, seats: Ints | npt.NDArray[np.bool_]) -> tuple[Pages, Pages]:
+        """Tokens of which rows have keys of their own, and how many they make yet."""
+        left = self.answers[seats] - (self.known[seats] - self.prompts[seats])
+        own = np.maximum(0, self.known[seats] - self.shared_tokens)
+        return own, np.maximum(1, left)
 
     def _free_seats(self) -> Iterator[int]:
         """As the run gives them out: in the micro-batch that brings fewest tokens, of the kind of
@@ -245,14 +280,16 @@ def roll_out(
     policy: Policy,
     *,
     num_pages: dict[Tier, int],
+    slot_pages: int,
     mean_answer: float,
     shared_tokens: int = 0,
     sharers: float = math.inf,
 ) -> list[RolledSweep]:
     """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
     are computed once for about ``sharers`` rows. ``num_pages`` are the pages per layer on each tier
-    that rows have to themselves; they stay for ``mean_answer`` sweeps on average."""
-    block = _Block.of(lengths, policy, num_pages, shared_tokens, sharers)
+    that rows have to themselves, ``slot_pages`` those that a micro-batch's offloaded rows may have
+    together; they stay for ``mean_answer`` sweeps on average."""
+    block = _Block.of(lengths, policy, num_pages, slot_pages, shared_tokens, sharers)
     stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []

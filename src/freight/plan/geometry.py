@@ -28,6 +28,7 @@ __all__ = [
     "may_forget_kv",
     "measure",
     "page_size",
+    "pages_together",
     "shared_tokens",
 ]
 
@@ -49,9 +50,9 @@ class Geometry:
     ``usage`` is what each tier holds, by purpose. Of each prompt ``shared_tokens`` have keys that
     others have too. ``kv_pages`` are the pages per layer on each tier, ``disk_extent_pages`` those
     that a row on disk has in one piece, or 0, ``kv_layers`` the layers that have pages of their own
-    (see :func:`keeps_kv`), ``kv_slot_pages`` those of one micro-batch's offloaded rows,
-    ``num_tails`` its rows on disk, all
-    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
+    (see :func:`keeps_kv`), ``kv_slot_pages`` those that one micro-batch's offloaded rows may have
+    together, ``num_tails`` the rows on disk of all micro-batches. ``logit_rows`` are the rows of a
+    micro-batch that may make a token.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
     rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
@@ -189,10 +190,22 @@ def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int =
     shared = shared_tokens(policy, workload) // policy.page_tokens
     held = held_pages(policy, workload)
     most = rows * (whole - shared) + held
-    if not rows or not policy.is_continuous or not policy.row_tokens or extent_pages:
+    if extent_pages:
         return most * policy.blocks_in_flight
-    average = -(-rows * policy.row_tokens // policy.page_tokens)
-    return min(most, max(whole, average) + held) * policy.blocks_in_flight
+    return min(most, pages_together(policy, workload, rows) + held) * policy.blocks_in_flight
+
+
+def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
+    """Pages that so many rows may have at one time: for their whole lives, or where they enter at
+    any time, and admission sees to it, for what they have on average, but one row's longest. The
+    average leaves out what prompts share, also where keys are elsewhere and nothing is shared."""
+    whole = -(-workload.max_total_tokens // policy.page_tokens)
+    if not policy.is_continuous or not policy.row_tokens:
+        return rows * whole
+    reckoned = policy.shares_prefixes * workload.least_prefix_tokens // policy.page_tokens
+    not_shared = reckoned * policy.page_tokens - shared_tokens(policy, workload)
+    average = -(-rows * (policy.row_tokens + not_shared) // policy.page_tokens)
+    return min(rows * whole, max(whole, average))
 
 
 def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
@@ -231,7 +244,9 @@ def measure(
         for tier, rows in kv_rows.items()
     }
     home = policy.compute_tier
-    offloaded = sum(kv_rows[tier] for tier in kv_rows if tier != home)
+    slot_pages = pages_together(
+        policy, workload, sum(kv_rows[tier] for tier in kv_rows if tier != home)
+    )
     row_bytes = layout.stream_columns * size
     tokens = most_tokens(policy.activations, policy.max_batch_tokens)
     disk_stride = align_up(tokens["disk"] * row_bytes, BLOCK)
@@ -253,7 +268,7 @@ def measure(
         kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
         disk_extent_pages=extent_pages,
-        kv_slot_pages=offloaded * row_pages,
+        kv_slot_pages=slot_pages,
         num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
@@ -271,7 +286,7 @@ def measure(
         + _record_bytes(policy, workload, scored),
         query_bytes=num_delegated * (attended + token_bytes),
         attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
-        delegated_pages=delegated["disk"] * row_pages,
+        delegated_pages=min(slot_pages, delegated["disk"] * row_pages),
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )

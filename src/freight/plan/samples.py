@@ -93,6 +93,7 @@ def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
         workload.row_lengths(0, num_rows),
         policy,
         num_pages=num_pages,
+        slot_pages=plan.geometry.kv_slot_pages,
         mean_answer=workload.mean_new_tokens,
         shared_tokens=shared,
         sharers=workload.sharers(shared),

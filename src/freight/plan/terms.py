@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
-from freight.plan.geometry import held_pages, keeps_kv
+from freight.plan.geometry import held_pages, keeps_kv, pages_together
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import WorkSizes, computing_rows, make_sweep, rows_of_block
@@ -75,7 +75,9 @@ class Terms:
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
             kv_bytes=kept_layers * (policy.blocks_in_flight * kept_rows * held + beginnings),
-            kv_slot_bytes=float(policy.micro_batch_size * layer_pages),
+            kv_slot_bytes=float(
+                pages_together(policy, workload, policy.micro_batch_size) * base.geometry.page_bytes
+            ),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,
             prompt=workload.total_prompt_tokens / workload.num_rows,

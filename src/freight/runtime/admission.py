@@ -24,6 +24,10 @@ from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["Admission", "Waiting", "make_admission"]
 
+Room = Home | int
+"""Where pages are limited: a tier, or the slot through which a micro-batch's offloaded rows pass,
+by its number."""
+
 
 class Waiting:
     """Rows that are yet to enter: those that gave their pages up, then samples of the requests."""
@@ -192,6 +196,7 @@ class Continuous(Admission):
         policy: Policy,
         kv_cache: KVCache,
         *,
+        slot_pages: int,
         lengths: Lengths,
         has_end: bool,
     ) -> None:
@@ -201,7 +206,9 @@ class Continuous(Admission):
         self._seats = policy.homes(policy.micro_batch_size)
         self._most_together = max(count for _, _, count in self._seats)
         homes = {self._home(tier) for tier, _, count in self._seats if count}
-        self._num_pages = {home: kv_cache.num_free_pages(home) for home in homes}
+        self._num_pages: dict[Room, int] = {home: kv_cache.num_free_pages(home) for home in homes}
+        if homes != {"compute"}:
+            self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
 
     def admit(self) -> None:
@@ -210,7 +217,7 @@ class Continuous(Admission):
             new, _ = self._waiting.next_rows(1)
             self._forget((new.answer if isinstance(new, Row) else new).request)
         self._pace.begin_sweep(self._mean())
-        outlooks = {home: self._outlook(home) for home in self._num_pages}
+        outlooks = {room: self._outlook(room) for room in self._num_pages}
         while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
             together = self._most_together
             if not self._enter(outlooks, together) and (
@@ -233,25 +240,34 @@ class Continuous(Admission):
         ends_early &= self._policy.admission != "diagonal"
         return self._lengths.left(num_made, params.max_tokens, ends_early=ends_early)
 
-    def _outlook(self, home: Home) -> Outlook:
+    def _outlook(self, room: Room) -> Outlook:
         outlook = Outlook(self._lengths.longest, self._policy.page_tokens)
-        rows = [
-            row
-            for own in self.block
-            for row in own
-            if self._kv.rows[row.key].home == home and not row.is_prefix
-        ]
+        rows = self._rows_in(room)
         if rows:
             left = [self._left(row) for row in rows]
             own_tokens = [row.num_tokens - row.num_shared_tokens for row in rows]
             outlook.add(outlook.curve(own_tokens, left))
-        if home == "compute":
+        if room == "compute":
             outlook.add_always(self._prefixes.num_pages())
         return outlook
 
+    def _rows_in(self, room: Room) -> list[Row]:
+        """Rows whose pages count there."""
+        return [
+            row
+            for k, own in enumerate(self.block)
+            for row in own
+            if not row.is_prefix and room in self._rooms(k, self._kv.rows[row.key].home)
+        ]
+
+    @staticmethod
+    def _rooms(k: int, home: Home) -> tuple[Room, ...]:
+        """Where the pages of a row of micro-batch ``k`` count."""
+        return (home,) if home == "compute" else (home, k)
+
     # -- rows that enter -------------------------------------------------------------------------
 
-    def _enter(self, outlooks: dict[Home, Outlook], most: int) -> bool:
+    def _enter(self, outlooks: dict[Room, Outlook], most: int) -> bool:
         """Let the next rows in, up to so many of one request; False if there is no room."""
         new, count = self._waiting.next_rows(most)
         if isinstance(new, Row):
@@ -262,22 +278,23 @@ class Continuous(Admission):
         for k, seat in self._free_seats(count):
             tier, is_delegated, _ = self._seats[seat]
             home = self._home(tier)
-            outlook = outlooks[home]
+            rooms = self._rooms(k, home)
             shared = self._prefixes.num_tokens(request) if home == "compute" else 0
-            curve = outlook.curve([num_tokens - shared] * count, [left] * count)
+            curve = outlooks[home].curve([num_tokens - shared] * count, [left] * count)
             wanted = count * self._kv.pages_for(num_tokens - shared)
             if shared and self._prefixes.find(request) is None:
                 curve = curve + self._kv.pages_for(shared)
                 wanted += self._kv.pages_for(shared)
-            if wanted <= self._kv.num_free_pages(home) and outlook.fits(
-                curve, self._num_pages[home]
+            if wanted <= self._kv.num_free_pages(home) and all(
+                outlooks[room].fits(curve, self._num_pages[room]) for room in rooms
             ):
                 rows = self._waiting.take(count)
                 for row in rows:
                     row.seat = seat
                 self.block[k] += self._reserve(rows, home, is_delegated=is_delegated)
                 self._pace.take(count)
-                outlook.add(curve)
+                for room in rooms:
+                    outlooks[room].add(curve)
                 return True
         return False
 
@@ -319,8 +336,8 @@ class Continuous(Admission):
     # -- rows that grow --------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """Pages for the tokens that are there now, the oldest rows first; where there are none the
-        youngest row of that tier gives up its own."""
+        """Pages for the tokens that are there now, the oldest rows first; where there are none, of
+        a tier or of a slot, the youngest row there gives up its own."""
         rows = [row for own in self.block for row in own if not row.is_prefix]
         for row in sorted(rows, key=lambda row: row.entry):
             while row.key in self._kv.rows and not self._kv.grow(row.key, row.num_tokens):
@@ -331,6 +348,19 @@ class Continuous(Admission):
                 self._give_up(
                     max((own for own in rows if self._is_at(own, home)), key=lambda own: own.entry)
                 )
+
+        for room, most in self._num_pages.items():
+            if isinstance(room, int):
+                self._fit(room, most)
+
+    def _fit(self, k: int, num_pages: int) -> None:
+        """Keep the offloaded rows of a micro-batch to the pages that a slot has."""
+        rows = sorted(self._rows_in(k), key=lambda row: row.entry)
+        held = sum(self._kv.pages_for(row.num_tokens) for row in rows)
+        while held > num_pages:
+            row = rows.pop()
+            held -= self._kv.pages_for(row.num_tokens)
+            self._give_up(row)
 
     def _is_at(self, row: Row, home: Home) -> bool:
         return row.key in self._kv.rows and self._kv.rows[row.key].home == home
@@ -343,9 +373,18 @@ class Continuous(Admission):
 
 
 def make_admission(
-    waiting: Waiting, policy: Policy, kv_cache: KVCache, *, lengths: Lengths, has_end: bool
+    waiting: Waiting,
+    policy: Policy,
+    kv_cache: KVCache,
+    *,
+    slot_pages: int,
+    lengths: Lengths,
+    has_end: bool,
 ) -> Admission:
-    """The policy's rule. ``has_end``: there is a token that ends answers."""
+    """The policy's rule. ``has_end``: there is a token that ends answers. The offloaded rows of a
+    micro-batch have ``slot_pages`` together."""
     if not policy.is_continuous:
         return ZigZag(waiting, policy, kv_cache)
-    return Continuous(waiting, policy, kv_cache, lengths=lengths, has_end=has_end)
+    return Continuous(
+        waiting, policy, kv_cache, slot_pages=slot_pages, lengths=lengths, has_end=has_end
+    )

@@ -277,6 +277,7 @@ class Engine:
             requests,
             policy=self.plan.policy,
             kv_cache=kv_cache,
+            slot_pages=self.plan.geometry.kv_slot_pages,
             tokenizer=self.tokenizer,
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             lengths=lengths,

@@ -30,7 +30,8 @@ class Scheduler:
     """Makes sweeps, takes in tokens.
 
     ``describe`` prices a micro-batch: what it moves in a sweep. ``lengths`` is what is expected of
-    answers, and learns from them.
+    answers, and learns from them. ``slot_pages`` are those that a micro-batch's offloaded rows may
+    have together.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Scheduler:
         *,
         policy: Policy,
         kv_cache: KVCache,
+        slot_pages: int,
         tokenizer: Tokenizer | None,
         eos_ids: frozenset[int],
         lengths: Lengths,
@@ -47,7 +49,12 @@ class Scheduler:
         self._waiting = Waiting(requests, tokenizer)
         self._lengths = lengths
         self._admission = make_admission(
-            self._waiting, policy, kv_cache, lengths=lengths, has_end=bool(eos_ids)
+            self._waiting,
+            policy,
+            kv_cache,
+            slot_pages=slot_pages,
+            lengths=lengths,
+            has_end=bool(eos_ids),
         )
         self._policy = policy
         self._eos_ids = eos_ids

@@ -99,6 +99,7 @@ class TensorEngine:
             self._check(requests),
             policy=self._policy,
             kv_cache=pages,
+            slot_pages=0,
             tokenizer=self._tokenizer,
             eos_ids=eos_ids,
             lengths=self._workload.answers(),
