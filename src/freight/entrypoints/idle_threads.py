@@ -3,7 +3,8 @@ how much code for products is kept.
 
 By default threads wait busily for milliseconds, in which they take the cores from the lanes and
 loops beside them: on two cores these then take up to twice as long. Code is kept for a thousand
-products of different shapes, half a MiB each, outside any budget. Knows no torch.
+products of different shapes, and by another cache what names and describes it once more: together a
+MiB each, outside any budget. Knows no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ __all__ = ["wait_briefly"]
 _TURNS: Final = "10000"
 """Of waiting: tens of microseconds, as long as it is from one operation of a unit to the next."""
 
-_KEPT_PRODUCTS: Final = "128"
-"""Shapes of products: those of a sweep, a few times over."""
+_KEPT_PRODUCTS: Final = "64"
+"""Shapes of products whose code is kept: those of a sweep, a few times over. Making it anew takes
+milliseconds, as long as such a product or two."""
+
+_KEPT_DESCRIPTIONS: Final = "16"
+"""Their descriptions, which are found or made anew within microseconds."""
 
 
 def wait_briefly() -> None:
@@ -25,3 +30,4 @@ def wait_briefly() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _TURNS)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KEPT_PRODUCTS)
+    os.environ.setdefault("LRU_CACHE_CAPACITY", _KEPT_DESCRIPTIONS)

@@ -6,38 +6,25 @@ pad. Knows no tensors, no tier and no schedule.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 __all__ = [
-    "EVEN_COUNTS",
     "GROUP_BYTES",
     "QUERY_BLOCK",
     "MicroBatch",
     "RowKey",
     "RowSpan",
     "chunk_rows",
-    "even_count",
 ]
 
 GROUP_BYTES: Final = 16 << 20
 """Rows attended together: their keys and values, and their scores, each stay under this (one row
 may exceed it). Enough to keep the cores busy, and near the caches."""
 
-EVEN_COUNTS: Final = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
-"""Products on the CPU are made of so many tokens, or of a multiple of the last and one of these
-behind it: a library that makes code for each number of rows keeps it, and takes as long to make it
-as ten such products do. Steps are where the products' time has steps."""
-
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""
-
-
-def even_count(count: int) -> int:
-    """Of up to the last of ``EVEN_COUNTS``, the next of them."""
-    return EVEN_COUNTS[bisect_left(EVEN_COUNTS, count)]
 
 
 class RowKey(NamedTuple):

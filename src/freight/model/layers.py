@@ -22,7 +22,6 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend
-from freight.model.batch import EVEN_COUNTS, even_count
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,
@@ -158,7 +157,7 @@ def _project(step: Project, frame: Frame) -> None:
         part = out[:, first : first + rows.shape[0]]
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
         if isinstance(rows, torch.Tensor):
-            _multiply_by(x, rows, own_bias, part, frame.workspace, adds=step.adds)
+            _product(x, rows, own_bias, part, adds=step.adds)
         elif isinstance(rows, IntegerRows):
             tokens = frame.tokens(step.x)
             with frame.workspace.frame():
@@ -172,41 +171,7 @@ def _project(step: Project, frame: Frame) -> None:
             for begin, tile in _tiles(rows, x.dtype, frame.workspace):
                 end = begin + tile.shape[0]
                 tile_bias = None if own_bias is None else own_bias[begin:end]
-                columns = part[:, begin:end]
-                _multiply_by(x, tile, tile_bias, columns, frame.workspace, adds=step.adds)
-
-
-def _multiply_by(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    workspace: Workspace,
-    *,
-    adds: bool,
-) -> None:
-    """out = x rows^T + bias, or added to it. On the CPU in bfloat16 by few different numbers of
-    tokens: for each that it meets the library makes code of its own, and keeps it."""
-    count = x.shape[0]
-    few = count % EVEN_COUNTS[-1]
-    padded = even_count(few) if few else 0
-    is_small = count < EVEN_COUNTS[0] // 2
-    if few == padded or is_small or x.device.type != "cpu" or x.dtype != torch.bfloat16:
-        _product(x, rows, bias, out, adds=adds)
-        return
-    whole = count - few
-    if whole:
-        _product(x[:whole], rows, bias, out[:whole], adds=adds)
-    with workspace.frame():
-        tokens = workspace.take(padded, x.shape[1], dtype=x.dtype)
-        tokens[:few].copy_(x[whole:])
-        tokens[few:].zero_()
-        found = workspace.take(padded, rows.shape[0], dtype=x.dtype)
-        _product(tokens, rows, bias, found, adds=False)
-        if adds:
-            out[whole:].add_(found[:few])
-        else:
-            out[whole:].copy_(found[:few])
+                _product(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
 
 
 def _product(
@@ -217,6 +182,7 @@ def _product(
     *,
     adds: bool,
 ) -> None:
+    """out = x rows^T + bias, or added to it."""
     if adds:
         torch.addmm(out, x, rows.t(), out=out)
         if bias is not None:

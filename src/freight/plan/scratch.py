@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from freight.model.batch import EVEN_COUNTS, GROUP_BYTES, QUERY_BLOCK, even_count
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
 from freight.model.number_format import SUMS, TILE_ROWS, Grouped, PerRow
 from freight.model.programme import (
     AddPositions,
@@ -129,9 +129,6 @@ def _unit_bytes(
                 held += (step.weight.num_columns + 4) * (step.x not in as_integers)
                 as_integers.add(step.x)
                 sums = 4 * min(SUMS, num_tokens * step.weight.num_rows)
-            else:  # what is left of tokens when they are cut evenly
-                few = even_count(min(num_tokens, EVEN_COUNTS[-1]))
-                sums = few * (step.weight.num_columns + step.weight.num_rows) * size + 128
         elif isinstance(step, Embed):
             columns.setdefault(step.out, step.weight.num_columns)
             scratch = step.weight.num_columns * size
