@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freight.entrypoints.bench.closed_form import SweepLog, expected_bytes, logged_bytes
 from freight.entrypoints.bench.work import Work, make_rows
+from freight.entrypoints.own_machine import own_machine
 from freight.entrypoints.run import engine_options
 from freight.model.batch import MicroBatch
 from freight.runtime.options import EngineOptions
@@ -29,10 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["SweepClock", "own_options", "run_freight"]
 
 
-def own_options(job: Mapping[str, Any]) -> EngineOptions:
-    """The options of the command's flags. Weights are always those of the files."""
+def own_options(
+    job: Mapping[str, Any], *, work_s: float = 0.0, say: Callable[[str], None] = lambda _: None
+) -> EngineOptions:
+    """The options of the command's flags, with this machine's profile as a job has it: the one that
+    is kept, or a new one where about ``work_s`` of work lie ahead. Weights are always those of the
+    files."""
     options = engine_options(argparse.Namespace(**job["flags"]))
-    return replace(options, dummy_seed=None, dtype=job.get("dtype") or options.dtype)
+    machine = own_machine(options, Path(job["model"]), work_s, say)
+    dtype = job.get("dtype") or options.dtype
+    return replace(options, dummy_seed=None, dtype=dtype, machine=machine)
 
 
 class SweepClock:
@@ -93,6 +100,8 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
     if engine.plan.policy.is_continuous:  # prompts beside rows that decode
         prefills, decodes = [], [*prefills, *decodes]
     result = {
+        "plan": engine.status(),
+        "forecast_s": None if engine.forecast is None else engine.forecast.seconds,
         "load_s": load_s,
         "generate_s": generate_s,
         "prefill_s": sum(prefills),

@@ -22,6 +22,7 @@ from freight.entrypoints.bench.machine import (
 )
 from freight.entrypoints.bench.own_run import own_options
 from freight.entrypoints.bench.work import Work
+from freight.entrypoints.own_machine import nominal_s
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
@@ -40,10 +41,12 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     """Number format, rates, memory and ceiling. ``budget_bytes`` is that of the process, or None
     for what the machine has."""
     config = read_config(FilePath(job["model"]))
-    options, work = own_options(job), Work(**job["work"])
+    notes: list[str] = []
+    work = Work(**job["work"])
+    # A profile is made here, if one is wanted: it would count in a measured process.
+    options = own_options(job, work_s=nominal_s(config, work.workload()), say=notes.append)
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
-    notes: list[str] = []
     sources: Mapping[str, TensorSource] = resolve(config, FilePath(job["model"]))
     options = settle_compute(options, sources, device, dtype, notes.append)
     # What is to be compressed or converted is made here: it would count in a measured process.

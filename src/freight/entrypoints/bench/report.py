@@ -85,6 +85,8 @@ def describe_run(
         f"  {_phases(rates)}new {rates['new_tokens_per_s']:.2f}, "
         f"total {rates['total_tokens_per_s']:.1f} token/s",
     ]
+    if "plan" in result:
+        lines.append(f"  {result['plan']}{_predicted(result)}")
     if "moved_bytes" in result:
         ratios = byte_ratios(result)
         moved = [
@@ -94,6 +96,11 @@ def describe_run(
         form = "closed form" if result["expected_is_exact"] else "most that experts can need"
         lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
     return lines
+
+
+def _predicted(result: Mapping[str, Any]) -> str:
+    told = result["forecast_s"]
+    return "" if told is None else f"; predicted {told:.1f} s"
 
 
 def _phases(rates: Mapping[str, float]) -> str:
