@@ -28,6 +28,7 @@ __all__ = [
     "find_device",
     "quiet_allocator",
     "room_on_cpu",
+    "trim_heap",
 ]
 
 _PROBE_SIZE: Final = 1024
@@ -40,6 +41,9 @@ _GROWTH_BYTES_PER_CORE: Final = 2 * MIB
 """What the process still takes beside its arenas: threads, the libraries' own scratch."""
 _CUDA_CONTEXT_BYTES: Final = 768 * MIB
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
+
+_TRIM_MARGIN_BYTES: Final = 32 * MIB
+"""What a sweep may take between two looks at it."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
@@ -198,3 +202,15 @@ def quiet_allocator() -> None:
         libc.mallopt(_M_TOP_PAD, 16 * MIB)
     except (OSError, AttributeError):
         return  # another C library: slower, not wrong
+
+
+def trim_heap(limit_bytes: int) -> None:
+    """Give back what lies free in the heap, if the process has come near ``limit_bytes``: results
+    of ever new sizes leave holes, which glibc keeps resident. Those that are used again are faulted
+    in again."""
+    if process_bytes() < limit_bytes - _TRIM_MARGIN_BYTES:
+        return
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library

@@ -46,6 +46,7 @@ from freight.runtime.device import (
     choose_dtype,
     find_device,
     quiet_allocator,
+    trim_heap,
 )
 from freight.runtime.executor import Executor
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
@@ -255,6 +256,11 @@ class Engine:
             if on_batch is not None:
                 on_batch(operation.sweep, operation.batch)
             yield from scheduler.update(operation.batch, made)
+            self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        if self._options.cpu_memory_bytes is not None:
+            trim_heap(self._options.cpu_memory_bytes)
 
     def _lane(
         self, lane: int, requests: Iterator[Request], lengths: Lengths

@@ -70,6 +70,7 @@ class StageEngine(Engine):
             if on_batch is not None:
                 on_batch(operation.sweep, operation.batch)
             yield from lanes.update(operation, made)
+            self._keep_budget()
 
     def _watched(self, stream: Iterator[Operation]) -> Iterator[Operation]:
         """Where the stream cannot go on, nobody waits for what it would have sent."""
