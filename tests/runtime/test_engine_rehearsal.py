@@ -186,3 +186,50 @@ def test_sweeps_bring_what_was_told(
     assert found["scored"] == pytest.approx(expected["scored"], abs=len(data.rows))
     # The row that computes the beginning comes as one with it, where the run has two.
     assert found["keys"] == pytest.approx(expected["keys"], abs=data.num_shared)
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "refill"])
+@pytest.mark.parametrize("samples", [2, 3])
+def test_a_prompt_is_told_once_for_all_its_samples(
+    model_dir: Path, admission: str, samples: int
+) -> None:
+    """But for one token of each further sample, which a forecast's row has to bring."""
+    prompts, new, size = [list(range(5, 25 + i)) for i in range(4)], 5, 2 * samples
+    lengths = [len(prompt) for prompt in prompts]
+    workload = Workload(
+        num_rows=samples * len(prompts),
+        max_prompt_tokens=max(lengths),
+        max_new_tokens=new,
+        max_total_tokens=max(lengths) + new,
+        total_prompt_tokens=sum(lengths),
+        total_new_tokens=new * samples * len(prompts),
+        min_samples=samples,
+        max_samples=samples,
+        lengths=tuple((samples, length, new) for length in lengths),
+    )
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        disk_dir=model_dir,
+        admission=admission,
+        kv_percent=CPU,
+        micro_batch_size=size,
+        num_micro_batches=1,
+    )
+    params = SamplingParams(max_tokens=new, n=samples, temperature=1.0, ignore_eos=True)
+    requests = [
+        Request(index=index, prompt_ids=prompt, params=params)
+        for index, prompt in enumerate(prompts)
+    ]
+    engine = build_engine(model_dir, options=options, workload=workload)
+    batches: list[MicroBatch] = []
+    try:
+        for _ in engine.run(iter(requests), lambda _, batch: batches.append(batch)):
+            pass
+        expected = told(engine.plan, engine.config)
+    finally:
+        engine.close()
+    found, further = counted(batches), (samples - 1) * len(prompts)
+    assert found["tokens"] == sum(lengths) + (new - 1) * samples * len(prompts)
+    assert expected["tokens"] - found["tokens"] == further
+    assert expected["logits"] - found["logits"] == further

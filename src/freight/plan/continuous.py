@@ -59,13 +59,15 @@ class RolledSweep:
         for place, seat in enumerate(own.seats.tolist()):
             k, number = divmod(seat, len(seats))
             tier, is_delegated = seats[number]
+            prompt_tokens = int(own.prompts[place]) + (not own.answers[place])
             row = BlockRow(
                 number=int(own.numbers[place]),
-                prompt_tokens=int(own.prompts[place]) + (not own.answers[place]),
+                prompt_tokens=prompt_tokens,
                 new_tokens=int(own.answers[place]),
                 home=tier,
                 is_delegated=is_delegated,
-                scored_tokens=sizes.scored_tokens(int(own.prompts[place])),
+                scored_tokens=sizes.scored_tokens(prompt_tokens),
+                is_sibling=sizes.is_sibling(int(own.numbers[place])),
             )
             kv_len, count = int(own.kv_lens[place]), int(own.brought[place])
             members[k].append(
@@ -100,6 +102,7 @@ class _Block:
     num_pages: dict[Tier, int]
     slot_pages: int
     shared_tokens: int
+    samples: int
     computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
     numbers: Ints
@@ -119,6 +122,7 @@ class _Block:
         slot_pages: int,
         shared_tokens: int,
         sharers: float,
+        samples: int,
     ) -> _Block:
         seats = _seats(policy)
         count = len(seats) * policy.num_micro_batches
@@ -133,6 +137,7 @@ class _Block:
             num_pages=num_pages,
             slot_pages=slot_pages,
             shared_tokens=shared_tokens,
+            samples=samples,
             computing=computing_rows(len(lengths), sharers),
             seats=seats,
             numbers=column(_NOBODY),
@@ -171,6 +176,8 @@ class _Block:
             self.answers[seat] = new
             is_computing = self.next_row in self.computing
             self.kv_lens[seat] = 0 if is_computing else min(self.shared_tokens, prompt - 1)
+            if self.next_row % self.samples:  # a sibling
+                self.kv_lens[seat] = self.prompts[seat] - 1
             self.next_row += 1
             pace.take(1)
 
@@ -284,12 +291,14 @@ def roll_out(
     mean_answer: float,
     shared_tokens: int = 0,
     sharers: float = math.inf,
+    samples: int = 1,
 ) -> list[RolledSweep]:
     """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
     are computed once for about ``sharers`` rows. ``num_pages`` are the pages per layer on each tier
     that rows have to themselves, ``slot_pages`` those that a micro-batch's offloaded rows may have
-    together; they stay for ``mean_answer`` sweeps on average."""
-    block = _Block.of(lengths, policy, num_pages, slot_pages, shared_tokens, sharers)
+    together; ``samples`` rows, one behind the other, have one prompt. Rows stay for ``mean_answer``
+    sweeps on average."""
+    block = _Block.of(lengths, policy, num_pages, slot_pages, shared_tokens, sharers, samples)
     stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []

@@ -230,7 +230,7 @@ class Planner:
         """Tokens of KV per row of a block that is never full of its longest."""
         own = self.workload
         if admission == "diagonal":  # as if all answers were as long as they may be
-            held = own.mean_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
+            held = own.mean_row_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
             held = own.held_tokens(page_tokens)
         return math.ceil(held) - shares * own.least_prefix_tokens // page_tokens * page_tokens

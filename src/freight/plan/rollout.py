@@ -33,7 +33,8 @@ __all__ = [
 class BlockRow:
     """A row of a block: its lengths, the tier of its keys and values, whether the CPU attends them
     there, how many tokens of its prompt another row computes, and how many of its last ones are
-    scored."""
+    scored. A sibling has the whole prompt of the row before it: its keys are copied as they are
+    made, and it is taken to bring one token of it, the least that a row may."""
 
     number: int
     prompt_tokens: int
@@ -42,6 +43,7 @@ class BlockRow:
     is_delegated: bool = False
     shared_tokens: int = 0
     scored_tokens: int = 0
+    is_sibling: bool = False
 
     @property
     def computed_tokens(self) -> int:
@@ -50,10 +52,11 @@ class BlockRow:
 
     def at(self, step: int) -> Brought:
         """What it brings to the sweep in which it makes its token ``step``."""
+        before = self.computed_tokens - 1 if self.is_sibling else self.shared_tokens
         return Brought(
             row=self,
-            kv_len=self.prompt_tokens + step - 1 if step else self.shared_tokens,
-            num_new=1 if step else self.computed_tokens - self.shared_tokens,
+            kv_len=self.prompt_tokens + step - 1 if step else before,
+            num_new=1 if step else self.computed_tokens - before,
             makes_token=self.new_tokens > 0,
         )
 
@@ -92,7 +95,7 @@ class WorkSizes:
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
     and ``attended_bytes`` are of one row and layer, ``departing_bytes`` of a token that goes on to
     the next stage. Of each prompt ``shared_tokens`` are also those of others, of which one computes
-    them; of its other tokens ``scored_share`` are scored."""
+    them; of its other tokens ``scored_share`` are scored. ``samples`` rows have one prompt."""
 
     policy: Policy
     page_bytes: int
@@ -104,6 +107,10 @@ class WorkSizes:
     shared_tokens: int = 0
     scored_share: float = 0.0
     departing_bytes: int = 0
+    samples: int = 1
+
+    def is_sibling(self, number: int) -> bool:
+        return number % self.samples > 0
 
     def scored_tokens(self, prompt_tokens: int) -> int:
         return round(self.scored_share * max(0, prompt_tokens - self.shared_tokens))
@@ -127,6 +134,7 @@ class WorkSizes:
             far_share=1 - near / config.vocab_size,
             shared_tokens=geometry.shared_tokens,
             scored_share=plan.workload.scored_share(geometry.shared_tokens),
+            samples=plan.workload.samples,
         )
 
 
@@ -156,6 +164,7 @@ def rows_of_block(
                         0 if first + i in computing else min(sizes.shared_tokens, prompt - 1)
                     ),
                     scored_tokens=sizes.scored_tokens(prompt),
+                    is_sibling=sizes.is_sibling(first + i),
                 )
                 for i, ((prompt, new), (home, is_delegated)) in enumerate(
                     zip(own, homes, strict=True)
@@ -203,8 +212,8 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         batch=batch,
         continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
-        kv_load=_bytes((_loaded(row.home, own, page) for row, own in far), page_bytes),
-        kv_store=_bytes((_stored(row.home, own, page) for row, own in far), page_bytes),
+        kv_load=_bytes((_loaded(row, own, page) for row, own in far), page_bytes),
+        kv_store=_bytes((_stored(row, own, page) for row, own in far), page_bytes),
         kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in far),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
@@ -221,8 +230,8 @@ def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> D
         num_rows=len(pairs),
         query_bytes=len(pairs) * sizes.query_bytes,
         attended_bytes=len(pairs) * sizes.attended_bytes,
-        kv_load=_bytes((_loaded("disk", own, page) for _, own in on_disk), page_bytes),
-        kv_store=_bytes((_stored("disk", own, page) for _, own in on_disk), page_bytes),
+        kv_load=_bytes((_loaded(row, own, page) for row, own in on_disk), page_bytes),
+        kv_store=_bytes((_stored(row, own, page) for row, own in on_disk), page_bytes),
         kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in on_disk),
     )
 
@@ -241,17 +250,23 @@ def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
         start += own.num_new
 
 
-def _loaded(home: Tier, span: RowSpan, page: int) -> Moved:
+def _held(row: BlockRow, span: RowSpan) -> int:
+    """Keys that are there before: of its prompt a sibling gets all as they are made."""
+    return 0 if row.is_sibling and span.kv_len < row.prompt_tokens else span.kv_len
+
+
+def _loaded(row: BlockRow, span: RowSpan, page: int) -> Moved:
     """Pages that come: on disk the full ones, the one in progress is in RAM."""
-    if home != "disk":
-        return Moved(cpu=-(-span.kv_len // page))
-    return Moved(disk=span.kv_len // page, tails=int(span.kv_len % page > 0))
+    held = _held(row, span)
+    if row.home != "disk":
+        return Moved(cpu=-(-held // page))
+    return Moved(disk=held // page, tails=int(held % page > 0))
 
 
-def _stored(home: Tier, span: RowSpan, page: int) -> Moved:
+def _stored(row: BlockRow, span: RowSpan, page: int) -> Moved:
     """Pages that new tokens touch."""
-    first, last = span.kv_len // page, span.total_len // page
-    if home != "disk":
+    first, last = _held(row, span) // page, span.total_len // page
+    if row.home != "disk":
         return Moved(cpu=-(-span.total_len // page) - first)
     return Moved(disk=last - first, tails=int(span.total_len % page > 0))
 

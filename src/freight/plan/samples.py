@@ -97,6 +97,7 @@ def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
         mean_answer=workload.mean_new_tokens,
         shared_tokens=shared,
         sharers=workload.sharers(shared),
+        samples=workload.samples,
     )
 
 

@@ -80,7 +80,7 @@ class Terms:
             ),
             page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
             rows=rows,
-            prompt=workload.total_prompt_tokens / workload.num_rows,
+            prompt=workload.mean_row_prompt_tokens,
             new=max(1.0, workload.expected_new_tokens / workload.num_rows),
             uses_disk=uses_disk,
         )
@@ -203,11 +203,13 @@ class Terms:
         """Prompts are attended where all is computed, wherever their keys will be."""
         token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
         shared = self.base.geometry.shared_tokens
-        prompts = self.rows * (
-            self.prompt - shared + shared / self.planner.workload.sharers(shared)
-        )
+        workload = self.planner.workload
+        own, common = self.prompt - shared, shared / workload.sharers(shared)
+        computed = self.rows * (own / workload.samples + common)
         total_s, _ = self._compute_s(0)
-        seconds = self._link_s(kv_in=0.0, kv_out=prompts * token, tokens=prompts)
+        seconds = self._link_s(
+            kv_in=0.0, kv_out=self.rows * (own + common) * token, tokens=computed
+        )
         for lane in seconds.values():
             for tier in TIERS[1:]:
                 lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)

@@ -111,7 +111,13 @@ class Workload:
 
     @property
     def mean_prompt_tokens(self) -> float:
+        """That are computed, by row: samples of one prompt compute it once."""
         return self.total_prompt_tokens / self.num_rows
+
+    @property
+    def mean_row_prompt_tokens(self) -> float:
+        """That a row has keys of."""
+        return self.mean_prompt_tokens * self.samples
 
     @property
     def mean_new_tokens(self) -> float:
@@ -131,6 +137,12 @@ class Workload:
         own = self.total_prompt_tokens - self.num_rows * shared_tokens
         return self.total_scored_tokens / max(1, own, self.total_scored_tokens)
 
+    @property
+    def samples(self) -> int:
+        """Rows of one prompt, one behind the other, of which one computes it for all: as many as
+        every request has, or 1 where they have different numbers."""
+        return self.min_samples if self.min_samples == self.max_samples else 1
+
     def sharers(self, shared_tokens: int) -> float:
         """How many rows have one beginning of so many tokens, on average."""
         if not shared_tokens:
@@ -144,7 +156,7 @@ class Workload:
     def held_tokens(self, page_tokens: int) -> float:
         """Tokens of a row's pages on average over the sweeps that rows of all ages are in: the page
         in progress is half full, and rows with long answers are met more often."""
-        alike = ((1, self.mean_prompt_tokens, self.total_new_tokens / self.num_rows),)
+        alike = ((1, self.mean_row_prompt_tokens, self.total_new_tokens / self.num_rows),)
         sweeps = held = 0.0
         for count, prompt, most in self.lengths or alike:
             new = max(1.0, float(most))
@@ -157,7 +169,7 @@ class Workload:
 
     def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
         """(prompt, new) tokens of the rows ``first`` to ``last``, as far as is expected."""
-        prompt = max(1, round(self.total_prompt_tokens / self.num_rows))
+        prompt = max(1, round(self.mean_row_prompt_tokens))
         alike = ((self.num_rows, prompt, round(self.total_new_tokens / self.num_rows)),)
         found: list[tuple[int, int]] = []
         begin = 0
