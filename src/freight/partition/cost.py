@@ -20,7 +20,8 @@ from freight.partition.fabric import Fabric
 from freight.partition.layers import Cut, block, embedding, layer_sizes, logits
 from freight.partition.layout import Mesh
 from freight.partition.padding import Padding, pad
-from freight.partition.sharded import Compute, Sharded, Transfer
+from freight.partition.sharded import Compute, Sharded
+from freight.partition.timing import moves_s
 
 __all__ = ["Cost", "Line", "Setting", "Step"]
 
@@ -294,25 +295,16 @@ class Cost:
         yield from ((own, 1) for own in self.ends)
 
     def _moves_s(self, own: Sharded) -> float:
-        groups: set[int] = set()
-        return sum(self._move_s(own, step, groups)[1] for step in own.transfers)
+        return sum(seconds for _, seconds in self._moves(own))
 
-    def _move_s(self, own: Sharded, step: Transfer, groups: set[int]) -> tuple[float, float]:
-        """Bytes that a chip sends and the time at the peak; of a group the latency counts once."""
+    def _moves(self, own: Sharded) -> Iterator[tuple[float, float]]:
+        """Bytes that a chip sends and the time at the peak, of each move."""
         setting = self.setting
-        size = setting.weight_bytes if step.is_weight else setting.activation_bytes
-        larger = step.after if step.move.kind == "all-gather" else step.before
-        held = larger.elements(own.sizes, self.mesh) * size
-        seconds = self.fabric.seconds(step.move.kind, held, step.move.axes)
-        if step.group in groups:
-            times = 2 if step.move.kind == "all-reduce" else 1
-            seconds -= times * self.fabric.latency(step.move.axes)
-        groups.add(step.group)
-        return step.elements * size, max(0.0, seconds)
+        return moves_s(own, self.fabric, setting.activation_bytes, setting.weight_bytes)
 
     def _lines(self, own: Sharded, rates: Efficiency) -> Iterator[Line]:
         chip = self.setting.chip
-        groups: set[int] = set()
+        moves = self._moves(own)
         products = [step for step in own.computes if step.kind == "product"]
         for step in own.steps:
             if isinstance(step, Compute):
@@ -325,7 +317,7 @@ class Cost:
                     waited_s=0.0,
                 )
                 continue
-            num_bytes, at_peak = self._move_s(own, step, groups)
+            num_bytes, at_peak = next(moves)
             seconds = at_peak / rates.link
             beside = sum(
                 product.flops / chip.dense_flops / rates.compute

@@ -53,7 +53,14 @@ class Fabric:
         if kind == "slice":
             return 0.0
         times = 2.0 if kind == "all-reduce" else 1.0
-        return times * (num_bytes * self._per_byte(kind, axes) + self.latency(axes))
+        return self.sending_s(kind, num_bytes, axes) + times * self.latency(axes)
+
+    def sending_s(self, kind: MoveKind, num_bytes: float, axes: str) -> float:
+        """The same without the fixed time."""
+        if kind == "slice":
+            return 0.0
+        times = 2.0 if kind == "all-reduce" else 1.0
+        return times * num_bytes * self._per_byte(kind, axes)
 
     def latency(self, axes: str) -> float:
         """Of a collective over these axes, however little is moved."""
