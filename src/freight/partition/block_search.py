@@ -148,8 +148,8 @@ class BlockSearch:
         return Value({d: self.sizes[d] for d in dims}, element_bytes, self.axes, self.prices.fabric)
 
     def norm_seconds(self, numbers: int) -> Floats:
-        """Of a norm of the stream in each layout, which adds so many sums for each token; of partial
-        sums there is none."""
+        """Of a norm of the stream in each layout, with so many sums for each token; partial values
+        have none."""
         found = np.full(len(self.stream.layouts), np.inf)
         for number in self.stream.whole():
             rows, columns = self.stream.layouts[number].cuts
@@ -182,7 +182,9 @@ class BlockSearch:
             for other in self._keys_for(self._queries.layouts[number])
         ]
         ways = Ways(self._queries, _each(rows, len(self._queries.layouts)))
-        return Half(before, middle, ("attended", ways, "attention out", out), len(self.stream.layouts))
+        return Half(
+            before, middle, ("attended", ways, "attention out", out), len(self.stream.layouts)
+        )
 
     def _keys_for(self, queries: Layout) -> Iterator[int]:
         """Layouts of keys that such queries can attend to."""
@@ -248,8 +250,6 @@ class BlockSearch:
         for dim in dims:
             total *= self.sizes[dim]
         return total / self.mesh.size({*value.axes, *used.axes}) / self.prices.flops
-
-
 
 
 def _each(rows: Sequence[int], num_layouts: int) -> Floats:

@@ -63,8 +63,9 @@ class Setting:
     usable: float = 0.95
     efficiencies: Mapping[tuple[bool, Phase], Efficiency] = field(default_factory=lambda: DEFAULTS)
 
-    def efficiency(self, cut: Cut, phase: Phase) -> Efficiency:
-        return self.efficiencies[bool(cut.gathered), phase]
+    def efficiency(self, is_gathered: bool, step: Step, num_chips: int) -> Efficiency:
+        """Of a step of so many tokens on so many chips."""
+        return self.efficiencies[is_gathered, step.phase].at(step.num_tokens / num_chips)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +82,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step with one cut. Raises InputError where something cannot be cut as asked."""
+    """Of one step with one cut. Raises InputError where something cannot be cut as asked.
+
+    ``ways`` are layers that were found by search, one for each form of ``forms``, instead of the
+    cut's; ends and stored weights are those of the cut all the same."""
 
     config: ModelConfig
     mesh: Mesh
     cut: Cut
     step: Step
     setting: Setting
+    ways: tuple[Sharded, ...] = ()
 
     @cached_property
     def padding(self) -> Padding:
@@ -95,40 +100,41 @@ class Cost:
 
     @cached_property
     def efficiency(self) -> Efficiency:
-        return self.setting.efficiency(self.cut, self.step.phase)
+        return self.setting.efficiency(bool(self.cut.gathered), self.step, self.mesh.num_chips)
 
     @cached_property
     def fabric(self) -> Fabric:
         return Fabric.of(self.setting.chip, self.mesh)
 
     @cached_property
-    def layers(self) -> tuple[tuple[Sharded, int], ...]:
-        """Layers of each form, and how many there are."""
+    def forms(self) -> Mapping[tuple[bool, int | None], int]:
+        """How many layers there are by whether they have experts, and by their windows."""
         config = self.config
-        forms = Counter(
+        return Counter(
             (config.has_experts(layer), config.sliding_windows[layer])
             for layer in range(config.num_layers)
         )
-        return tuple(
-            (
-                block(
-                    self.mesh, self._sizes(window), self.cut, self.config, with_experts=has_experts
-                ),
-                count,
-            )
-            for (has_experts, window), count in forms.items()
+
+    @cached_property
+    def layers(self) -> tuple[tuple[Sharded, int], ...]:
+        """Layers of each form, and how many there are."""
+        ways = self.ways or tuple(
+            block(self.mesh, self.sizes(window), self.cut, self.config, with_experts=has_experts)
+            for has_experts, window in self.forms
         )
+        return tuple(zip(ways, self.forms.values(), strict=True))
 
     @cached_property
     def ends(self) -> tuple[Sharded, ...]:
         """The embedding, and logits of one token per row."""
-        sizes = self._sizes(None)
+        sizes = self.sizes(None)
         last = {**sizes, "L": 1}
         centred = self.config.norm == "layer"
         head = logits(self.mesh, last, self.cut, centred=centred)
         return embedding(self.mesh, sizes, self.cut), head
 
-    def _sizes(self, window: int | None) -> dict[str, float]:
+    def sizes(self, window: int | None) -> dict[str, float]:
+        """Of all dims, heads padded, with keys as far as a window reaches."""
         step = self.step
         sizes = layer_sizes(
             self.padding.config, rows=step.rows, new_tokens=step.new_tokens, past=step.past
@@ -182,8 +188,9 @@ class Cost:
     @cached_property
     def even_seconds(self) -> float:
         """With the efficiencies of stationary weights whatever is gathered: cuts are compared by
-        this. Efficiencies were measured at batches of different size, and say more of these."""
-        return self._seconds_at(self.setting.efficiencies[False, self.step.phase])
+        this. Where both were measured, it was at batches of different size, of which they say more.
+        """
+        return self._seconds_at(self.setting.efficiency(False, self.step, self.mesh.num_chips))
 
     def _seconds_at(self, rates: Efficiency) -> float:
         fixed = rates.layer_s * self.config.num_layers

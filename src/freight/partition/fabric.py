@@ -42,6 +42,14 @@ class Fabric:
             },
         )
 
+    def scaled(self, share: float) -> Fabric:
+        """With this share of its speed."""
+        return Fabric(
+            self.mesh,
+            {axis: rate * share for axis, rate in self.bytes_per_s.items()},
+            {axis: seconds / share for axis, seconds in self.latency_s.items()},
+        )
+
     @cached_property
     def _shares(self) -> dict[tuple[bool, str], float]:
         """Seconds per byte by kind of collective and axes, once found."""

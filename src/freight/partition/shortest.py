@@ -230,4 +230,3 @@ def _products(
             weight_held="".join(used),
             move=(used[0], used[1]),
         )
-

@@ -1,7 +1,7 @@
 """The cheapest ways of laying one value out otherwise: over all its layouts, for all bounds on how
 often each axis is crossed.
 
-The fixed time of a collective is shared by values that are moved at the same time, the time of their
+The fixed time of a collective is shared by values that are moved at the same time, that of their
 bytes is not. So a way has two prices, what its bytes take and how often it crosses each axis, and
 for every bound on the latter the least of the former is found. Values that go together then need
 only the same bound. Which layouts and moves there are depends on no size, and is found once.
@@ -26,7 +26,7 @@ __all__ = ["Floats", "Value", "Ways", "bounds", "fixed_seconds"]
 Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _MOST_CROSSED = 2
-"""An axis that cut a dim and is to cut another is crossed once, partial sums for all chips twice."""
+"""An axis that is to cut another dim is crossed once; of partial sums, to end whole, twice."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

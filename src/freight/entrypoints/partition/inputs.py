@@ -124,6 +124,8 @@ def _given(default: Efficiency, arguments: argparse.Namespace) -> Efficiency:
     start = Efficiency() if arguments.peaks else default
     if not given:
         return start
+    if "compute" in given:
+        start = replace(start, compute_by_tokens=None)
     named = ", ".join(name.removesuffix("_s") for name in given)
     return replace(start, **given, source=f"{named} as given; {start.source}")
 
