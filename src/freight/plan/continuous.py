@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -92,7 +93,9 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 
 @dataclass(kw_only=True, slots=True)
 class _Block:
-    """The state of all seats of the block; ``numbers`` is -1 where one is free."""
+    """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
+    different ``seats`` of a micro-batch, ``free`` the free ones of each micro-batch by these, a heap
+    of their numbers."""
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]
@@ -101,12 +104,16 @@ class _Block:
     shared_tokens: int
     computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
+    kinds: list[tuple[Tier, bool]]
+    free: list[list[list[int]]]
+    of_tier: dict[Tier, npt.NDArray[np.bool_]]
     numbers: Ints
     prompts: Ints
     answers: Ints
     kv_lens: Ints
     known: Ints
     next_row: int = 0
+    num_taken: int = 0
     curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
 
     @classmethod
@@ -119,7 +126,9 @@ class _Block:
         sharers: float,
     ) -> _Block:
         seats = _seats(policy)
+        kinds = [*dict.fromkeys(seats)]
         count = len(seats) * policy.num_micro_batches
+        tiers = [tier for tier, _ in seats] * policy.num_micro_batches
 
         def column(value: int = 0) -> Ints:
             return np.full(count, value, dtype=np.int64)
@@ -132,6 +141,12 @@ class _Block:
             shared_tokens=shared_tokens,
             computing=computing_rows(len(lengths), sharers),
             seats=seats,
+            kinds=kinds,
+            free=[
+                [[s for s, own in enumerate(seats) if own == kind] for kind in kinds]
+                for _ in range(policy.num_micro_batches)
+            ],
+            of_tier={tier: np.array([own == tier for own in tiers]) for tier in {*tiers}},
             numbers=column(_NOBODY),
             prompts=column(),
             answers=column(),
@@ -140,28 +155,37 @@ class _Block:
         )
 
     def is_empty(self) -> bool:
-        return not (self.numbers != _NOBODY).any()
+        return not self.num_taken
 
     # -- rows that enter -------------------------------------------------------------------------
 
     def enter(self, pace: Pace) -> None:
         if self.next_row == len(self.lengths) or not (pace.allows() or self.is_empty()):
             return
-        outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
+        outlooks = {tier: self._outlook(tier) for tier in self.of_tier}
+        size = len(self.seats)
+        taken = (self.numbers != _NOBODY).reshape(-1, size)
+        loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
+        batches = [*zip(loads.tolist(), taken.sum(axis=1).tolist(), strict=True)]
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
             curve = self._curve(prompt, new)
             fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
-            seat = next((seat for seat in self._free_seats() if fits[self._tier(seat)]), None)
-            if seat is None:
+            found = next((own for own in self._free_kinds(batches) if fits[own[2]]), None)
+            if found is None:
                 return
-            tier = self._tier(seat)
+            k, kind, tier = found
+            seat = k * size + heappop(self.free[k][kind])
             outlooks[tier].add(curve)
-            self.numbers[seat] = self.next_row
-            self.prompts[seat] = self.known[seat] = prompt if new else max(1, prompt - 1)
-            self.answers[seat] = new
+            known = prompt if new else max(1, prompt - 1)
             is_computing = self.next_row in self.computing
-            self.kv_lens[seat] = 0 if is_computing else min(self.shared_tokens, prompt - 1)
+            kept = 0 if is_computing else min(self.shared_tokens, prompt - 1)
+            self.numbers[seat] = self.next_row
+            self.prompts[seat] = self.known[seat] = known
+            self.answers[seat] = new
+            self.kv_lens[seat] = kept
+            batches[k] = batches[k][0] + known - kept, batches[k][1] + 1
+            self.num_taken += 1
             self.next_row += 1
             pace.take(1)
 
@@ -173,35 +197,24 @@ class _Block:
             self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
         return self.curves[prompt, new]
 
-    def _tier(self, seat: int) -> Tier:
-        return self.seats[seat % len(self.seats)][0]
-
     def _outlook(self, tier: Tier) -> Outlook:
         outlook = Outlook(self.longest, self.policy.page_tokens)
-        of_tier = [own == tier for own, _ in self.seats] * self.policy.num_micro_batches
-        here = (self.numbers != _NOBODY) & np.array(of_tier)
+        here = (self.numbers != _NOBODY) & self.of_tier[tier]
         if here.any():
             left = self.answers[here] - (self.known[here] - self.prompts[here])
             own = np.maximum(0, self.known[here] - self.shared_tokens)
             outlook.add(outlook.curve(own, np.maximum(1, left)))
         return outlook
 
-    def _free_seats(self) -> Iterator[int]:
-        """As the run gives them out: in the micro-batch that brings fewest tokens, of the kind of
-        seat of which the largest share is free."""
-        size = len(self.seats)
-        taken = (self.numbers != _NOBODY).reshape(-1, size)
-        loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
-        for k in np.lexsort((taken.sum(axis=1), loads)):
-            kinds = [*dict.fromkeys(self.seats)]
-            free = {
-                kind: [s for s, own in enumerate(self.seats) if own == kind and not taken[k, s]]
-                for kind in kinds
-            }
-            shares = [(-len(free[own]) / self.seats.count(own), i) for i, own in enumerate(kinds)]
-            for share, i in sorted(shares):
+    def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
+        """As the run gives seats out: in the micro-batch that brings fewest tokens, of the kind of
+        which the largest share is free; ``batches`` are the tokens and the rows of each."""
+        counts = [self.seats.count(kind) for kind in self.kinds]
+        for k in sorted(range(len(batches)), key=batches.__getitem__):
+            shares = [-len(free) / counts[i] for i, free in enumerate(self.free[k])]
+            for share, i in sorted(zip(shares, range(len(shares)), strict=True)):
                 if share:
-                    yield int(k) * size + free[kinds[i]][0]
+                    yield k, i, self.kinds[i][0]
 
     # -- what rows bring -------------------------------------------------------------------------
 
@@ -237,6 +250,10 @@ class _Block:
         made = self.known[makes] - self.prompts[makes]
         ended = makes[made >= self.answers[makes]]
         self.numbers[ended] = _NOBODY
+        for seat in ended.tolist():
+            k, own = divmod(seat, len(self.seats))
+            heappush(self.free[k][self.kinds.index(self.seats[own])], own)
+        self.num_taken -= len(ended)
         return len(ended)
 
 
