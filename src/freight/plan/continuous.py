@@ -94,8 +94,8 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 @dataclass(kw_only=True, slots=True)
 class _Block:
     """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
-    different ``seats`` of a micro-batch, ``free`` the free ones of each micro-batch by these, a heap
-    of their numbers."""
+    different ``seats`` of a micro-batch; by these, ``free`` are heaps of those that are free in each
+    micro-batch."""
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freight.errors import BudgetError, FreightError, InputError
@@ -141,6 +141,11 @@ class Parallel:
     num_chips: int
     host_chips: int = 1
     max_block_s: float = math.inf
+    searches: dict[tuple[Shares, int], list[Search]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Of the stages of each way and number of blocks in flight, once they are made: what a sketch
+    has found serves the full plan."""
 
     def __post_init__(self) -> None:
         if self.num_chips < 1 or self.host_chips < 1:
@@ -296,15 +301,18 @@ class Parallel:
         sweeps."""
         lane = part_of(workload, in_flight)
         ranges = layer_ranges(config.num_layers, shares.stages)
-        searches = [self._search(config, lane, layers, in_flight) for layers in ranges]
-        if shares.stages > 1:
-            searches = [_wishing(own, admission="zigzag") for own in searches]
+        if (shares, in_flight) not in self.searches:
+            made = [self._search(config, lane, layers, in_flight) for layers in ranges]
+            if shares.stages > 1:
+                made = [_wishing(own, admission="zigzag") for own in made]
+            self.searches[shares, in_flight] = made
+        searches = self.searches[shares, in_flight]
         weights = [sum(search.planner.elements) for search in searches]
         lead = weights.index(max(weights))
         bound = self.max_block_s / in_flight
         for _ in range(_TRIES):
             try:
-                search = replace(searches[lead], max_block_s=bound)
+                search = searches[lead].within(bound)
                 choice = search.sketch() if is_rough else search.best()
             except BudgetError:
                 shortest = searches[lead].frontier(1) if bound < math.inf else []
