@@ -27,8 +27,8 @@ class Efficiency:
     """Shares of the peak rates of arithmetic, memory and links that are reached, and the fixed
     seconds of a layer. ``compute_by_tokens`` are shares of arithmetic by a step's tokens per chip,
     where they depend on these. ``overlap`` is the share of a move that runs while the product that
-    it belongs to is computed, as far as that takes as long. ``source`` says where this comes from.
-    """
+    it belongs to is computed, as far as that takes as long. ``source`` says where this comes from,
+    ``chip`` on which chip it was measured, if on one."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -37,6 +37,7 @@ class Efficiency:
     overlap: float = 0.0
     compute_by_tokens: Curve | None = None
     source: str = "peaks of the data sheet"
+    chip: str = ""
 
     def __post_init__(self) -> None:
         shares = {name: getattr(self, name) for name in ("compute", "memory", "link")}
@@ -68,7 +69,9 @@ _MEMORY: Final = 0.859
 _LAYER_S: Final = 8.24e-5
 _PROMPTS: Final = ((32.0, 0.559), (16384.0, 0.830))
 
-_DECODE: Final = Efficiency(compute=0.615, memory=_MEMORY, layer_s=_LAYER_S, source=_DECODING)
+_DECODE: Final = Efficiency(
+    compute=0.615, memory=_MEMORY, layer_s=_LAYER_S, source=_DECODING, chip="tpu-v4"
+)
 _PREFILL: Final = Efficiency(
     compute=_PROMPTS[0][1],
     memory=_MEMORY,
@@ -76,6 +79,7 @@ _PREFILL: Final = Efficiency(
     compute_by_tokens=Curve(points=_PROMPTS),
     source=f"arithmetic fitted to the prefill of 1 and of 512 x 2048 tokens of {_ON}, 32 and 16384 "
     "to a chip, the rest to decoding",
+    chip="tpu-v4",
 )
 
 DEFAULTS: Final[dict[tuple[bool, Phase], Efficiency]] = {
@@ -101,7 +105,9 @@ class Sample:
     num_layers: int
 
 
-def calibrate(samples: Sequence[Sample], start: Efficiency, source: str) -> Efficiency:
+def calibrate(
+    samples: Sequence[Sample], start: Efficiency, source: str, chip: str = ""
+) -> Efficiency:
     """The efficiencies under which the samples are met best, by relative error. With one sample
     only arithmetic is fitted, with two memory too, with three the fixed time, from four on the
     links; the rest stays as in ``start``. Arithmetic is one share for all samples. InputError where
@@ -126,4 +132,5 @@ def calibrate(samples: Sequence[Sample], start: Efficiency, source: str) -> Effi
         link=float(1 / known[3]),
         overlap=start.overlap,
         source=source,
+        chip=chip,
     )

@@ -94,8 +94,8 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 @dataclass(kw_only=True, slots=True)
 class _Block:
     """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
-    different ``seats`` of a micro-batch; by these, ``free`` are heaps of those that are free in each
-    micro-batch."""
+    different ``seats`` of a micro-batch; ``free`` has for each micro-batch and each of these a heap
+    of those that are free."""
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]
@@ -170,8 +170,7 @@ class _Block:
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
             curve = self._curve(prompt, new)
-            fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
-            found = next((own for own in self._free_kinds(batches) if fits[own[2]]), None)
+            found = self._first_fit(curve, outlooks, batches)
             if found is None:
                 return
             k, kind, tier = found
@@ -205,6 +204,18 @@ class _Block:
             own = np.maximum(0, self.known[here] - self.shared_tokens)
             outlook.add(outlook.curve(own, np.maximum(1, left)))
         return outlook
+
+    def _first_fit(
+        self, curve: Pages, outlooks: dict[Tier, Outlook], batches: list[tuple[int, int]]
+    ) -> tuple[int, int, Tier] | None:
+        """Micro-batch, kind and tier of the first free seat where a row's pages fit."""
+        full: set[Tier] = set()
+        for found in self._free_kinds(batches):
+            tier = found[2]
+            if tier not in full and outlooks[tier].fits(curve, self.num_pages[tier]):
+                return found
+            full.add(tier)
+        return None
 
     def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
         """As the run gives seats out: in the micro-batch that brings fewest tokens, of the kind of

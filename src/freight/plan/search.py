@@ -71,6 +71,7 @@ class _Known:
     solved: dict[tuple[Policy, bool], _Solution | None] = field(default_factory=dict)
     whole: dict[tuple[Policy, bool], Plan | None] = field(default_factory=dict)
     priced: dict[tuple[Policy, bool], Choice] = field(default_factory=dict)
+    timed: dict[tuple[Policy, int, int], tuple[float, float]] = field(default_factory=dict)
 
 
 _Promised = tuple[float, Plan]
@@ -286,7 +287,13 @@ class Search:
         return self.known.solved[key]
 
     def _solved(self, policy: Policy) -> _Solution | None:
-        terms = Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)
+        terms = Terms.of(
+            self.planner,
+            self.machine,
+            policy,
+            uses_disk=self.uses_disk,
+            timed=self.known.timed,
+        )
         problem, own = terms.problem(), self.planner
         solution = solve(problem.of_blocks(_blocks(own.workload, policy)))
         if solution is None:

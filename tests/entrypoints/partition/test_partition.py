@@ -52,6 +52,32 @@ def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert memory["weights"] + memory["keys and values"] + memory["working"] <= memory["room"]
 
 
+def test_rates_of_another_chip_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """The defaults were measured on one kind of chip."""
+    own = ["--model", "llama-2-7b", "--chips", "2", "--chip"]
+    for chip, is_calibrated in (("tpu-v4", True), ("h100", False)):
+        for command in ("plan", "search"):
+            found = record(capsys, command, *own, chip)
+            rates = found["rates"] if command == "search" else found["steps"][0]["efficiency"]
+            assert rates["is_calibrated"] is is_calibrated
+            assert run(command, *own, chip) == 0
+            marked = "not calibrated for h100" in capsys.readouterr().out
+            assert marked is not is_calibrated
+
+
+def test_the_shortest_path_is_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no slower; where it is faster by a hundredth, it is written out."""
+    given = ["--batch", "64", "--context", "2016", "--mesh", "4x4x4"]
+    (step,) = record(capsys, "plan", *PALM, *given)["steps"]
+    path = step["shortest"]
+    assert 0.9 * step["seconds"] < path["seconds"] < 0.99 * step["seconds"]
+    assert path["fits"] and path["mfu"] > step["mfu"]
+    assert run("plan", *PALM, *given) == 0
+    out = capsys.readouterr().out
+    assert "with the shortest path through a layer" in out
+    assert f"stream {path['stream']}; {path['moves'][0]}" in out
+
+
 def test_a_workload_has_both_phases(capsys: pytest.CaptureFixture[str]) -> None:
     """The chat example: 1.9 s (Pope et al., section 4)."""
     given = ["--workload", "1920+64:64", "--prefill-batch", "1", "--decode-batch", "64"]
@@ -93,6 +119,7 @@ def test_rates_are_fitted_to_what_was_measured(
     found = record(capsys, "plan", *PALM, "--measured", str(path))["steps"][0]
     assert found["seconds"] == pytest.approx(0.1)
     assert "fitted to 1 steps in measured.json" in found["efficiency"]["source"]
+    assert found["efficiency"]["is_calibrated"]
     path.write_text("[{}]", "utf-8")
     assert run("plan", *PALM, "--measured", str(path)) == 2
     assert "no list of objects" in capsys.readouterr().err

@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import InputError
-from freight.hardware.chip import find_chip
+from freight.hardware.chip import Chip, find_chip
 from freight.model.config import ModelConfig, read_config
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.efficiency import DEFAULTS, Efficiency, Phase, Sample, calibrate
 from freight.partition.layout import Mesh
 from freight.partition.planner import best_plan
 
-__all__ = ["WEIGHT_BYTES", "Work", "read_mesh", "read_model", "read_setting", "read_work"]
+__all__ = [
+    "WEIGHT_BYTES",
+    "Work",
+    "provenance",
+    "read_mesh",
+    "read_model",
+    "read_setting",
+    "read_work",
+]
 
 _WORKLOAD: Final = re.compile(r"(?:(\d+)\+)?(\d+):(\d+)")
 _MESH: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
@@ -130,6 +138,13 @@ def _given(default: Efficiency, arguments: argparse.Namespace) -> Efficiency:
     return replace(start, **given, source=f"{named} as given; {start.source}")
 
 
+def provenance(rates: Efficiency, chip: Chip) -> str:
+    """Where shares come from, and whether they were measured on this chip."""
+    if rates.chip == chip.name:
+        return rates.source
+    return f"{rates.source}; not calibrated for {chip.name}"
+
+
 def _fitted(
     config: ModelConfig, arguments: argparse.Namespace, setting: Setting
 ) -> dict[tuple[bool, Phase], Efficiency]:
@@ -144,7 +159,12 @@ def _fitted(
         key = bool(cost.cut.gathered), step.phase
         samples.setdefault(key, []).append(_sample(cost, float(record["seconds"])))
     return {
-        key: calibrate(samples[key], own, f"fitted to {len(samples[key])} steps in {path.name}")
+        key: calibrate(
+            samples[key],
+            own,
+            f"fitted to {len(samples[key])} steps in {path.name}",
+            setting.chip.name,
+        )
         if key in samples
         else own
         for key, own in setting.efficiencies.items()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from freight.entrypoints.partition.inputs import (
     Work,
+    provenance,
     read_mesh,
     read_model,
     read_setting,
@@ -94,6 +95,7 @@ def as_record(own: Cost) -> dict[str, Any]:
             "link": own.efficiency.link,
             "overlap": own.efficiency.overlap,
             "source": own.efficiency.source,
+            "is_calibrated": own.efficiency.chip == own.setting.chip.name,
         },
         "parts": [
             {
@@ -243,7 +245,7 @@ def _describe_step(own: Cost) -> Iterator[str]:
     rates = own.efficiency
     yield (
         f"rates    {rates.compute:.3g} of arithmetic, {rates.memory:.3g} of memory, "
-        f"{rates.link:.3g} of links: {rates.source}"
+        f"{rates.link:.3g} of links: {provenance(rates, own.setting.chip)}"
     )
     found = _shortest(own)
     if found is not None:
