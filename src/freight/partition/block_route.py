@@ -28,6 +28,9 @@ _PRODUCTS: Final = {
     "mlp out": ("mlp", "B L E"),
 }
 """What each weight makes of its input."""
+_FIRST: Final = ("queries in", "keys in", "mlp in")
+_LAST: Final = {"attention out": "attended", "mlp out": "gated"}
+"""Weights whose input is that of the part, and those with an input of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +202,20 @@ class _Finder:
     def _write_halves(self, writer: Writer, paths: list[Path], source: str) -> str:
         used = {name: layout for path in paths for name, layout in path.used.items()}
         moves = {name: own for path in paths for name, own in path.moves.items()}
-        firsts = [name for name in ("queries in", "keys in", "mlp in") if name in used]
-        lasts = [name for name in ("attention out", "mlp out") if name in used]
-        for weight in firsts:
-            writer.lay(weight, used[weight])
-            writer.product(_PRODUCTS[weight][0], source, weight, _PRODUCTS[weight][1])
+        for weight in _FIRST:
+            if weight in used:
+                writer.lay(weight, used[weight])
+                writer.product(_PRODUCTS[weight][0], source, weight, _PRODUCTS[weight][1])
         _move_together(writer, moves, ("queries", "keys", "hidden"))
         if "queries in" in used:
             writer.attend("attended", "queries", "keys")
         if "mlp in" in used:
             writer.activate("gated", "hidden")
         _move_together(writer, moves, ("attended", "gated"))
+        lasts = [weight for weight in _LAST if weight in used]
         for weight in lasts:
             writer.lay(weight, used[weight])
-            value = "attended" if weight == "attention out" else "gated"
-            writer.product(_PRODUCTS[weight][0], value, weight, _PRODUCTS[weight][1])
+            writer.product(_PRODUCTS[weight][0], _LAST[weight], weight, _PRODUCTS[weight][1])
         if len(lasts) > 1:
             writer.add("both", "mlp", "attention")
         return "both" if len(lasts) > 1 else _PRODUCTS[lasts[0]][0]

@@ -66,10 +66,10 @@ def _graph(dims: tuple[str, ...], axes: str) -> _Graph:
     crossed = [_crossed(own, axes) for own in moves]
     groups = []
     for kind in sorted(set(crossed)):
-        own = np.array([number for number, times in enumerate(crossed) if times == kind])
-        own = own[np.argsort(np.array(ends)[own], kind="stable")]
-        targets, firsts = np.unique(np.array(ends)[own], return_index=True)
-        groups.append(_Moves(kind, own, np.array(starts)[own], firsts, targets))
+        some = np.array([number for number, times in enumerate(crossed) if times == kind])
+        some = some[np.argsort(np.array(ends)[some], kind="stable")]
+        targets, firsts = np.unique(np.array(ends)[some], return_index=True)
+        groups.append(_Moves(kind, some, np.array(starts)[some], firsts, targets))
     return _Graph(
         layouts, numbers, tuple(moves), np.array(starts, int), np.array(ends, int), tuple(groups)
     )

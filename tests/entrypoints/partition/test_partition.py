@@ -47,14 +47,15 @@ def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     x, y, z = step["mesh"].values()
     assert x * y * z == 64
     mlp = step["mlp_alone"]
-    assert 0 < mlp["shortest_seconds"] <= mlp["seconds"] and len(mlp["shortest_steps"]) >= 3
+    assert 0 < mlp["shortest_seconds"] <= mlp["seconds"] * (1 + 1e-12)
+    assert len(mlp["shortest_steps"]) >= 3
     memory = step["memory_bytes"]
     assert memory["weights"] + memory["keys and values"] + memory["working"] <= memory["room"]
 
 
 def test_rates_of_another_chip_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     """The defaults were measured on one kind of chip."""
-    own = ["--model", "llama-2-7b", "--chips", "2", "--chip"]
+    own = ["--model", "llama-2-7b", "--chips", "4", "--chip"]
     for chip, is_calibrated in (("tpu-v4", True), ("h100", False)):
         for command in ("plan", "search"):
             found = record(capsys, command, *own, chip)
