@@ -16,6 +16,7 @@ from freight.partition.block_route import best_block
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
+from freight.partition.padding import next_divisor
 from freight.partition.shortest import Prices
 from freight.quantities import format_bytes
 
@@ -153,7 +154,9 @@ def _refusal(
     }
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     step = tight.step
-    advice = f"Take about {ceil(chips * tight.memory_bytes / room)} chips"
+    wanted = ceil(chips * tight.memory_bytes / room)
+    wanted = next_divisor(config.hidden_size, wanted) or wanted
+    advice = f"Take about {wanted} chips"
     if tight.weight_bytes < room:
         context = tight.max_context()
         advice += f", or at most {context} tokens of context for {step.rows} rows"

@@ -181,6 +181,9 @@ def test_charts_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["plan"], "No model was given"),
         (["plan", "--model", "palm-541b"], "Did you mean palm-540b"),
         (["plan", *PALM[:4], "--chips", "63"], "cannot be padded"),
+        (["plan", *PALM[:4], "--chips", "63"], "as 48 or 64"),
+        (["plan", *PALM, "--workload", "64:8", "--prefill-batch", "0"], "A step of 0 rows"),
+        (["plan", *PALM, "--dollars-per-hour", "-1"], "a number from 0"),
         (["plan", *PALM, "--chip", "tpu-v9"], "Did you mean"),
         (["plan", *PALM, "--mesh", "4x4"], "not a box"),
         (["plan", *PALM, "--mesh", "4x4x8"], "It has 128"),
@@ -202,7 +205,8 @@ def test_what_is_wrong_is_said(
 def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "--model", "palm-540b", "--chip", "tpu-v4", "--chips", "16") == 1
     err = capsys.readouterr().err
-    assert "weights" in err and "Take about" in err and "weights of fewer bits" in err
+    # 34 chips would hold it; the next number by which the model's width divides is 36.
+    assert "weights" in err and "Take about 36 chips" in err and "weights of fewer bits" in err
 
 
 def test_no_torch_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,8 @@ def read_work(arguments: argparse.Namespace) -> Work:
             "Write it like 512:32 or 1920+64:64.",
         )
     cached, prompt, new = int(found[1] or 0), int(found[2]), int(found[3])
-    rows = arguments.prefill_batch or arguments.batch, arguments.decode_batch or arguments.batch
+    batches = arguments.prefill_batch, arguments.decode_batch
+    rows = [arguments.batch if own is None else own for own in batches]
     prefill = Step(phase="prefill", rows=rows[0], new_tokens=prompt, past=cached)
     # Time grows evenly with the cache: the middle of decoding stands for all of it.
     middle = cached + prompt + (new - 1) // 2
