@@ -38,18 +38,20 @@ def plan_partition(arguments: argparse.Namespace) -> int:
     config, work = read_model(arguments.model), read_work(arguments)
     setting, mesh = read_setting(arguments, config), read_mesh(arguments.mesh, arguments.chips)
     plans = best_plan(config, arguments.chips, work.steps, setting, mesh)
-    record: dict[str, Any] = {
-        "model": arguments.model,
-        "steps": [as_record(own) for own in plans],
-        **_total_record(plans, work),
-    }
     if not arguments.json:
         print("\n".join(_describe(arguments.model, plans, work)))
+    charts: dict[str, Any] = {}
     if arguments.sweep is not None:
         from freight.entrypoints.partition.sweep import sweep
 
-        record["sweep"] = sweep(arguments, config, setting)
+        charts["sweep"] = sweep(arguments, config, setting)
     if arguments.json:
+        record: dict[str, Any] = {
+            "model": arguments.model,
+            "steps": [as_record(own) for own in plans],
+            **_total_record(plans, work),
+            **charts,
+        }
         print(json.dumps(record, indent=1))
     return 0
 
