@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from freight.entrypoints.cli import main
+from freight.hardware.storage import find_machine, write_machine
 
 FOUR = ["--model", "opt-6.7b", "--machine", "t4", "--chips", "4"]
 
@@ -57,6 +59,43 @@ def test_chips_that_share_a_host_have_no_price(capsys: pytest.CaptureFixture[str
     record = records(capsys, *FOUR, "--host-chips", "4")
     assert record["host_chips"] == 4
     assert all(not way["dollars_per_million_new_tokens"] for way in record["ways"])
+
+
+def test_what_was_not_measured_is_marked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a preset all figures; of a measured machine those that rest on links between chips."""
+    assert plan(*FOUR) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ways = [line for line in lines if line.startswith(("data ", "pipeline ", "tensor "))]
+    assert len(ways) == 5
+    assert all(line[24:57].count("~") == 3 for line in ways)  # speed, block, rent
+    assert any(line.startswith("~        not calibrated: rates are the preset's") for line in lines)
+    assert any("its fixed times estimates" in line for line in lines)
+    assert not ways[0].endswith("sketched") and ways[-1].endswith("sketched")
+    assert any(line.startswith("sketched from fewer sweeps") for line in lines)
+
+    record = records(capsys, *FOUR)
+    assert record["uncalibrated"]["rates"].endswith("freight profile measures them")
+    assert "estimate" in record["uncalibrated"]["links"]["link_latency_s"]
+    assert not record["ways"][0]["is_sketch"] and record["ways"][-1]["is_sketch"]
+    for way in record["ways"]:
+        crosses = way["stages"] * way["ranks"] > 1
+        assert way["uncalibrated"] == ["rates", *(["links"] if crosses else [])]
+
+    measured = replace(find_machine("t4"), host={"name": "here"})
+    path = tmp_path / "measured.json"
+    write_machine(measured, path)
+    own = ["--model", "opt-6.7b", "--machine", str(path), "--chips", "2", "--chip", "t4"]
+    record = records(capsys, *own)
+    assert record["uncalibrated"]["rates"] is None
+    for way in record["ways"]:
+        assert way["uncalibrated"] == (["links"] if way["data"] == 1 else [])
+    assert plan(*own) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("preset" in line for line in lines)
+    (alone,) = (line for line in lines if line.startswith("data 2 "))
+    assert "~" not in alone
 
 
 def test_a_bound_on_latency_chooses(capsys: pytest.CaptureFixture[str]) -> None:

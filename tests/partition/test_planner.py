@@ -10,11 +10,18 @@ from freight.errors import BudgetError, InputError
 from freight.hardware.chip import find_chip
 from freight.model.config import ModelConfig, parse_config
 from freight.model.decoder import count_parameters
+from freight.model.families import FAMILIES
 from freight.partition.cost import Cost, Setting, Step
-from freight.partition.efficiency import Efficiency
+from freight.partition.efficiency import Efficiency, Phase
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
-from freight.partition.planner import best_plan, candidates, cuts, meshes
+from freight.partition.planner import (
+    best_plan,
+    candidates,
+    cuts,
+    meshes,
+    with_shortest_layers,
+)
 
 from .test_schemes import bundled
 
@@ -184,6 +191,40 @@ def test_the_search_finds_the_least() -> None:
     assert len({(own.mesh, own.cut) for own in every}) == len(every) > 20
     (fixed,) = best_plan(config, 8, [(step, 1.0)], H100, Mesh.of(x=8, y=1, z=1))
     assert fixed.mesh == Mesh.of(x=8, y=1, z=1)
+
+
+OWN: dict[str, dict[str, object]] = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024},
+    "gemma2": {"query_pre_attn_scalar": 128, "sliding_window": 1024},
+    "opt": {"ffn_dim": 16384, "word_embed_proj_dim": 4096},
+    "gpt_neox": {"use_parallel_residual": True},
+    "falcon": {"multi_query": True, "parallel_attn": True, "alibi": False},
+    "palm": {"n_embd": 4096},
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_every_family_is_planned(family: str, phase: Phase) -> None:
+    """With a path through its layers that takes no longer, unless they have experts."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    sizes |= {"vocab_size": 32000, "max_position_embeddings": 4096}
+    config = parse_config({"model_type": family, **sizes, **OWN.get(family, {})})
+    new, past = (512, 0) if phase == "prefill" else (1, 2000)
+    step = Step(phase=phase, rows=32, new_tokens=new, past=past)
+    (own,) = best_plan(config, 8, [(step, 1.0)], H100)
+    # All but norms, biases and learned positions.
+    assert own.weight_bytes * 8 / 2 == pytest.approx(count_parameters(config), rel=0.02)
+    if config.experts is not None:
+        with pytest.raises(InputError, match="experts"):
+            with_shortest_layers(own)
+        return
+    path = with_shortest_layers(own)
+    assert 0.7 * own.seconds < path.seconds <= own.seconds * (1 + 1e-12)
+    assert [count for _, count in path.layers] == [count for _, count in own.layers]
+    assert path.weight_bytes == own.weight_bytes
 
 
 def test_phases_share_a_mesh() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import lsq_linear
 
 from freight.errors import InputError
 from freight.hardware.chip import find_chip
@@ -150,6 +151,44 @@ def sample(own: Cost, seconds: float) -> Sample:
     )
 
 
+def test_arithmetic_depends_on_tokens() -> None:
+    """In prefill, by tokens per chip, whatever is gathered: Fig. 7's curves rise with the batch.
+    Between what was published in proportion to the logarithm, beyond it no further."""
+    shares = []
+    for rows in (4, 16, 32, 512, 4096):
+        for cut in (Cut(), Cut(gathered="x")):
+            own = cost(rows, BFLOAT16, 2048, 0, "prefill", cut)
+            assert own.even_seconds == own.seconds
+        shares.append(own.efficiency.compute)
+    assert shares[:3] == pytest.approx([0.559 + 0.271 * step / 9 for step in (2, 4, 5)])
+    assert shares[3:] == [0.83, 0.83]
+    assert {cost(rows, INT8).efficiency.compute for rows in (1, 64, 512)} == {0.615}
+
+
+def test_one_share_for_all_tokens_of_both_phases_is_far_off() -> None:
+    """Why phases are fitted apart: one saturating share t / (t + t0) of a peak for all five figures
+    is best with t0 = 0, and then misses a prefill by 18 %."""
+    own = [sample(cost(rows, size), seconds) for rows, size, seconds in DECODED]
+    tokens = [rows / 64 for rows, _, _ in DECODED]
+    for rows, size, cut, seconds, _ in PREFILLED:
+        own.append(sample(cost(rows, size, 2048, 0, "prefill", cut), seconds))
+        tokens.append(rows * 2048 / 64)
+    measured = np.array([one.seconds for one in own])
+    taken = np.array([[one.compute_s, one.memory_s, one.num_layers] for one in own])
+    links = np.array([one.link_s for one in own])
+
+    def errors(saturated: float) -> np.ndarray:
+        slower = 1 + saturated / np.array(tokens)
+        columns = taken * np.stack([slower, np.ones(5), np.ones(5)], axis=1) / measured[:, None]
+        rest = 1 - links / measured
+        found = lsq_linear(columns, rest, bounds=([1.0, 1.0, 0.0], np.inf)).x
+        return np.asarray(columns @ found - rest)
+
+    best = min((0.0, 0.01, 0.1, 1.0, 10.0), key=lambda t: float((errors(t) ** 2).sum()))
+    assert best == 0.0
+    assert errors(0.0).min() == pytest.approx(-0.18, abs=0.01)
+
+
 def test_a_fit_finds_what_made_the_samples() -> None:
     rng = np.random.default_rng(0)
     true = Efficiency(compute=0.4, memory=0.7, link=0.5, layer_s=2e-5)
@@ -225,7 +264,7 @@ def test_decoding_attends_by_rows(past: int) -> None:
 def test_prefill_attends_by_heads_up_to_as_many_chips() -> None:
     """Section 3.3: head-sharded in prefill. By heads every chip needs the keys of all tokens, 2 T d
     elements, by rows it exchanges (2 T H d + 2 T d) / n: by heads is faster below n = H chips, and
-    at 64 of both the two are within 0.1 %. Without what brings keys to all chips, which the
+    at 64 of both the two are within 0.15 %. Without what brings keys to all chips, which the
     paper's sums leave out, by heads wins at 64 as it does there."""
 
     def both(chips: tuple[int, int, int]) -> list[Cost]:
@@ -236,7 +275,7 @@ def test_prefill_attends_by_heads_up_to_as_many_chips() -> None:
         heads, rows = both(chips)
         assert heads.seconds < rows.seconds
     heads, rows = both((4, 4, 4))
-    assert heads.seconds == pytest.approx(rows.seconds, rel=1e-3)
+    assert heads.seconds == pytest.approx(rows.seconds, rel=1.5e-3)
 
     def without_keys(own: Cost) -> float:
         layer = own.layers[0][0]

@@ -31,6 +31,14 @@ __all__ = ["parallel_for", "plan_chips"]
 
 _OTHERS: Final = ("explain", "frontier", "trace")
 _HOSTS: Final = "cpu-host"
+_RATES: Final = "rates"
+_LINKS: Final = "links"
+_OF_LINKS: Final = (
+    "link_bytes_per_s",
+    "link_latency_s",
+    "outer_bytes_per_s",
+    "outer_latency_s",
+)
 
 _Sources = Callable[[Question], Mapping[str, TensorSource]]
 
@@ -136,9 +144,11 @@ def _describe(
     )
     for own in answers:
         yield _line(question, parallel, own)
+    yield from _legend(question, parallel, answers)
     yield ""
+    mark = "~" if _uncalibrated(question, best) else ""
     yield (
-        f"best     {best.shares}: in all {time_text(best.seconds)}"
+        f"best     {best.shares}: in all {mark}{time_text(best.seconds)}"
         + (f", {best.in_flight} blocks in flight" if best.shares.stages > 1 else "")
     )
     for stage in best.stages:
@@ -153,9 +163,45 @@ def _line(question: Question, parallel: Parallel, own: Answer | Refused) -> str:
     costs = _costs(question, parallel, own)
     rent = next((f"{cost:.3g}" for how, cost in costs.items() if "rented" in how), "-")
     late = ", block over the bound" if own.block_s > parallel.max_block_s else ""
+    mark = "~" if _uncalibrated(question, own) else ""
+    speed, block = f"{mark}{own.tokens_per_s:.3g}", f"{mark}{time_text(own.block_s)}"
+    rent = rent if rent == "-" else mark + rent
     return (
-        f"{own.shares!s:24} {own.tokens_per_s:11.3g} {time_text(own.block_s):>9} {rent:>9}"
-        f"{memory}  {own.slowest.binding}{late}"
+        f"{own.shares!s:24} {speed:>11} {block:>9} {rent:>9}"
+        f"{memory}  {own.slowest.binding}{late}{', sketched' if own.is_rough else ''}"
+    )
+
+
+def _uncalibrated(question: Question, own: Answer) -> list[str]:
+    """What a way's figures rest on that was not measured on such machines."""
+    found = [] if question.machine.host else [_RATES]
+    return found + ([_LINKS] if own.shares.stages * own.shares.ranks > 1 else [])
+
+
+def _legend(
+    question: Question, parallel: Parallel, answers: list[Answer | Refused]
+) -> Iterator[str]:
+    """What marks say, as far as there are any."""
+    told = [own for own in answers if isinstance(own, Answer)]
+    marks = {mark for own in told for mark in _uncalibrated(question, own)}
+    if _RATES in marks:
+        yield f"~        not calibrated: {_rates_text(question)}"
+    if _LINKS in marks:
+        yield (
+            f"{'~' if len(marks) == 1 else ' '}        not calibrated: what crosses between chips, "
+            f"at the peak of {parallel.chip.name} by its data sheet, its fixed times estimates"
+        )
+    if any(own.is_rough for own in told):
+        yield "sketched from fewer sweeps and policies: not near the best"
+
+
+def _rates_text(question: Question) -> str:
+    """Of a preset, how many of its values nobody has published."""
+    sources = question.machine.sources.values()
+    guessed = sum("estimate" in own for own in sources)
+    return (
+        f"rates are the preset's, {guessed} of its {len(sources)} values estimates; "
+        "freight profile measures them"
     )
 
 
@@ -180,7 +226,8 @@ def _costs(question: Question, parallel: Parallel, own: Answer) -> dict[str, flo
 def _as_record(
     question: Question, parallel: Parallel, answers: list[Answer | Refused], best: Answer
 ) -> dict[str, Any]:
-    """Seconds, bytes and shares in [0, 1]; ``ways`` are fastest first."""
+    """Seconds, bytes and shares in [0, 1]; ``ways`` are fastest first. ``uncalibrated`` says of a
+    way what its figures rest on that was not measured, and above, where that is from."""
     return {
         "model": question.model,
         "machine": question.machine.name,
@@ -191,6 +238,10 @@ def _as_record(
         "prompt_tokens": question.workload.max_prompt_tokens,
         "new_tokens": question.workload.max_new_tokens,
         "best": str(best.shares),
+        "uncalibrated": {
+            _RATES: None if question.machine.host else _rates_text(question),
+            _LINKS: {name: parallel.chip.sources.get(name) for name in _OF_LINKS},
+        },
         "ways": [_way(question, parallel, own) for own in answers],
     }
 
@@ -214,6 +265,8 @@ def _way(question: Question, parallel: Parallel, own: Answer | Refused) -> dict[
         },
         "new_tokens_per_s": own.tokens_per_s,
         "blocks_in_flight": own.in_flight,
+        "is_sketch": own.is_rough,
+        "uncalibrated": _uncalibrated(question, own),
         "keeps_to_latency": own.block_s <= parallel.max_block_s,
         "dollars_per_million_new_tokens": _costs(question, parallel, own),
         "chips": [

@@ -62,10 +62,16 @@ class Chip:
         return next(self.flops[dtype] for dtype in order if dtype in self.flops)
 
     def at(self, dollars_per_hour: float | None) -> Chip:
-        """The same at another rent, if one is given."""
-        return (
-            self if dollars_per_hour is None else replace(self, dollars_per_hour=dollars_per_hour)
-        )
+        """The same at another rent, if one is given. InputError where it is none."""
+        if dollars_per_hour is None:
+            return self
+        if not 0 <= dollars_per_hour < inf:
+            raise InputError(
+                f"A rent of {dollars_per_hour} dollars an hour was given for {self.name}.",
+                "It is a number from 0.",
+                "Raise it, or leave it out.",
+            )
+        return replace(self, dollars_per_hour=dollars_per_hour)
 
 
 def chip_names() -> list[str]:

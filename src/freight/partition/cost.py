@@ -20,7 +20,8 @@ from freight.partition.fabric import Fabric
 from freight.partition.layers import Cut, block, embedding, layer_sizes, logits
 from freight.partition.layout import Mesh
 from freight.partition.padding import Padding, pad
-from freight.partition.sharded import Compute, Sharded, Transfer
+from freight.partition.sharded import Compute, Sharded
+from freight.partition.timing import moves_s
 
 __all__ = ["Cost", "Line", "Setting", "Step"]
 
@@ -62,8 +63,9 @@ class Setting:
     usable: float = 0.95
     efficiencies: Mapping[tuple[bool, Phase], Efficiency] = field(default_factory=lambda: DEFAULTS)
 
-    def efficiency(self, cut: Cut, phase: Phase) -> Efficiency:
-        return self.efficiencies[bool(cut.gathered), phase]
+    def efficiency(self, is_gathered: bool, step: Step, num_chips: int) -> Efficiency:
+        """Of a step of so many tokens on so many chips."""
+        return self.efficiencies[is_gathered, step.phase].at(step.num_tokens / num_chips)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,13 +82,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step with one cut. Raises InputError where something cannot be cut as asked."""
+    """Of one step with one cut. Raises InputError where something cannot be cut as asked.
+
+    ``ways`` are layers that were found by search, one for each form of ``forms``, instead of the
+    cut's; ends and stored weights are those of the cut all the same."""
 
     config: ModelConfig
     mesh: Mesh
     cut: Cut
     step: Step
     setting: Setting
+    ways: tuple[Sharded, ...] = ()
 
     @cached_property
     def padding(self) -> Padding:
@@ -94,40 +100,41 @@ class Cost:
 
     @cached_property
     def efficiency(self) -> Efficiency:
-        return self.setting.efficiency(self.cut, self.step.phase)
+        return self.setting.efficiency(bool(self.cut.gathered), self.step, self.mesh.num_chips)
 
     @cached_property
     def fabric(self) -> Fabric:
         return Fabric.of(self.setting.chip, self.mesh)
 
     @cached_property
-    def layers(self) -> tuple[tuple[Sharded, int], ...]:
-        """Layers of each form, and how many there are."""
+    def forms(self) -> Mapping[tuple[bool, int | None], int]:
+        """How many layers there are by whether they have experts, and by their windows."""
         config = self.config
-        forms = Counter(
+        return Counter(
             (config.has_experts(layer), config.sliding_windows[layer])
             for layer in range(config.num_layers)
         )
-        return tuple(
-            (
-                block(
-                    self.mesh, self._sizes(window), self.cut, self.config, with_experts=has_experts
-                ),
-                count,
-            )
-            for (has_experts, window), count in forms.items()
+
+    @cached_property
+    def layers(self) -> tuple[tuple[Sharded, int], ...]:
+        """Layers of each form, and how many there are."""
+        ways = self.ways or tuple(
+            block(self.mesh, self.sizes(window), self.cut, self.config, with_experts=has_experts)
+            for has_experts, window in self.forms
         )
+        return tuple(zip(ways, self.forms.values(), strict=True))
 
     @cached_property
     def ends(self) -> tuple[Sharded, ...]:
         """The embedding, and logits of one token per row."""
-        sizes = self._sizes(None)
+        sizes = self.sizes(None)
         last = {**sizes, "L": 1}
         centred = self.config.norm == "layer"
         head = logits(self.mesh, last, self.cut, centred=centred)
         return embedding(self.mesh, sizes, self.cut), head
 
-    def _sizes(self, window: int | None) -> dict[str, float]:
+    def sizes(self, window: int | None) -> dict[str, float]:
+        """Of all dims, heads padded, with keys as far as a window reaches."""
         step = self.step
         sizes = layer_sizes(
             self.padding.config, rows=step.rows, new_tokens=step.new_tokens, past=step.past
@@ -181,8 +188,9 @@ class Cost:
     @cached_property
     def even_seconds(self) -> float:
         """With the efficiencies of stationary weights whatever is gathered: cuts are compared by
-        this. Efficiencies were measured at batches of different size, and say more of these."""
-        return self._seconds_at(self.setting.efficiencies[False, self.step.phase])
+        this. Where both were measured, it was at batches of different size, of which they say more.
+        """
+        return self._seconds_at(self.setting.efficiency(False, self.step, self.mesh.num_chips))
 
     def _seconds_at(self, rates: Efficiency) -> float:
         fixed = rates.layer_s * self.config.num_layers
@@ -294,25 +302,16 @@ class Cost:
         yield from ((own, 1) for own in self.ends)
 
     def _moves_s(self, own: Sharded) -> float:
-        groups: set[int] = set()
-        return sum(self._move_s(own, step, groups)[1] for step in own.transfers)
+        return sum(seconds for _, seconds in self._moves(own))
 
-    def _move_s(self, own: Sharded, step: Transfer, groups: set[int]) -> tuple[float, float]:
-        """Bytes that a chip sends and the time at the peak; of a group the latency counts once."""
+    def _moves(self, own: Sharded) -> Iterator[tuple[float, float]]:
+        """Bytes that a chip sends and the time at the peak, of each move."""
         setting = self.setting
-        size = setting.weight_bytes if step.is_weight else setting.activation_bytes
-        larger = step.after if step.move.kind == "all-gather" else step.before
-        held = larger.elements(own.sizes, self.mesh) * size
-        seconds = self.fabric.seconds(step.move.kind, held, step.move.axes)
-        if step.group in groups:
-            times = 2 if step.move.kind == "all-reduce" else 1
-            seconds -= times * self.fabric.latency(step.move.axes)
-        groups.add(step.group)
-        return step.elements * size, max(0.0, seconds)
+        return moves_s(own, self.fabric, setting.activation_bytes, setting.weight_bytes)
 
     def _lines(self, own: Sharded, rates: Efficiency) -> Iterator[Line]:
         chip = self.setting.chip
-        groups: set[int] = set()
+        moves = self._moves(own)
         products = [step for step in own.computes if step.kind == "product"]
         for step in own.steps:
             if isinstance(step, Compute):
@@ -325,7 +324,7 @@ class Cost:
                     waited_s=0.0,
                 )
                 continue
-            num_bytes, at_peak = self._move_s(own, step, groups)
+            num_bytes, at_peak = next(moves)
             seconds = at_peak / rates.link
             beside = sum(
                 product.flops / chip.dense_flops / rates.compute

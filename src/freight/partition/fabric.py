@@ -42,6 +42,14 @@ class Fabric:
             },
         )
 
+    def scaled(self, share: float) -> Fabric:
+        """With this share of its speed."""
+        return Fabric(
+            self.mesh,
+            {axis: rate * share for axis, rate in self.bytes_per_s.items()},
+            {axis: seconds / share for axis, seconds in self.latency_s.items()},
+        )
+
     @cached_property
     def _shares(self) -> dict[tuple[bool, str], float]:
         """Seconds per byte by kind of collective and axes, once found."""
@@ -53,7 +61,14 @@ class Fabric:
         if kind == "slice":
             return 0.0
         times = 2.0 if kind == "all-reduce" else 1.0
-        return times * (num_bytes * self._per_byte(kind, axes) + self.latency(axes))
+        return self.sending_s(kind, num_bytes, axes) + times * self.latency(axes)
+
+    def sending_s(self, kind: MoveKind, num_bytes: float, axes: str) -> float:
+        """The same without the fixed time."""
+        if kind == "slice":
+            return 0.0
+        times = 2.0 if kind == "all-reduce" else 1.0
+        return times * num_bytes * self._per_byte(kind, axes)
 
     def latency(self, axes: str) -> float:
         """Of a collective over these axes, however little is moved."""

@@ -18,7 +18,17 @@ from freight.model.switches import ModelConfig
 from freight.partition.layout import Mesh
 from freight.partition.sharded import Sharded, Sizes, Writer
 
-__all__ = ["Cut", "attention", "block", "embedding", "feed_forward", "layer_sizes", "logits"]
+__all__ = [
+    "Cut",
+    "attention",
+    "attention_weights",
+    "block",
+    "embedding",
+    "feed_forward",
+    "layer_sizes",
+    "logits",
+    "mlp_weights",
+]
 
 _STREAM: Final = "x"
 
@@ -113,7 +123,7 @@ def layer_sizes(
 def feed_forward(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
     """The MLP alone, from the stream to the stream, without norm and residual: what the closed
     forms count."""
-    writer = Writer(mesh, sizes, {_STREAM: cut.stream}, _mlp_weights(cut))
+    writer = Writer(mesh, sizes, {_STREAM: cut.stream}, mlp_weights(cut))
     writer.gather(_STREAM, "E", cut.used_inner)
     _gather_weights(writer, cut)
     _mlp(writer, cut, _STREAM)
@@ -123,7 +133,7 @@ def feed_forward(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
 
 def attention(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:
     """Attention alone, from the stream to the stream, without norm and residual."""
-    writer = Writer(mesh, sizes, {_STREAM: cut.stream}, _attention_weights(mesh, sizes, cut))
+    writer = Writer(mesh, sizes, {_STREAM: cut.stream}, attention_weights(mesh, sizes, cut))
     writer.gather(_STREAM, "E", cut.used_inner)
     _gather_weights(writer, cut)
     _attention(writer, cut, _STREAM)
@@ -135,8 +145,8 @@ def block(
     mesh: Mesh, sizes: Sizes, cut: Cut, config: ModelConfig, *, with_experts: bool = False
 ) -> Sharded:
     """A whole layer: norms, attention, MLP or experts, residual stream."""
-    weights = _attention_weights(mesh, sizes, cut)
-    weights |= _expert_weights(cut) if with_experts else _mlp_weights(cut)
+    weights = attention_weights(mesh, sizes, cut)
+    weights |= _expert_weights(cut) if with_experts else mlp_weights(cut)
     writer = Writer(mesh, sizes, {_STREAM: cut.stream}, weights)
     _gather_weights(writer, cut)
     if config.parallel:
@@ -317,7 +327,8 @@ def _by_heads(mesh: Mesh, num_heads: float, axes: str) -> str:
     return taken
 
 
-def _mlp_weights(cut: Cut) -> dict[str, str]:
+def mlp_weights(cut: Cut) -> dict[str, str]:
+    """Layouts of the MLP's weights as they are stored."""
     width, inner = _text("E", cut.width), _text("F", cut.inner)
     return {"mlp in": f"{width} G {inner}", "mlp out": f"{inner} {width}"}
 
@@ -332,7 +343,8 @@ def _expert_weights(cut: Cut) -> dict[str, str]:
     }
 
 
-def _attention_weights(mesh: Mesh, sizes: Sizes, cut: Cut) -> dict[str, str]:
+def attention_weights(mesh: Mesh, sizes: Sizes, cut: Cut) -> dict[str, str]:
+    """Layouts of attention's weights as they are stored: by heads as far as these divide."""
     width = _text("E", cut.width)
 
     def cut_by(heads: str) -> tuple[str, str]:

@@ -12,14 +12,15 @@ y; values are partial sums over w. The order of axes is part of a layout: the fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations, product
 from math import prod
 from typing import Final
 
 from freight.errors import InputError
 
-__all__ = ["Layout", "Mesh"]
+__all__ = ["Layout", "Mesh", "all_layouts"]
 
 _DIM: Final = re.compile(r"([A-Z][A-Za-z0-9]*)(?:_([a-z]+))?")
 _PARTIAL: Final = re.compile(r"\{\+([a-z]+)\}")
@@ -149,3 +150,12 @@ class Layout:
             f"{dim}_{axes}" if axes else dim for dim, axes in zip(self.dims, self.cuts, strict=True)
         ]
         return " ".join([*words, *([f"{{+{self.partial}}}"] if self.partial else [])])
+
+
+def all_layouts(dims: tuple[str, ...], axes: str) -> Iterator[Layout]:
+    """All layouts of some dims over some axes."""
+    places = range(len(dims) + 2)  # a dim, partial, replicated
+    for doing in product(places, repeat=len(axes)):
+        own = ["".join(a for a, d in zip(axes, doing, strict=True) if d == own) for own in places]
+        for cuts in product(*(permutations(own[place]) for place in range(len(dims)))):
+            yield Layout(dims, tuple(map("".join, cuts)), own[len(dims)])

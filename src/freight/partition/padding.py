@@ -17,7 +17,7 @@ from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
 from freight.quantities import align_up
 
-__all__ = ["Padding", "pad"]
+__all__ = ["Padding", "next_divisor", "pad"]
 
 _MOST_GROWTH: Final = 1.5
 
@@ -46,7 +46,7 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
         raise InputError(
             f"A model of width {config.hidden_size} was to be cut over {parts} chips ({mesh}).",
             f"{config.hidden_size} does not divide by {parts}, and a width cannot be padded.",
-            "Choose another number of chips.",
+            f"Choose another number of chips, as {_nearest(config.hidden_size, parts)}.",
         )
     multi = config.num_kv_heads == config.num_heads
     heads = _padded_heads(config, mesh, cut)
@@ -71,6 +71,18 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
     }
     notes = [f"{own} {name} padded to {to}" for name, (own, to) in pairs.items() if own != to]
     return Padding(config=padded, notes=tuple(notes))
+
+
+def next_divisor(number: int, least: int) -> int | None:
+    """The first number from ``least`` on that divides another; None where there is none."""
+    return next((own for own in range(least, number + 1) if number % own == 0), None)
+
+
+def _nearest(number: int, parts: int) -> str:
+    """Divisors on both sides."""
+    below = next(own for own in range(min(parts, number), 0, -1) if number % own == 0)
+    above = next_divisor(number, parts)
+    return f"{below}" if above is None else f"{below} or {above}"
 
 
 def _padded_heads(config: ModelConfig, mesh: Mesh, cut: Cut) -> int:

@@ -7,16 +7,20 @@ both phases the same where weights stay. Knows no chart and no command.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 from freight.errors import BudgetError, FreightError, InputError
 from freight.model.switches import ModelConfig
+from freight.partition.block_route import best_block
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
+from freight.partition.padding import next_divisor
+from freight.partition.shortest import Prices
 from freight.quantities import format_bytes
 
-__all__ = ["best_plan", "candidates", "cuts", "meshes"]
+__all__ = ["best_plan", "candidates", "cuts", "meshes", "prices_of", "with_shortest_layers"]
 
 _GATHERED = ("", "x", "y", "xy", "zy", "xyz")
 _EXPERTS = ("", "z", "zy")
@@ -95,6 +99,27 @@ def best_plan(
     return best
 
 
+def prices_of(own: Cost) -> Prices:
+    """What a search of single layers has to reckon with, to find what the cost would be."""
+    rates, setting = own.efficiency, own.setting
+    return Prices(
+        fabric=own.fabric.scaled(rates.link),
+        flops=setting.chip.dense_flops * rates.compute,
+        memory_bytes_per_s=setting.chip.memory_bytes_per_s * rates.memory,
+        activation_bytes=setting.activation_bytes,
+        weight_bytes=setting.weight_bytes,
+        kv_bytes=setting.kv_bytes,
+    )
+
+
+def with_shortest_layers(own: Cost) -> Cost:
+    """The same step with the layers that the shortest path over all layouts finds, from the same
+    stored weights; moves that are overlapped are not looked for. InputError for experts."""
+    prices = prices_of(own)
+    found = (best_block(own.config, own.sizes(window), prices) for _, window in own.forms)
+    return replace(own, ways=tuple(route.layer for route in found))
+
+
 def _seconds(cost: Cost) -> float:
     return cost.even_seconds
 
@@ -129,7 +154,9 @@ def _refusal(
     }
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     step = tight.step
-    advice = f"Take about {ceil(chips * tight.memory_bytes / room)} chips"
+    wanted = ceil(chips * tight.memory_bytes / room)
+    wanted = next_divisor(config.hidden_size, wanted) or wanted
+    advice = f"Take about {wanted} chips"
     if tight.weight_bytes < room:
         context = tight.max_context()
         advice += f", or at most {context} tokens of context for {step.rows} rows"

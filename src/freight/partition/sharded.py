@@ -40,8 +40,8 @@ _Dims = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """A move of one value. Each chip sends ``elements``; transfers of one ``group`` follow each
-    other as one collective, with one latency. ``is_weight``: its elements are stored ones."""
+    """A move of one value. Each chip sends ``elements``; transfers of one ``group`` go at the same
+    time, those of one value after each other. ``is_weight``: its elements are stored ones."""
 
     value: str
     move: Move
@@ -159,7 +159,7 @@ class Writer:
         self._move(value, own.kind, own.axes, own.source, own.target)
 
     def together(self) -> None:
-        """The next move goes in one collective with the last."""
+        """The next move goes at the same time as the last, or follows it at once."""
         self._group -= 1
 
     def _move(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import permutations
 from itertools import product as choices
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from scipy.sparse.csgraph import dijkstra
 
 from freight.partition.einsum import product
 from freight.partition.fabric import Fabric
-from freight.partition.layout import Layout
+from freight.partition.layout import Layout, all_layouts
 from freight.partition.moves import Move, MoveKind, legal_moves, move
 from freight.partition.sharded import Sharded, Sizes
+from freight.partition.timing import moves_s
 
 __all__ = ["Prices", "Route", "best_route", "seconds_of"]
 
@@ -33,12 +34,15 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What an edge's time is made of: links, arithmetic per chip, and bytes of an element."""
+    """What an edge's time is made of: links, arithmetic and memory per chip, and bytes of an
+    element. Weights are read as they are used, gathered ones whole."""
 
     fabric: Fabric
     flops: float
+    memory_bytes_per_s: float = inf
     activation_bytes: float = 2.0
     weight_bytes: float = 2.0
+    kv_bytes: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +127,16 @@ def best_route(sizes: Sizes, prices: Prices) -> Route:
 
 
 def seconds_of(own: Sharded, prices: Prices) -> float:
-    """What a layer that is written down takes at the same prices."""
-    total = own.flops / prices.flops
-    for step in own.transfers:
-        larger = step.after if step.move.kind == "all-gather" else step.before
-        size = prices.weight_bytes if step.is_weight else prices.activation_bytes
-        held = larger.elements(own.sizes, own.mesh) * size
-        total += prices.fabric.seconds(step.move.kind, held, step.move.axes)
-    return total
+    """What a layer that is written down takes at the same prices: its arithmetic, its weights and
+    the keys and values that it attends to, read once, and its moves."""
+    read = own.used_elements * prices.weight_bytes
+    for step in own.computes:
+        if step.kind == "attend":
+            kept = step.layouts[1].elements({**own.sizes, "L": 1}, own.mesh)
+            read += kept * own.sizes["S"] * prices.kv_bytes
+    moves = moves_s(own, prices.fabric, prices.activation_bytes, prices.weight_bytes)
+    moved = sum(seconds for _, seconds in moves)
+    return own.flops / prices.flops + read / prices.memory_bytes_per_s + moved
 
 
 def _is_spread(layout: Layout, axes: str) -> bool:
@@ -157,15 +163,16 @@ def _seconds(edge: _Edge, sizes: Sizes, prices: Prices) -> float:
     if not edge.value:
         return 0.0
     seconds = 2.0 * _elements("BL" + edge.value, edge.cut, sizes, prices) / prices.flops
+    held = _elements(edge.value, edge.weight_held, sizes, prices) * prices.weight_bytes
+    seconds += held / prices.memory_bytes_per_s
     if edge.gathers:
-        held = _elements(edge.value, edge.weight_held, sizes, prices) * prices.weight_bytes
         seconds += prices.fabric.seconds("all-gather", held, edge.gathers)
     return seconds
 
 
 @cache
 def _graph() -> _Graph:
-    layouts = [*_layouts()]
+    layouts = [*all_layouts(("B", "W"), _AXES)]
     numbers = {
         (place, layout): place * len(layouts) + n
         for place in range(4)
@@ -223,12 +230,3 @@ def _products(
             weight_held="".join(used),
             move=(used[0], used[1]),
         )
-
-
-def _layouts() -> Iterator[Layout]:
-    """All layouts of two dims over three axes."""
-    for doing in choices("BWPR", repeat=len(_AXES)):
-        own = {what: [a for a, d in zip(_AXES, doing, strict=True) if d == what] for what in "BWP"}
-        for rows in map("".join, permutations(own["B"])):
-            for columns in map("".join, permutations(own["W"])):
-                yield Layout(("B", "W"), (rows, columns), "".join(own["P"]))

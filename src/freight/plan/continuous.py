@@ -8,8 +8,9 @@ tensors and no seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -94,7 +95,9 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 
 @dataclass(kw_only=True, slots=True)
 class _Block:
-    """The state of all seats of the block; ``numbers`` is -1 where one is free."""
+    """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
+    different ``seats`` of a micro-batch; ``free`` has for each micro-batch and each of these a heap
+    of those that are free."""
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]
@@ -105,12 +108,16 @@ class _Block:
     samples: int
     computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
+    kinds: list[tuple[Tier, bool]]
+    free: list[list[list[int]]]
+    of_tier: dict[Tier, npt.NDArray[np.bool_]]
     numbers: Ints
     prompts: Ints
     answers: Ints
     kv_lens: Ints
     known: Ints
     next_row: int = 0
+    num_taken: int = 0
     curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
 
     @classmethod
@@ -125,7 +132,9 @@ class _Block:
         samples: int,
     ) -> _Block:
         seats = _seats(policy)
+        kinds = [*dict.fromkeys(seats)]
         count = len(seats) * policy.num_micro_batches
+        tiers = [tier for tier, _ in seats] * policy.num_micro_batches
 
         def column(value: int = 0) -> Ints:
             return np.full(count, value, dtype=np.int64)
@@ -140,6 +149,12 @@ class _Block:
             samples=samples,
             computing=computing_rows(len(lengths), sharers),
             seats=seats,
+            kinds=kinds,
+            free=[
+                [[s for s, own in enumerate(seats) if own == kind] for kind in kinds]
+                for _ in range(policy.num_micro_batches)
+            ],
+            of_tier={tier: np.array([own == tier for own in tiers]) for tier in {*tiers}},
             numbers=column(_NOBODY),
             prompts=column(),
             answers=column(),
@@ -148,47 +163,42 @@ class _Block:
         )
 
     def is_empty(self) -> bool:
-        return not (self.numbers != _NOBODY).any()
+        return not self.num_taken
 
     # -- rows that enter -------------------------------------------------------------------------
 
     def enter(self, pace: Pace) -> None:
         if self.next_row == len(self.lengths) or not (pace.allows() or self.is_empty()):
             return
-        outlooks = {tier: self._outlook(tier) for tier in {tier for tier, _ in self.seats}}
-        slots = self._slots()
+        outlooks, slots = {tier: self._outlook(tier) for tier in self.of_tier}, self._slots()
+        size = len(self.seats)
+        taken = (self.numbers != _NOBODY).reshape(-1, size)
+        loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
+        batches = [*zip(loads.tolist(), taken.sum(axis=1).tolist(), strict=True)]
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
             curve = self._curve(prompt, new)
-            fits = {tier: o.fits(curve, self.num_pages[tier]) for tier, o in outlooks.items()}
-            passes = np.all(slots + curve <= self.slot_pages, axis=1)
-            seat = next(
-                (seat for seat in self._free_seats() if self._has_room(seat, fits, passes)), None
-            )
-            if seat is None:
+            found = self._first_fit(curve, outlooks, slots, batches)
+            if found is None:
                 return
-            tier = self._tier(seat)
+            k, kind, tier = found
+            seat = k * size + heappop(self.free[k][kind])
             outlooks[tier].add(curve)
             if tier != self.policy.compute_tier:
-                slots[seat // len(self.seats)] += curve
-            self.numbers[seat] = self.next_row
-            self.prompts[seat] = self.known[seat] = prompt if new else max(1, prompt - 1)
-            self.answers[seat] = new
+                slots[k] += curve
+            known = prompt if new else max(1, prompt - 1)
             is_computing = self.next_row in self.computing
-            self.kv_lens[seat] = 0 if is_computing else min(self.shared_tokens, prompt - 1)
+            kept = 0 if is_computing else min(self.shared_tokens, prompt - 1)
             if self.next_row % self.samples:  # a sibling
-                self.kv_lens[seat] = self.prompts[seat] - 1
+                kept = known - 1
+            self.numbers[seat] = self.next_row
+            self.prompts[seat] = self.known[seat] = known
+            self.answers[seat] = new
+            self.kv_lens[seat] = kept
+            batches[k] = batches[k][0] + known - kept, batches[k][1] + 1
+            self.num_taken += 1
             self.next_row += 1
             pace.take(1)
-
-    def _has_room(
-        self, seat: int, fits: Mapping[Tier, bool], passes: npt.NDArray[np.bool_]
-    ) -> bool:
-        """Whether pages of the row that would sit there fit its tier, and its micro-batch's slot if
-        they are brought to one."""
-        tier = self._tier(seat)
-        is_near = tier == self.policy.compute_tier
-        return fits[tier] and (is_near or bool(passes[seat // len(self.seats)]))
 
     def _curve(self, prompt: int, new: int) -> Pages:
         """Pages of a row from when it enters: the same on each tier."""
@@ -198,52 +208,60 @@ class _Block:
             self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
         return self.curves[prompt, new]
 
-    def _tier(self, seat: int) -> Tier:
-        return self.seats[seat % len(self.seats)][0]
-
     def _outlook(self, tier: Tier) -> Outlook:
         outlook = Outlook(self.longest, self.policy.page_tokens)
-        here = (self.numbers != _NOBODY) & self._of_all([own == tier for own, _ in self.seats])
+        here = (self.numbers != _NOBODY) & self.of_tier[tier]
         if here.any():
-            outlook.add(outlook.curve(*self._kept(here)))
+            outlook.add(outlook.curve(*self._kept(np.flatnonzero(here))))
         return outlook
 
     def _slots(self) -> Pages:
         """Pages that each micro-batch's offloaded rows take, [micro-batches, stretches]."""
         outlook = Outlook(self.longest, self.policy.page_tokens)
-        far = [tier != self.policy.compute_tier for tier, _ in self.seats]
-        here = np.flatnonzero((self.numbers != _NOBODY) & self._of_all(far))
-        pages = outlook.curve([], [])
-        slots = np.zeros((self.policy.num_micro_batches, len(pages)), dtype=np.int32)
-        np.add.at(slots, here // len(self.seats), outlook.curves(*self._kept(here)))
+        stretches = len(outlook.curve([], []))
+        slots = np.zeros((self.policy.num_micro_batches, stretches), dtype=np.int32)
+        near = self.of_tier.get(self.policy.compute_tier, np.zeros_like(self.numbers, dtype=bool))
+        here = np.flatnonzero((self.numbers != _NOBODY) & ~near)
+        if len(here):
+            np.add.at(slots, here // len(self.seats), outlook.curves(*self._kept(here)))
         return slots
 
-    def _of_all(self, of_one: Sequence[bool]) -> npt.NDArray[np.bool_]:
-        """Of the seats of all micro-batches, from those of one."""
-        return np.array([*of_one] * self.policy.num_micro_batches)
-
-    def _kept(self, seats: Ints | npt.NDArray[np.bool_]) -> tuple[Pages, Pages]:
+    def _kept(self, seats: Ints) -> tuple[Pages, Pages]:
         """Tokens of which rows have keys of their own, and how many they make yet."""
         left = self.answers[seats] - (self.known[seats] - self.prompts[seats])
         own = np.maximum(0, self.known[seats] - self.shared_tokens)
         return own, np.maximum(1, left)
 
-    def _free_seats(self) -> Iterator[int]:
-        """As the run gives them out: in the micro-batch that brings fewest tokens, of the kind of
-        seat of which the largest share is free."""
-        size = len(self.seats)
-        taken = (self.numbers != _NOBODY).reshape(-1, size)
-        loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
-        for k in np.lexsort((taken.sum(axis=1), loads)):
-            kinds = [*dict.fromkeys(self.seats)]
-            free = {
-                kind: [s for s, own in enumerate(self.seats) if own == kind and not taken[k, s]]
-                for kind in kinds
-            }
-            shares = [(-len(free[own]) / self.seats.count(own), i) for i, own in enumerate(kinds)]
-            for share, i in sorted(shares):
+    def _first_fit(
+        self,
+        curve: Pages,
+        outlooks: dict[Tier, Outlook],
+        slots: Pages,
+        batches: list[tuple[int, int]],
+    ) -> tuple[int, int, Tier] | None:
+        """Micro-batch, kind and tier of the first free seat where a row's pages fit: on the tier,
+        and in the slot of its micro-batch if they are brought to one."""
+        full: set[Tier] = set()
+        for k, kind, tier in self._free_kinds(batches):
+            if tier in full:
+                continue
+            if not outlooks[tier].fits(curve, self.num_pages[tier]):
+                full.add(tier)
+                continue
+            is_near = tier == self.policy.compute_tier
+            if is_near or bool((slots[k] + curve <= self.slot_pages).all()):
+                return k, kind, tier
+        return None
+
+    def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
+        """As the run gives seats out: in the micro-batch that brings fewest tokens, of the kind of
+        which the largest share is free; ``batches`` are the tokens and the rows of each."""
+        counts = [self.seats.count(kind) for kind in self.kinds]
+        for k in sorted(range(len(batches)), key=batches.__getitem__):
+            shares = [-len(free) / counts[i] for i, free in enumerate(self.free[k])]
+            for share, i in sorted(zip(shares, range(len(shares)), strict=True)):
                 if share:
-                    yield int(k) * size + free[kinds[i]][0]
+                    yield k, i, self.kinds[i][0]
 
     # -- what rows bring -------------------------------------------------------------------------
 
@@ -279,6 +297,10 @@ class _Block:
         made = self.known[makes] - self.prompts[makes]
         ended = makes[made >= self.answers[makes]]
         self.numbers[ended] = _NOBODY
+        for seat in ended.tolist():
+            k, own = divmod(seat, len(self.seats))
+            heappush(self.free[k][self.kinds.index(self.seats[own])], own)
+        self.num_taken -= len(ended)
         return len(ended)
 
 

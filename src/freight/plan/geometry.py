@@ -108,16 +108,6 @@ def most_tokens(split: Split, num_tokens: int) -> dict[Tier, int]:
     return {tier: _bounded(split.share(tier), num_tokens) for tier in tiers}
 
 
-def most_delegated(policy: Policy) -> dict[Tier, int]:
-    """The most rows of a micro-batch on each tier that the CPU attends."""
-    most: dict[Tier, int] = {"cpu": 0, "disk": 0}
-    for count in range(policy.micro_batch_size + 1):
-        for tier, is_delegated, rows in policy.homes(count):
-            if is_delegated:
-                most[tier] = max(most[tier], rows)
-    return most
-
-
 def _most_attended(policy: Policy, workload: Workload) -> int:
     """The most tokens of a micro-batch of which the CPU attends some: single ones, and where they
     do not come whole prompts beside them."""
@@ -259,7 +249,7 @@ def measure(
     logit_rows = policy.micro_batch_size if workload.max_new_tokens and not sends else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     scored = 0 if sends else scored
-    delegated = most_delegated(policy) if policy.cpu_attention else {"cpu": 0, "disk": 0}
+    delegated = policy.most_delegated()
     num_delegated = sum(delegated.values())
     attended = config.attended_bytes_per_token(size)
     geometry = Geometry(

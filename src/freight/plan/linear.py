@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from freight.plan.policy import TIERS, Split, Tier
@@ -129,7 +130,7 @@ def solve(problem: LinearProblem) -> LinearSolution | None:
 def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
     """The optimum of any such problem; None where nothing fits."""
     # Imported late: it takes 50 MiB, which a small budget should not pay for nothing.
-    from scipy.optimize import linprog
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     pairs = sorted(problem.bounds)
     place = {pair: number for number, pair in enumerate(pairs)}
@@ -163,14 +164,14 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
         most.append(room / 2**30)
     equal = [[float(_kind_of(pair) == kind) for pair in pairs] for kind in KINDS]
     equal += [[factors.get(pair, 0.0) for pair in pairs] for factors, _ in problem.ties]
-    found = linprog(
+    bounds = [*(problem.bounds[pair] for pair in pairs), *([(0.0, inf)] * num_phases)]
+    rows = [*above, *([*row, *([0.0] * num_phases)] for row in equal)]
+    exact = [1.0] * len(KINDS) + [value for _, value in problem.ties]
+    # Without whole numbers it solves what linprog does, and checks its arguments less.
+    found = milp(
         cost + [phase.count for phase in problem.phases],
-        A_ub=above,
-        b_ub=most,
-        A_eq=[row + [0.0] * num_phases for row in equal],
-        b_eq=[1.0] * len(KINDS) + [value for _, value in problem.ties],
-        bounds=[*(problem.bounds[pair] for pair in pairs), *([(0.0, None)] * num_phases)],
-        method="highs",
+        constraints=LinearConstraint(rows, [-inf] * len(most) + exact, most + exact),
+        bounds=Bounds(*zip(*bounds, strict=True)),
     )
     if not found.success:
         return None

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freight.errors import BudgetError, FreightError, InputError
@@ -88,7 +88,7 @@ class Stage:
 class Answer:
     """All chips together. ``in_flight`` blocks go through the stages at a time; ``prefill_s`` and
     ``decode_s`` are as of a ``Forecast``, ``block_s`` is from a block's prompts to its last token.
-    """
+    ``is_rough``: sketched, not planned in full."""
 
     shares: Shares
     stages: tuple[Stage, ...]
@@ -97,6 +97,7 @@ class Answer:
     decode_s: float
     block_s: float
     new_tokens: float
+    is_rough: bool
 
     @property
     def seconds(self) -> float:
@@ -141,6 +142,11 @@ class Parallel:
     num_chips: int
     host_chips: int = 1
     max_block_s: float = math.inf
+    searches: dict[Shares, dict[int, list[Search]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of the stages of each way, by blocks in flight, once they are made: what a sketch has found
+    serves the full plan."""
 
     def __post_init__(self) -> None:
         if self.num_chips < 1 or self.host_chips < 1:
@@ -296,22 +302,28 @@ class Parallel:
         sweeps."""
         lane = part_of(workload, in_flight)
         ranges = layer_ranges(config.num_layers, shares.stages)
-        searches = [self._search(config, lane, layers, in_flight) for layers in ranges]
-        if shares.stages > 1:
-            searches = [_wishing(own, admission="zigzag") for own in searches]
+        if shares not in self.searches:
+            made = [self._search(config, lane, layers, in_flight) for layers in ranges]
+            if shares.stages > 1:
+                made = [_wishing(own, admission="zigzag") for own in made]
+            self.searches[shares] = {in_flight: made}
+        if in_flight not in self.searches[shares]:
+            known = next(iter(self.searches[shares].values()))
+            self.searches[shares][in_flight] = [_of_lane(own, lane, in_flight) for own in known]
+        searches = self.searches[shares][in_flight]
         weights = [sum(search.planner.elements) for search in searches]
         lead = weights.index(max(weights))
         bound = self.max_block_s / in_flight
         for _ in range(_TRIES):
             try:
-                search = replace(searches[lead], max_block_s=bound)
+                search = searches[lead].within(bound)
                 choice = search.sketch() if is_rough else search.best()
             except BudgetError:
                 shortest = searches[lead].frontier(1) if bound < math.inf else []
                 if not shortest:
                     raise
                 choice, bound = shortest[0], 0.0
-            answer = self._assembled(shares, in_flight, ranges, searches, lead, choice)
+            answer = self._assembled(shares, in_flight, ranges, searches, lead, choice, is_rough)
             if answer.block_s <= self.max_block_s or not bound:
                 break
             bound = min(bound, choice.forecast.block_s) * _NEARER
@@ -326,6 +338,7 @@ class Parallel:
         searches: list[Search],
         lead: int,
         choice: Choice,
+        is_rough: bool,
     ) -> Answer:
         policy, lane = choice.plan.policy, choice.plan.workload
         kinds = [_kind(search) for search in searches]
@@ -336,7 +349,7 @@ class Parallel:
             elif kind in kinds[:number]:
                 choices.append(choices[kinds.index(kind)])
             else:
-                choices.append(_following(searches[number], policy))
+                choices.append(_following(searches[number], policy, is_rough))
         stages = [
             Stage(
                 first=layers.start,
@@ -363,6 +376,7 @@ class Parallel:
             decode_s=decode_s,
             block_s=told.block_s * stretched,
             new_tokens=self.workload.total_new_tokens,
+            is_rough=is_rough,
         )
 
     def _sent_s(
@@ -408,17 +422,24 @@ def _wishing(search: Search, **wishes: object) -> Search:
     return replace(search, planner=replace(planner, wishes=changed, layouts={}))
 
 
+def _of_lane(search: Search, lane: Workload, in_flight: int) -> Search:
+    """For the same layers, whose weights lie as they do, and other rows."""
+    own = replace(search.planner, workload=lane, blocks_in_flight=in_flight)
+    return replace(search, planner=own)
+
+
 def _kind(search: Search) -> tuple[ModelConfig, int]:
     """Stages of one kind have one plan: their layers are alike, and take as many bytes."""
     own = search.planner
     return own.config, sum(source.num_bytes for source in own.sources.values())
 
 
-def _following(search: Search, policy: Policy) -> Choice:
+def _following(search: Search, policy: Policy, is_rough: bool) -> Choice:
     """The best for blocks of the same rows: with the same keys' places where they fit, and as many
     weights in memory as fit beside them."""
     plan = search.planner.realise(policy)
     if plan is not None:
-        return search.price(plan)
+        return search.price(plan, is_rough=is_rough)
     size, count = policy.micro_batch_size, policy.num_micro_batches
-    return _wishing(search, micro_batch_size=size, num_micro_batches=count).best()
+    other = _wishing(search, micro_batch_size=size, num_micro_batches=count)
+    return other.sketch() if is_rough else other.best()

@@ -162,7 +162,19 @@ class Policy:
         """Where a micro-batch's rows live, in order: tier, whether the CPU attends them, and how
         many rows. Those that it attends come last."""
         cut = self.kv.cut(num_rows)
-        away: tuple[Tier, ...] = ("cpu", "disk") if self.compute_tier == "gpu" else ()
-        delegated = {tier: round(self.cpu_attention * cut[tier]) for tier in away}
+        delegated = self._delegated(cut)
         own = ((tier, False, count - delegated.get(tier, 0)) for tier, count in cut.items())
         return (*own, *((tier, True, count) for tier, count in delegated.items()))
+
+    def most_delegated(self) -> dict[Tier, int]:
+        """The most rows of a micro-batch, full or not, on each tier that the CPU attends."""
+        most: dict[Tier, int] = {"cpu": 0, "disk": 0}
+        if self.cpu_attention:
+            for count in range(self.micro_batch_size + 1):
+                for tier, rows in self._delegated(self.kv.cut(count)).items():
+                    most[tier] = max(most[tier], rows)
+        return most
+
+    def _delegated(self, cut: Mapping[Tier, int]) -> dict[Tier, int]:
+        away: tuple[Tier, ...] = ("cpu", "disk") if self.compute_tier == "gpu" else ()
+        return {tier: round(self.cpu_attention * cut[tier]) for tier in away}

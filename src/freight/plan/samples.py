@@ -124,20 +124,23 @@ class Sampler:
     def sample(self, story: Story, steps: Sequence[int]) -> Sample:
         """The sweeps of ``story``, which are those numbered ``steps``, from 0 on."""
         layers = self.config.num_layers
+        sweeps = story(WorkSizes.of(self.plan, self.config))
         if layers <= _MOST_LAYERS:
-            return self._at_depth(story, steps, layers)
+            return self._at_depth(sweeps, steps, layers)
         first, second = _ROUGH_DEPTHS if self.is_rough else _DEPTHS
-        near, far = (self._at_depth(story, steps, depth) for depth in (first, second))
+        near, far = (self._at_depth(sweeps, steps, depth) for depth in (first, second))
         return near.extended(far, (layers - first) / (second - first))
 
-    def _at_depth(self, story: Story, steps: Sequence[int], depth: int) -> Sample:
-        return _summed(self.run(story, steps, depth), steps)
+    def _at_depth(self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int) -> Sample:
+        return _summed(self._clocked(sweeps, steps, depth), steps)
 
     def run(self, story: Story, steps: Sequence[int], depth: int) -> Iterator[Step]:
         """Sweeps through the first ``depth`` layers on the clock."""
+        return self._clocked(story(WorkSizes.of(self.plan, self.config)), steps, depth)
+
+    def _clocked(self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int) -> Iterator[Step]:
         plan, policy = self.plan, self.plan.policy
-        sizes = WorkSizes.of(plan, self.config)
-        feed = _Feed(sweeps=story(sizes), config=self.config, is_whole=len(steps) == steps[-1] + 1)
+        feed = _Feed(sweeps=sweeps, config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
         model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
         cost = self._cost(layers)

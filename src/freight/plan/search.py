@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freight.errors import BudgetError
@@ -63,6 +63,17 @@ class _Solution:
     seconds: float
 
 
+@dataclass(slots=True)
+class _Known:
+    """What was found before, by policies, which say all of a plan: solutions and whole plans with
+    or without the disk, forecasts that are rough or not."""
+
+    solved: dict[tuple[Policy, bool], _Solution | None] = field(default_factory=dict)
+    whole: dict[tuple[Policy, bool], Plan | None] = field(default_factory=dict)
+    priced: dict[tuple[Policy, bool], Choice] = field(default_factory=dict)
+    timed: dict[tuple[Policy, int, int], tuple[float, float]] = field(default_factory=dict)
+
+
 _Promised = tuple[float, Plan]
 """A plan, and the seconds that the linear programme promises for it."""
 
@@ -79,6 +90,7 @@ class Search:
     machine: Machine
     max_block_s: float = math.inf
     uses_disk: bool = True
+    known: _Known = field(default_factory=lambda: _Known(), init=False, repr=False, compare=False)
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
@@ -101,6 +113,12 @@ class Search:
         self._price_all(self._finalists(most=_MOST_SKETCHED), priced)
         fitting = self._fitting(priced)
         return min(fitting, key=lambda own: own.forecast.seconds) if fitting else self.best()
+
+    def within(self, max_block_s: float) -> Search:
+        """The same under another bound; what one of the two finds the other knows."""
+        own = replace(self, max_block_s=max_block_s)
+        object.__setattr__(own, "known", self.known)
+        return own
 
     def _price_all(self, promised: Iterable[_Promised], priced: list[Choice]) -> None:
         """Price plans roughly, but for those of which the linear programme promises too little to
@@ -139,9 +157,13 @@ class Search:
 
     def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
         """The plan with its forecast."""
-        own = self.planner
-        told = forecast(plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough)
-        return Choice(plan=plan, forecast=told)
+        own, key = self.planner, (plan.policy, is_rough)
+        if key not in self.known.priced:
+            told = forecast(
+                plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough
+            )
+            self.known.priced[key] = Choice(plan=plan, forecast=told)
+        return self.known.priced[key]
 
     def _realised(
         self, ranked: Iterable[_Solution], *, most: float = _MOST_PRICED
@@ -152,7 +174,7 @@ class Search:
             shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
             if shape in shapes:
                 continue
-            plan = self._whole(own.policy)
+            plan = self._whole(policy)
             if plan is not None and self._may_be(plan):
                 shapes.add(shape)
                 most -= own.policy.num_micro_batches
@@ -163,6 +185,12 @@ class Search:
     def _whole(self, policy: Policy) -> Plan | None:
         """The policy as the run time will have it. Where a tier is then too small by what rounding
         to whole rows has made of its share, a row of each micro-batch lies elsewhere."""
+        key = policy, self.uses_disk
+        if key not in self.known.whole:
+            self.known.whole[key] = self._realise(policy)
+        return self.known.whole[key]
+
+    def _realise(self, policy: Policy) -> Plan | None:
         own = self.planner
         shares = policy.shares_prefixes and own.workload.least_prefix_tokens > 0
         is_open = own.wishes.kv is None and not own.forgets_kv and not shares
@@ -253,7 +281,19 @@ class Search:
         return _NEAR[0] <= near <= _NEAR[1] and blocks >= _LEAST_BLOCKS
 
     def _solve(self, policy: Policy) -> _Solution | None:
-        terms = Terms.of(self.planner, self.machine, policy, uses_disk=self.uses_disk)
+        key = policy, self.uses_disk
+        if key not in self.known.solved:
+            self.known.solved[key] = self._solved(policy)
+        return self.known.solved[key]
+
+    def _solved(self, policy: Policy) -> _Solution | None:
+        terms = Terms.of(
+            self.planner,
+            self.machine,
+            policy,
+            uses_disk=self.uses_disk,
+            timed=self.known.timed,
+        )
         problem, own = terms.problem(), self.planner
         solution = solve(problem.of_blocks(_blocks(own.workload, policy)))
         if solution is None:

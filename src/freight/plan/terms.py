@@ -46,9 +46,19 @@ class Terms:
     prompt: float
     new: float
     uses_disk: bool
+    timed: dict[tuple[Policy, int, int], tuple[float, float]]
 
     @classmethod
-    def of(cls, planner: Planner, machine: Machine, policy: Policy, *, uses_disk: bool) -> Terms:
+    def of(
+        cls,
+        planner: Planner,
+        machine: Machine,
+        policy: Policy,
+        *,
+        uses_disk: bool,
+        timed: dict[tuple[Policy, int, int], tuple[float, float]],
+    ) -> Terms:
+        """``timed`` are seconds of computing a micro-batch that are known, and become so."""
         workload = planner.workload
         base = planner.derive(policy)
         config = planner.config
@@ -83,6 +93,7 @@ class Terms:
             prompt=workload.mean_row_prompt_tokens,
             new=max(1.0, workload.expected_new_tokens / workload.num_rows),
             uses_disk=uses_disk,
+            timed=timed,
         )
 
     def problem(self) -> LinearProblem:
@@ -311,6 +322,19 @@ class Terms:
 
     def _compute_s(self, step: int) -> tuple[float, float]:
         """Computing a sweep, and the part of it that attending to keys takes."""
+        full, rest = divmod(self.rows, self.policy.micro_batch_size)
+        total_s = keys_s = 0.0
+        for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
+            if count and rows:
+                key = replace(self.policy, num_micro_batches=1), rows, step
+                if key not in self.timed:
+                    self.timed[key] = self._batch_s(rows, step)
+                total_s += count * self.timed[key][0]
+                keys_s += count * self.timed[key][1]
+        return total_s, keys_s
+
+    def _batch_s(self, rows: int, step: int) -> tuple[float, float]:
+        """The same of a micro-batch: the others of its block do not matter to it."""
         own = self.planner
         cost = Cost(
             machine=self.machine,
@@ -323,13 +347,7 @@ class Terms:
         )
         sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
         length = max(1, round(self.prompt)), round(self.new) + 1
-        full, rest = divmod(self.rows, self.policy.micro_batch_size)
-        total_s = keys_s = 0.0
-        for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
-            if count and rows:
-                computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
-                block = rows_of_block([length] * rows, sizes, computing)
-                sweep = make_sweep(0, block, step, sizes)
-                total_s += count * cost.sweep_s(sweep)
-                keys_s += count * cost.attention_s(sweep)
-        return total_s, keys_s
+        computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
+        block = rows_of_block([length] * rows, sizes, computing)
+        sweep = make_sweep(0, block, step, sizes)
+        return cost.sweep_s(sweep), cost.attention_s(sweep)

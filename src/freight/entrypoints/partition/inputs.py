@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import InputError
-from freight.hardware.chip import find_chip
+from freight.hardware.chip import Chip, find_chip
 from freight.model.config import ModelConfig, read_config
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.efficiency import DEFAULTS, Efficiency, Phase, Sample, calibrate
 from freight.partition.layout import Mesh
 from freight.partition.planner import best_plan
 
-__all__ = ["WEIGHT_BYTES", "Work", "read_mesh", "read_model", "read_setting", "read_work"]
+__all__ = [
+    "WEIGHT_BYTES",
+    "Work",
+    "provenance",
+    "read_mesh",
+    "read_model",
+    "read_setting",
+    "read_work",
+]
 
 _WORKLOAD: Final = re.compile(r"(?:(\d+)\+)?(\d+):(\d+)")
 _MESH: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
@@ -90,7 +98,8 @@ def read_work(arguments: argparse.Namespace) -> Work:
             "Write it like 512:32 or 1920+64:64.",
         )
     cached, prompt, new = int(found[1] or 0), int(found[2]), int(found[3])
-    rows = arguments.prefill_batch or arguments.batch, arguments.decode_batch or arguments.batch
+    batches = arguments.prefill_batch, arguments.decode_batch
+    rows = [arguments.batch if own is None else own for own in batches]
     prefill = Step(phase="prefill", rows=rows[0], new_tokens=prompt, past=cached)
     # Time grows evenly with the cache: the middle of decoding stands for all of it.
     middle = cached + prompt + (new - 1) // 2
@@ -124,8 +133,17 @@ def _given(default: Efficiency, arguments: argparse.Namespace) -> Efficiency:
     start = Efficiency() if arguments.peaks else default
     if not given:
         return start
+    if "compute" in given:
+        start = replace(start, compute_by_tokens=None)
     named = ", ".join(name.removesuffix("_s") for name in given)
     return replace(start, **given, source=f"{named} as given; {start.source}")
+
+
+def provenance(rates: Efficiency, chip: Chip) -> str:
+    """Where shares come from, and whether they were measured on this chip."""
+    if rates.chip == chip.name:
+        return rates.source
+    return f"{rates.source}; not calibrated for {chip.name}"
 
 
 def _fitted(
@@ -142,7 +160,12 @@ def _fitted(
         key = bool(cost.cut.gathered), step.phase
         samples.setdefault(key, []).append(_sample(cost, float(record["seconds"])))
     return {
-        key: calibrate(samples[key], own, f"fitted to {len(samples[key])} steps in {path.name}")
+        key: calibrate(
+            samples[key],
+            own,
+            f"fitted to {len(samples[key])} steps in {path.name}",
+            setting.chip.name,
+        )
         if key in samples
         else own
         for key, own in setting.efficiencies.items()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from freight.entrypoints.partition.inputs import (
     Work,
+    provenance,
     read_mesh,
     read_model,
     read_setting,
@@ -22,11 +23,14 @@ from freight.partition.cost import Cost, Line
 from freight.partition.handover import hand_over
 from freight.partition.layers import feed_forward
 from freight.partition.named import FEED_FORWARD
-from freight.partition.planner import best_plan
-from freight.partition.shortest import Prices, best_route, seconds_of
+from freight.partition.planner import best_plan, prices_of, with_shortest_layers
+from freight.partition.shortest import best_route, seconds_of
 from freight.quantities import format_bytes
 
 __all__ = ["plan_partition"]
+
+_BETTER: Final = 0.99
+"""Of the time of the plan: a path that takes less is written out."""
 
 
 def plan_partition(arguments: argparse.Namespace) -> int:
@@ -34,18 +38,20 @@ def plan_partition(arguments: argparse.Namespace) -> int:
     config, work = read_model(arguments.model), read_work(arguments)
     setting, mesh = read_setting(arguments, config), read_mesh(arguments.mesh, arguments.chips)
     plans = best_plan(config, arguments.chips, work.steps, setting, mesh)
-    record: dict[str, Any] = {
-        "model": arguments.model,
-        "steps": [as_record(own) for own in plans],
-        **_total_record(plans, work),
-    }
     if not arguments.json:
         print("\n".join(_describe(arguments.model, plans, work)))
+    charts: dict[str, Any] = {}
     if arguments.sweep is not None:
         from freight.entrypoints.partition.sweep import sweep
 
-        record["sweep"] = sweep(arguments, config, setting)
+        charts["sweep"] = sweep(arguments, config, setting)
     if arguments.json:
+        record: dict[str, Any] = {
+            "model": arguments.model,
+            "steps": [as_record(own) for own in plans],
+            **_total_record(plans, work),
+            **charts,
+        }
         print(json.dumps(record, indent=1))
     return 0
 
@@ -84,12 +90,14 @@ def as_record(own: Cost) -> dict[str, Any]:
         },
         "max_context": own.max_context(),
         "mlp_alone": _mlp_alone(own),
+        "shortest": _shortest(own),
         "efficiency": {
             "compute": own.efficiency.compute,
             "memory": own.efficiency.memory,
             "link": own.efficiency.link,
             "overlap": own.efficiency.overlap,
             "source": own.efficiency.source,
+            "is_calibrated": own.efficiency.chip == own.setting.chip.name,
         },
         "parts": [
             {
@@ -115,18 +123,28 @@ def _mlp_alone(own: Cost) -> dict[str, Any] | None:
     """The layer's MLP as it is cut, beside the shortest path over all layouts; None for experts."""
     if own.config.experts is not None:
         return None
-    rates, setting, sizes = own.efficiency, own.setting, own.layers[0][0].sizes
-    prices = Prices(
-        fabric=own.fabric,
-        flops=setting.chip.dense_flops * rates.compute,
-        activation_bytes=setting.activation_bytes,
-        weight_bytes=setting.weight_bytes,
-    )
+    sizes, prices = own.layers[0][0].sizes, prices_of(own)
     route = best_route(sizes, prices)
     return {
         "seconds": seconds_of(feed_forward(own.mesh, sizes, own.cut), prices),
         "shortest_seconds": route.seconds,
         "shortest_steps": route.steps,
+    }
+
+
+def _shortest(own: Cost) -> dict[str, Any] | None:
+    """The step with layers as the shortest path over all layouts has them; None for experts."""
+    if own.config.experts is not None:
+        return None
+    found = with_shortest_layers(own)
+    ((layer, _), *_) = found.layers
+    return {
+        "seconds": found.seconds,
+        "mfu": found.mfu,
+        "memory_bytes": found.memory_bytes,
+        "fits": found.memory_bytes <= found.room_bytes,
+        "stream": str(layer.inputs["x"]),
+        "moves": [f"{step.move} of {step.value}" for step in layer.transfers],
     }
 
 
@@ -229,16 +247,17 @@ def _describe_step(own: Cost) -> Iterator[str]:
     rates = own.efficiency
     yield (
         f"rates    {rates.compute:.3g} of arithmetic, {rates.memory:.3g} of memory, "
-        f"{rates.link:.3g} of links: {rates.source}"
+        f"{rates.link:.3g} of links: {provenance(rates, own.setting.chip)}"
     )
-    mlp = _mlp_alone(own)
-    if mlp is not None:
+    found = _shortest(own)
+    if found is not None:
+        fits = "" if found["fits"] else f", in {format_bytes(found['memory_bytes'])} a chip"
         yield (
-            f"MLP      {_time(mlp['seconds'])} alone; the shortest path over all layouts takes "
-            f"{_time(mlp['shortest_seconds'])}"
+            f"path     {_time(found['seconds'])} with the shortest path through a layer over all "
+            f"layouts{fits}"
         )
-        if mlp["shortest_seconds"] < 0.99 * mlp["seconds"]:
-            yield f"         {'; '.join(mlp['shortest_steps'])}"
+        if found["seconds"] < _BETTER * own.seconds:
+            yield f"         stream {found['stream']}; {'; '.join(found['moves'])}"
     for name, count, lines in own.lines():
         yield ""
         title = name if count == 1 else f"{count} layers, of each"

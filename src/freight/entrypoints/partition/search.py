@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from freight.entrypoints.partition.inputs import WEIGHT_BYTES, read_model
+from freight.entrypoints.partition.inputs import WEIGHT_BYTES, provenance, read_model
 from freight.errors import InputError
 from freight.hardware.chip import Chip, find_chip
 from freight.partition.efficiency import DEFAULTS
@@ -18,6 +18,7 @@ from freight.partition.switching import Rates, Span, fastest
 
 __all__ = ["search_schemes"]
 
+_REACHED: Final = DEFAULTS[False, "prefill"]
 _ADMITTED: Final = {"core_by_heads": False, "all_to_all": True, "gathered_keys": True}
 
 
@@ -53,11 +54,10 @@ def search_schemes(arguments: argparse.Namespace) -> int:
 
 def _rates(chip: Chip, arguments: argparse.Namespace) -> Rates:
     """What is reached when prompts are taken in."""
-    reached = DEFAULTS[False, "prefill"]
     between = arguments.chips > chip.host_chips > 0
     return Rates(
-        flops=chip.dense_flops * reached.compute,
-        memory_bytes_per_s=chip.memory_bytes_per_s * reached.memory,
+        flops=chip.dense_flops * _REACHED.compute,
+        memory_bytes_per_s=chip.memory_bytes_per_s * _REACHED.memory,
         link_bytes_per_s=chip.outer_bytes_per_s if between else chip.link_bytes_per_s,
         collective_s=chip.outer_latency_s if between else chip.link_latency_s,
         weight_bytes=WEIGHT_BYTES[arguments.weight_bits],
@@ -86,6 +86,11 @@ def _describe(
         yield ""
         yield from _scheme(str(number), own)
         yield f"     saves   {_saved(own, schemes)}"
+    yield ""
+    yield (
+        f"rates    {_REACHED.compute:.3g} of arithmetic, {_REACHED.memory:.3g} of memory: "
+        f"{provenance(_REACHED, chip)}"
+    )
     for name, own_spans in spans.items():
         for overlap, found in own_spans.items():
             how = "gathering overlapped" if overlap else "without overlap"
@@ -154,6 +159,12 @@ def _as_record(
     return {
         "model": model,
         "chip": chip.name,
+        "rates": {
+            "compute": _REACHED.compute,
+            "memory": _REACHED.memory,
+            "source": _REACHED.source,
+            "is_calibrated": _REACHED.chip == chip.name,
+        },
         "rules": {name: getattr(rules, name) for name in Rules.__dataclass_fields__},
         **{
             name.replace(" ", "_"): {
