@@ -25,8 +25,10 @@ from freight.distributed.messages import ConnectionLost
 from freight.distributed.pipeline.planning import build_stage_engine
 from freight.distributed.ranks import Connection, Place, Ranks
 from freight.distributed.replicas import ReplicaEngine
+from freight.distributed.tensor.planning import build_cut_engine
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
+from freight.entrypoints.profile import default_path
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.run import answer_rows, engine_options, farewell, identify, job_spec
 from freight.errors import FreightError, InputError, RankError
@@ -54,6 +56,7 @@ _SAME_FLAGS: Final = (
     "kv_bits",
     "micro_batch_size",
     "num_micro_batches",
+    "pin_layout",
     "no_shared_prefixes",
     "sparse_attention",
     "split",
@@ -145,6 +148,15 @@ def _build(
     progress: Progress,
 ) -> Engine:
     _agree(ranks, arguments, options, model_dir)
+    if arguments.split == "tensor":
+        return build_cut_engine(
+            model_dir,
+            options=options,
+            workload=workload,
+            ranks=ranks,
+            pin=arguments.pin_layout,
+            cache_dir=default_path().parent,
+        )
     # What is compressed is kept for all ranks of a host: one of them does it.
     if ranks.place.local_rank == 0:
         compress_ahead(options, model_dir, progress.say)
