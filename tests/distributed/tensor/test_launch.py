@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from freight.distributed.tensor.engine import TensorEngine
 from freight.distributed.tensor.choice import TensorOptions, plan_ways
+from freight.distributed.tensor.engine import TensorEngine
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.names import name_of
 from freight.distributed.tensor.rates import Rates

@@ -48,7 +48,7 @@ class TensorOptions:
     8 keeps matrices as integers. ``pin`` names the layout that all calls are computed in: their
     sums are made in one order. ``rows`` are computed together, of which up to ``batch_tokens`` are
     in a call; None: as many as there is memory for. ``cache_dir`` keeps what calibration has
-    measured."""
+    measured. ``dummy_seed`` asks for random weights."""
 
     memory_bytes: int
     bits: int | None = None
@@ -56,6 +56,7 @@ class TensorOptions:
     rows: int | None = None
     batch_tokens: int | None = None
     cache_dir: Path | None = None
+    dummy_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,14 @@ def launch(
         rates = measure_rates(make_ranks(Mesh.of(x=num_ranks)), dtype)
     planned = plan_ways(config, num_ranks, rates, workload, dtype, options)
     ranks = make_ranks(planned.mesh)
-    model = load_model(model_dir, ranks, planned.ways, dtype=dtype, bits=options.bits)
+    model = load_model(
+        model_dir,
+        ranks,
+        planned.ways,
+        dtype=dtype,
+        bits=options.bits,
+        dummy_seed=options.dummy_seed,
+    )
     switch = pinned(planned.decode)
     if len(planned.ways) > 1:
         most = min(planned.call_tokens, planned.rows * workload.max_prompt_tokens)

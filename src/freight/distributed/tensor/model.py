@@ -21,7 +21,7 @@ from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
-from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
@@ -29,7 +29,6 @@ from freight.errors import InputError
 from freight.model.checkpoint import resolve
 from freight.model.config import ModelConfig, read_config
 from freight.model.rope import inverse_frequencies, is_same_up_to
-from freight.model.sources import TensorSource
 from freight.partition.layers import Cut
 from freight.partition.layout import Layout
 from freight.partition.moves import Move, move
@@ -56,12 +55,18 @@ def load_model(
     dtype: torch.dtype,
     bits: int | None = None,
     looped: bool = False,
+    dummy_seed: int | None = None,
 ) -> TensorModel:
-    """Read the own ranks' parts of a checkpoint, padded to the mesh. With ``bits`` = 8 matrices are
-    kept and moved as integers. InputError where it cannot be cut so."""
+    """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
+    With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
+    """
     config = read_config(model_dir)
-    sources = resolve(config, model_dir)
-    return TensorModel(config, sources, ranks, ways, dtype=dtype, bits=bits, looped=looped)
+    reader: Reader
+    if dummy_seed is None:
+        reader = CheckpointReader(resolve(config, model_dir))
+    else:
+        reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
+    return TensorModel(config, reader, ranks, ways, dtype=dtype, bits=bits, looped=looped)
 
 
 class TensorModel:
@@ -71,7 +76,7 @@ class TensorModel:
     def __init__(
         self,
         config: ModelConfig,
-        sources: Mapping[str, TensorSource],
+        reader: Reader,
         ranks: Ranks,
         ways: Sequence[Way],
         *,
@@ -92,14 +97,14 @@ class TensorModel:
         self.value_bytes = dtype.itemsize
         self.weight_bytes = dtype.itemsize if bits is None else bits // 8
         blueprint = Blueprint(config, self.padding.config)
-        reader = CheckpointReader()
-        loader = Loader(ranks, blueprint, sources, reader, dtype=dtype, bits=bits)
+        loader = Loader(ranks, blueprint, reader, dtype=dtype, bits=bits)
         self._layers = [self._load_layer(loader, layer) for layer in range(config.num_layers)]
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
         if config.rope is None:
-            table = sources["embedding.positions"]
-            whole = reader.matrix(table, *(torch.arange(n).numpy() for n in table.shape))
+            name = "embedding.positions"
+            numbers = (torch.arange(size).numpy() for size in reader.sources[name].shape)
+            whole = reader.matrix(name, *numbers)
             self._positions = whole.to(dtype).to(ranks.device)
         self.bytes_read = reader.bytes_read
         reader.close()

@@ -69,6 +69,7 @@ def build_cut_engine(
         rows=options.micro_batch_size,
         batch_tokens=options.batch_tokens,
         cache_dir=cache_dir,
+        dummy_seed=options.dummy_seed,
     )
     connect = connector(ranks)
 
@@ -164,7 +165,6 @@ def _refuse_options(options: EngineOptions) -> None:
         "--no-overlap": not options.overlap,
         "--device sim": options.device == "sim",
         "--trace": options.trace_path is not None,
-        "--dummy-weights": options.dummy_seed is not None,
     }
     given = [flag for flag, is_given in others.items() if is_given]
     if given:

@@ -17,9 +17,8 @@ import torch
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.moves import make_move, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
-from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.reading import Reader
 from freight.distributed.tensor.vectors import Affine, Vector, Vectors
-from freight.model.sources import TensorSource
 from freight.partition.layout import Layout
 from freight.partition.moves import Move
 
@@ -53,15 +52,14 @@ class Loader:
         self,
         ranks: Ranks,
         blueprint: Blueprint,
-        sources: Mapping[str, TensorSource],
-        reader: CheckpointReader,
+        reader: Reader,
         *,
         dtype: torch.dtype,
         bits: int | None = None,
     ) -> None:
         self._ranks = ranks
         self._blueprint = blueprint
-        self._sources = sources
+        self._sources = reader.sources
         self._reader = reader
         self._dtype = dtype
         self._bits = bits
@@ -103,7 +101,7 @@ class Loader:
                 blueprint.numbers(matrix, own, ranges)
                 for own in (matrix.row_dims, matrix.column_dims)
             )
-            found = self._reader.matrix(self._sources[matrix.name], rows, columns)
+            found = self._reader.matrix(matrix.name, rows, columns)
             read.append(found.to(self._dtype))
             dims = stack + matrix.row_dims + matrix.column_dims
         whole = torch.stack(read).view([len(ranges[dim]) for dim in dims])
@@ -218,7 +216,7 @@ class Loader:
         return whole[numbers.clamp(min=0)].masked_fill_(numbers < 0, 0)
 
     def _whole(self, name: str, *, wide: bool = False) -> torch.Tensor:
-        found = self._reader.vector(self._sources[name])
+        found = self._reader.vector(name)
         dtype = self._dtype
         if wide and dtype != torch.float64:
             dtype = torch.float32
