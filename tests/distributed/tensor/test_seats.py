@@ -1,4 +1,4 @@
-"""Rows in the calls of a micro-batch: each token once and in order, rectangles that are well filled."""
+"""Rows in the calls of a micro-batch: each token once and in order, in well filled rectangles."""
 
 from __future__ import annotations
 
