@@ -83,14 +83,18 @@ def test_rows_are_those_of_one_machine_whatever_is_asked(rule: str) -> None:
 
 
 def refused(
-    directory: Path, work: Workload, options: EngineOptions, kind: type[FreightError]
+    directory: Path,
+    work: Workload,
+    options: EngineOptions,
+    kind: type[FreightError],
+    size: int = 2,
 ) -> FreightError:
     """What all ranks refuse alike."""
 
     def build(ranks: Ranks) -> object:
         return build_cut_engine(directory, options=options, workload=work, ranks=ranks)
 
-    found = on_ranks(2, build)
+    found = on_ranks(size, build)
     assert all(type(error) is kind for error in found), found
     assert len({error.limit for error in found}) == 1
     return found[0]
@@ -121,9 +125,9 @@ def test_scores_of_prompts_are_refused() -> None:
 
 
 def test_a_width_that_does_not_divide_is_refused(tmp_path: Path) -> None:
-    tiny.make_model(tmp_path, hidden_size=63, num_attention_heads=3, num_key_value_heads=3)
+    tiny.make_model(tmp_path, hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
     work = tiny.workload([[1, 2, 3]], 2)
-    assert "does not divide by 2" in refused(tmp_path, work, OPTIONS, InputError).limit
+    assert "66 does not divide by 4" in refused(tmp_path, work, OPTIONS, InputError, 4).limit
 
 
 def test_too_little_memory_is_refused() -> None:

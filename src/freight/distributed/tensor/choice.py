@@ -36,6 +36,8 @@ _MOST_CALL: Final = 4096
 _LEAST_CALL: Final = 32
 _GOOD_CALL: Final = 512
 _PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
+_LEAST_GAIN: Final = 0.05
+"""Of two ways over one, as a share of all time."""
 _ENDLESS: Final = 1 << 60
 
 NOMINAL: Final = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9, collective_s=1e-4)
@@ -188,14 +190,37 @@ def _choose(
         ),
     ]
     if options.pin is None:
-        prefill, decode = best_plan(config, num_ranks, steps, setting)
-        return _Chosen(prefill.mesh, prefill.cut, decode.cut)
+        return _fewest(best_plan(config, num_ranks, steps, setting), [own for _, own in steps])
     check_name(options.pin)
     if options.pin in SCHEMES:
         scheme = SCHEMES[options.pin]
         return _Chosen(Mesh.of(x=num_ranks), scheme, scheme)
     mesh, cut = _pinned(options.pin, config, num_ranks, steps, setting)
     return _Chosen(mesh, cut, cut)
+
+
+def _fewest(found: Sequence[Cost], times: Sequence[float]) -> _Chosen:
+    """The best ways of both phases; one for both where that is hardly slower, for then keys never
+    move, and rows may enter at any time."""
+
+    def seconds(costs: Sequence[Cost]) -> float:
+        return sum(own.even_seconds * count for own, count in zip(costs, times, strict=True))
+
+    least = seconds(found)
+    alone = []
+    for cut in dict.fromkeys(own.cut for own in found):
+        both = [replace(own, cut=cut) for own in found]
+        try:
+            if all(own.memory_bytes <= own.room_bytes for own in both):
+                alone.append((seconds(both), cut))
+        except InputError:  # rows of one phase do not divide by what cuts those of the other
+            continue
+    if alone:
+        one, cut = min(alone, key=lambda own: own[0])
+        if one <= (1 + _LEAST_GAIN) * least:
+            return _Chosen(found[0].mesh, cut, cut)
+    prefill, decode = found
+    return _Chosen(prefill.mesh, prefill.cut, decode.cut)
 
 
 def _pinned(

@@ -1,4 +1,5 @@
-"""From a model and as many ranks to an engine: rates measured, mesh and ways planned, borders set.
+"""From a model and as many ranks to an engine: rates measured, mesh and ways planned, borders set:
+by the formula, or for work that is long enough by measuring the ways themselves.
 
 Every rank calls this with the same arguments and comes to the same plan. Knows no command line and
 does not start processes.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -15,12 +17,15 @@ from freight.distributed.tensor.choice import NOMINAL, Planned, TensorOptions, p
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.rates import measure_rates
-from freight.distributed.tensor.switch import Switch, calibrated, pinned
+from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
 from freight.model.config import read_config
+from freight.model.decoder import count_parameters
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 
 __all__ = ["launch"]
+
+_WORTH_MEASURING_S: Final = 60.0
 
 
 def launch(
@@ -53,7 +58,12 @@ def launch(
     )
     switch = pinned(planned.decode)
     if len(planned.ways) > 1:
-        most = min(planned.call_tokens, planned.rows * workload.max_prompt_tokens)
-        switch = calibrated(model, max(2, most), options.cache_dir)
+        most = max(2, min(planned.call_tokens, planned.rows * workload.max_prompt_tokens))
+        tokens = workload.total_prompt_tokens + workload.expected_new_tokens
+        arithmetic_s = 2 * count_parameters(config) * tokens / (num_ranks * rates.flops)
+        if arithmetic_s < _WORTH_MEASURING_S:
+            switch = reckoned(model, rates, most)
+        else:
+            switch = calibrated(model, most, options.cache_dir)
     model.executor.moved.clear()  # of what was measured
     return model, switch, planned
