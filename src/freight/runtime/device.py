@@ -28,6 +28,7 @@ __all__ = [
     "find_device",
     "quiet_allocator",
     "room_on_cpu",
+    "tight_allocator",
 ]
 
 _PROBE_SIZE: Final = 1024
@@ -43,7 +44,9 @@ _SIM_DEFAULT_BYTES: Final = 1 * GIB
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
 _M_MMAP_MAX: Final = -4
+_M_ARENA_MAX: Final = -8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,3 +201,15 @@ def quiet_allocator() -> None:
         libc.mallopt(_M_TOP_PAD, 16 * MIB)
     except (OSError, AttributeError):
         return  # another C library: slower, not wrong
+
+
+def tight_allocator() -> None:
+    """Let glibc give large blocks back as soon as they are free, whatever thread has used them:
+    where tensors come and go, what it keeps for later would exceed a budget."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
+        libc.mallopt(_M_TRIM_THRESHOLD, 16 * MIB)
+        libc.mallopt(_M_ARENA_MAX, 1)
+    except (OSError, AttributeError):
+        return  # another C library: what it keeps is not known

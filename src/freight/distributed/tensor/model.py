@@ -112,7 +112,8 @@ class TensorModel:
     def _load_layer(self, loader: Loader, layer: int) -> Stored:
         has_experts = self.config.has_experts(layer)
         layouts = self._ways.stored(with_experts=has_experts)
-        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts))
+        moved = self._ways.moved(with_experts=has_experts)
+        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts), moved)
 
     def _load_ends(self, loader: Loader) -> Stored:
         """The table and the head, one tensor where they are tied."""

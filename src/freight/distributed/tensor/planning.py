@@ -26,7 +26,13 @@ from freight.model.gguf_tensors import find_gguf
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
-from freight.runtime.device import ComputeDevice, choose_dtype, find_device, room_on_cpu
+from freight.runtime.device import (
+    ComputeDevice,
+    choose_dtype,
+    find_device,
+    room_on_cpu,
+    tight_allocator,
+)
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request
@@ -117,6 +123,7 @@ def _leading(
 def _open(model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ranks) -> _Opened:
     """Refuse what cannot be, before anything is loaded."""
     _refuse_options(options)
+    tight_allocator()
     config = read_config(model_dir)
     if config.packing is not None or find_gguf(model_dir) is not None:
         raise InputError(

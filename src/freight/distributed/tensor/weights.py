@@ -7,7 +7,7 @@ with a scale for each of its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -65,13 +65,20 @@ class Loader:
         self._bits = bits
 
     def load(
-        self, layer: int | None, layouts: Mapping[str, Layout], sizes: Mapping[str, float]
+        self,
+        layer: int | None,
+        layouts: Mapping[str, Layout],
+        sizes: Mapping[str, float],
+        moved: Collection[str] = (),
     ) -> Stored:
-        """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None."""
+        """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None. Those that
+        are to be ``moved`` lie as messages do, others as in the checkpoint."""
         parts: dict[str, Parts] = {}
         scales: dict[str, Vector] = {}
         for name, layout in layouts.items():
             mine = [self._part(name, layer, layout, sizes, rank) for rank in self._ranks.own]
+            if name in moved:
+                mine = [part.contiguous() for part in mine]
             if self._bits is not None and name in _SUMMED:
                 mine, scales[name] = self._as_integers(mine, layout, _SUMMED[name])
             parts[name] = mine
@@ -88,7 +95,7 @@ class Loader:
         sizes: Mapping[str, float],
         rank: int,
     ) -> torch.Tensor:
-        """A rank's part of one weight; in memory it lies as in the checkpoint."""
+        """A rank's part of one weight, as it lies in the checkpoint."""
         mesh, blueprint = self._ranks.mesh, self._blueprint
         ranges = {
             dim: own_range(mesh, rank, int(sizes[dim]), layout.cut(dim)) for dim in layout.dims
