@@ -56,7 +56,7 @@ def told(found: list[Completion]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("rule", ["auto", "refill", "zigzag"])
+@pytest.mark.parametrize("rule", ["refill", "zigzag"])
 def test_rows_are_those_of_one_machine_whatever_is_asked(rule: str) -> None:
     """More rows than are computed together, prompts in chunks."""
     requests, work = mixed()
