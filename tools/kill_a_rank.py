@@ -1,12 +1,12 @@
-"""Kill one rank of a pipeline at random instants, go on with another number, compare the outputs.
+"""Kill one rank of a run at random instants, go on with another number, compare the outputs.
 
-    python tools/kill_a_rank.py --kills 20
+    python tools/kill_a_rank.py --kills 20 [--split tensor]
 
 Runs part of the example dataset through the demo model once in peace, in one process. Then the same
 command is started under torchrun with 1 to 4 ranks, and one of them is killed (SIGKILL) after a
 random time, until the wanted number of kills has hit a run that was under way; every next run goes
 on from what the last one left. The run must end within seconds of the kill, and where the first
-rank lives it must name the one that was lost, its stage and the command to go on with. A job that
+rank lives it must name the one that was lost, its part and the command to go on with. A job that
 finishes before its kill is begun anew. Every finished output must equal the undisturbed one. Knows
 the command only.
 """
@@ -31,10 +31,12 @@ MOST_RANKS = 4
 LIMIT_S = 10.0
 
 
-def job(rows: Path, output: Path) -> list[str]:
+def job(rows: Path, output: Path, split: str) -> list[str]:
     flags = ["--model", "demo", "--dtype", "float32", "--device", "cpu", "--quiet"]
     # Small blocks: rows finish all along, so that kills fall between them.
-    flags += ["--micro-batch-size", "2", "--num-micro-batches", "1", "--weights", "20/80"]
+    flags += ["--micro-batch-size", "2", "--split", split]
+    if split != "tensor":
+        flags += ["--num-micro-batches", "1", "--weights", "20/80"]
     return ["-m", "freight", "run", str(rows), "--output", str(output), *flags]
 
 
@@ -80,7 +82,7 @@ def check_message(log: Path, rank: int, size: int) -> None:
     told = log.read_text()
     if "freight: error:" not in told:
         return  # it was still starting: torchrun speaks
-    wanted = (f"Rank {rank} ", f"stage {rank + 1} of {size}", "torchrun --nproc-per-node")
+    wanted = (f"Rank {rank} ", f" {rank + 1} of {size}", "torchrun --nproc-per-node")
     if any(part not in told for part in wanted):
         raise SystemExit(f"rank {rank} of {size} was killed, and this was said:\n{told}")
 
@@ -91,20 +93,22 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=120)
     parser.add_argument("--longest", type=float, default=14.0, help="seconds until a kill")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--split", default="layers", choices=("layers", "rows", "tensor"))
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
-    slowest_s = 0.0
+    slowest_s, is_cut = 0.0, arguments.split == "tensor"
     with tempfile.TemporaryDirectory() as name:
         rows, log = Path(name) / "rows.jsonl", Path(name) / "log"
         calm, output = Path(name) / "calm.jsonl", Path(name) / "killed.jsonl"
         lines = EXAMPLES.read_text().splitlines(keepends=True)[: arguments.rows]
         rows.write_text("".join(lines))
-        if start(1, job(rows, calm), log).wait():
+        if start(1, job(rows, calm, "layers"), log).wait():
             raise SystemExit(log.read_text())
         kills = finished = messages = 0
         while True:
-            size = draw.randint(1, MOST_RANKS)
-            process = start(size, job(rows, output), log)
+            # The width of the model divides by these.
+            size = draw.choice((2, MOST_RANKS)) if is_cut else draw.randint(1, MOST_RANKS)
+            process = start(size, job(rows, output, arguments.split), log)
             rank = -1
             if kills < arguments.kills:
                 try:

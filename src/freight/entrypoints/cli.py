@@ -163,8 +163,14 @@ def _build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--split",
         default="layers",
-        choices=("layers", "rows"),
-        help="what ranks share under torchrun: layers (default), or rows, each with all layers",
+        choices=("layers", "rows", "tensor"),
+        help="what ranks share under torchrun: layers (default), rows, each with all layers, or "
+        "the tensors of every layer",
+    )
+    run.add_argument(
+        "--pin-layout",
+        metavar="NAME",
+        help="with --split tensor, compute everything in one layout, for reproducible last bits",
     )
     add_policy(run)
     add_kept_compression(run)

@@ -1,7 +1,7 @@
-"""``freight run`` under torchrun: the same command on every rank, a stage of the model on each.
+"""``freight run`` under torchrun: the same command on every rank, a part of the work on each.
 
 The first rank keeps the job: it reads rows, writes the journal and the output, and tells people.
-The others wait for its word, run their stages, and end with it. A rank that is lost ends the run.
+The others wait for its word, run their parts, and end with it. A rank that is lost ends the run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from freight.distributed.messages import ConnectionLost
 from freight.distributed.pipeline.planning import build_stage_engine
 from freight.distributed.ranks import Connection, Place, Ranks
 from freight.distributed.replicas import ReplicaEngine
+from freight.distributed.tensor.names import check_name
+from freight.distributed.tensor.planning import build_cut_engine
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
+from freight.entrypoints.profile import default_path
 from freight.entrypoints.progress import Progress, format_report
 from freight.entrypoints.run import answer_rows, engine_options, farewell, identify, job_spec
 from freight.errors import FreightError, InputError, RankError
@@ -54,12 +57,13 @@ _SAME_FLAGS: Final = (
     "kv_bits",
     "micro_batch_size",
     "num_micro_batches",
+    "pin_layout",
     "no_shared_prefixes",
     "sparse_attention",
     "split",
     "weight_bits",
 )
-"""What a plan follows from that all stages must have alike."""
+"""What a plan follows from that all ranks must have alike."""
 
 
 class _Stopped(BaseException):
@@ -136,6 +140,18 @@ def _agree(
             )
 
 
+def _check_pin(arguments: argparse.Namespace) -> None:
+    if arguments.pin_layout is None:
+        return
+    if arguments.split != "tensor":
+        raise InputError(
+            f"--pin-layout {arguments.pin_layout} was given with --split {arguments.split}.",
+            "Only tensors are computed in layouts that differ.",
+            "Add --split tensor, or leave it out.",
+        )
+    check_name(arguments.pin_layout)
+
+
 def _build(
     ranks: Ranks,
     arguments: argparse.Namespace,
@@ -145,6 +161,15 @@ def _build(
     progress: Progress,
 ) -> Engine:
     _agree(ranks, arguments, options, model_dir)
+    if arguments.split == "tensor":
+        return build_cut_engine(
+            model_dir,
+            options=options,
+            workload=workload,
+            ranks=ranks,
+            pin=arguments.pin_layout,
+            cache_dir=default_path().parent,
+        )
     # What is compressed is kept for all ranks of a host: one of them does it.
     if ranks.place.local_rank == 0:
         compress_ahead(options, model_dir, progress.say)
@@ -173,11 +198,13 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
     with Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
 
         def tell(error: RankError | ConnectionLost) -> None:
-            _print_error(_explained(error, ranks, layers, farewell(spec, progress)))
+            part = _part(arguments.split, ranks, layers)
+            _print_error(_explained(error, ranks, part, farewell(spec, progress)))
 
         guard.watch(ranks, tell)
         try:
             options = _own_options(arguments, place)
+            _check_pin(arguments)
             check_paths(spec.source, spec.sink)
             model_dir = find_model(arguments.model)
             if arguments.split == "layers":
@@ -212,9 +239,9 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
 
 
 def _explained(
-    error: RankError | ConnectionLost, ranks: Ranks, layers: int, kept: str
+    error: RankError | ConnectionLost, ranks: Ranks, part: Callable[[int], str], kept: str
 ) -> FreightError:
-    """Which rank was lost, its stage, and how to go on; a broken connection by itself says less."""
+    """Which rank was lost, its part, and how to go on; a broken connection by itself says less."""
     if isinstance(error, RankError) and not ranks.lost:
         return error
     ranks.wait_for_loss(_GRACE_S)
@@ -222,17 +249,27 @@ def _explained(
         return RankError(
             f"{ranks.size} ranks were at work.", f"A connection has broken: {error}", kept
         )
-    rank = ranks.lost[0]
-    part = f"replica {rank + 1} of {ranks.size}"
-    if layers:
-        own = layer_ranges(max(layers, ranks.size), ranks.size)[rank]
-        part = f"stage {rank + 1} of {ranks.size}, layers {own.start}-{own.stop - 1}"
     loss = ranks.loss()
     return RankError(
         loss.asked,
-        f"{loss.limit} It ran {part}. The job is {kept.split('. ')[0]}.",
+        f"{loss.limit} It ran {part(ranks.lost[0])}. The job is {kept.split('. ')[0]}.",
         f"Go on with any number of ranks: {_command(ranks.place)}",
     )
+
+
+def _part(split: str, ranks: Ranks, layers: int) -> Callable[[int], str]:
+    """What a rank had of the work."""
+
+    def part(rank: int) -> str:
+        number = f"{rank + 1} of {ranks.size}"
+        if split == "tensor":
+            return f"part {number} of every layer"
+        if not layers:
+            return f"replica {number}"
+        own = layer_ranges(max(layers, ranks.size), ranks.size)[rank]
+        return f"stage {number}, layers {own.start}-{own.stop - 1}"
+
+    return part
 
 
 def _command(place: Place) -> str:
@@ -305,7 +342,7 @@ class _Guard:
 
 
 def _follow(arguments: argparse.Namespace, place: Place) -> NoReturn:
-    """Run a stage until the first rank ends; with it this process ends at once."""
+    """Run a part until the first rank ends; with it this process ends at once."""
     signal.signal(signal.SIGTERM, _linger)
     signal.signal(signal.SIGINT, _linger)
     ranks = Ranks(place, Connection.from_environment(place), lambda rank: _leave(1))

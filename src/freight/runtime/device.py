@@ -29,6 +29,9 @@ __all__ = [
     "quiet_allocator",
     "room_on_cpu",
     "trim_heap",
+
+
+    "tight_allocator",
 ]
 
 _PROBE_SIZE: Final = 1024
@@ -47,7 +50,9 @@ _TRIM_MARGIN_BYTES: Final = 32 * MIB
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
 _M_MMAP_MAX: Final = -4
+_M_ARENA_MAX: Final = -8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,3 +219,14 @@ def trim_heap(limit_bytes: int) -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         return  # another C library
+=======
+def tight_allocator() -> None:
+    """Let glibc give large blocks back as soon as they are free, whatever thread has used them:
+    where tensors come and go, what it keeps for later would exceed a budget."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
+        libc.mallopt(_M_TRIM_THRESHOLD, 16 * MIB)
+        libc.mallopt(_M_ARENA_MAX, 1)
+    except (OSError, AttributeError):
+        return  # another C library: what it keeps is not known

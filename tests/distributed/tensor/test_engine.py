@@ -29,7 +29,7 @@ SWITCH = Switch((8,), WAYS)
 def engine_of(directory: Path, prompts: list[list[int]], params: SamplingParams) -> TensorEngine:
     model = load_model(directory, VirtualRanks(Mesh.of(x=2, y=2, z=2)), WAYS, dtype=torch.float32)
     work = tiny.workload(prompts, params.max_tokens, params)
-    return TensorEngine(model, SWITCH, workload=work, tokenizer=None, rows=4, batch_tokens=24)
+    return TensorEngine(model, SWITCH, workload=work, tokenizer=None, rows=4, call_tokens=24)
 
 
 def answers(found: list[Completion]) -> list[Any]:

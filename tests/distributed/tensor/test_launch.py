@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from freight.distributed.tensor.choice import TensorOptions, plan_ways
 from freight.distributed.tensor.engine import TensorEngine
-from freight.distributed.tensor.launch import TensorOptions, launch, plan_ways
+from freight.distributed.tensor.launch import launch
+from freight.distributed.tensor.names import name_of
 from freight.distributed.tensor.rates import Rates
 from freight.distributed.tensor.virtual import VirtualRanks
-from freight.errors import BudgetError
+from freight.errors import BudgetError, InputError
 from freight.model.config import read_config
 from freight.partition.layers import Cut
 from freight.plan.workload import Workload
@@ -43,7 +45,7 @@ def test_what_is_planned_runs(name: str, num_ranks: int, tmp_path: Path) -> None
     assert model.executor.ranks.mesh.num_chips == num_ranks
     assert set(switch.ways) <= {planned.prefill, planned.decode}
     engine = TensorEngine(
-        model, switch, workload=work, tokenizer=None, rows=planned.rows, batch_tokens=256
+        model, switch, workload=work, tokenizer=None, rows=planned.rows, call_tokens=256
     )
     found = engine.run(tiny.requests(prompts, SamplingParams(max_tokens=4)))
     tokens = {own.index: list(own.token_ids) for own in found}
@@ -78,15 +80,22 @@ def test_phases_have_ways_of_their_own(tmp_path: Path) -> None:
         plan_ways(config, 4, RATES, asked, torch.float32, replace(OPTIONS, memory_bytes=100_000))
 
 
-def test_a_phase_is_pinned(tmp_path: Path) -> None:
-    tiny.make_model(tmp_path, config=CONFIGS["falcon 7b"])
-    for pin in ("prefill", "decode"):
-        _, switch, planned = launch(
-            tmp_path,
-            4,
-            VirtualRanks,
-            workload=work(8, 64),
-            dtype=torch.float32,
-            options=replace(OPTIONS, pin=pin),
-        )
-        assert switch.borders == () and switch.ways == (getattr(planned, pin),)
+@pytest.mark.parametrize("name", ["1d-weight-stationary", "xy-weight-gathered", "mlp-gathered"])
+def test_a_layout_is_pinned(name: str, tmp_path: Path) -> None:
+    """Whatever was measured."""
+    tiny.make_model(tmp_path, num_key_value_heads=4)
+    asked = work(8, 64)
+    options = replace(OPTIONS, pin=name)
+    _, switch, planned = launch(
+        tmp_path, 4, VirtualRanks, workload=asked, dtype=torch.float32, options=options
+    )
+    assert switch.borders == () and [name_of(way, planned.mesh) for way in switch.ways] == [name]
+
+
+def test_a_layout_that_is_none_is_refused(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path)
+    config, asked = read_config(tmp_path), work(8, 64)
+    for name, listed in (("sideways", "megatron"), ("xyz-weight-gathered", "y-weight-gathered")):
+        with pytest.raises(InputError, match=name) as refused:
+            plan_ways(config, 4, RATES, asked, torch.float32, replace(OPTIONS, pin=name))
+        assert listed in refused.value.advice

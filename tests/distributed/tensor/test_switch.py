@@ -98,6 +98,19 @@ def test_calibration_measures_once(
     assert len(asked) == 6 * 11
 
 
+def test_calibration_comes_to_an_end(
+    model: TensorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there was time for is kept, and counts for all sizes."""
+    monkeypatch.setattr(switching, "_MOST_S", 0.0)
+    times = {MEGATRON: 2.0, REPLICATED: 3.0, GATHERED: 1.0}
+    monkeypatch.setattr(switching, "_measured", lambda _, way, tokens: times[way])
+    assert calibrated(model, 1000, tmp_path) == Switch((), (GATHERED,))
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == [[2.0, 3.0, 1.0]]
+    monkeypatch.setattr(switching, "_measured", None)
+    assert calibrated(model, 1000, tmp_path) == Switch((), (GATHERED,))
+
+
 def test_small_differences_change_nothing(
     model: TensorModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

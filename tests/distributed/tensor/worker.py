@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bed
 
+from freight.distributed.tensor.choice import TensorOptions
 from freight.distributed.tensor.engine import TensorEngine, follow
-from freight.distributed.tensor.launch import TensorOptions, launch
+from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.processes import ProcessRanks
 from freight.partition.layout import Mesh
@@ -72,7 +73,7 @@ def answers(directory: Path) -> list[list[int]] | None:
         follow(model)
         return None
     engine = TensorEngine(
-        model, switch, workload=work, tokenizer=None, rows=planned.rows, batch_tokens=64
+        model, switch, workload=work, tokenizer=None, rows=planned.rows, call_tokens=64
     )
     asked = (
         Request(index=index, prompt_ids=prompt, params=params)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import torch
@@ -20,20 +21,22 @@ from freight.model.switches import ModelConfig
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute
 
-__all__ = ["Attention", "Rows"]
+__all__ = ["MOST_SCORES", "Attention", "Rows"]
 
-_MOST_SCORES: Final = 1 << 23
-"""Scores that are computed at once: rows are attended in groups."""
+MOST_SCORES: Final = 1 << 23
+"""Scores that are computed at once: rows, or queries of one row, are attended in groups."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """What all rows bring to a call: ``num_new`` [B] tokens of ``width`` after ``kv_lens`` [B]
-    earlier ones; ``cos`` and ``sin`` [B, L, rotary/2] where positions are rotated."""
+    """What the rows of a call bring: ``num_new`` [B] tokens of ``width`` after ``kv_lens`` [B]
+    earlier ones; ``cos`` and ``sin`` [B, L, rotary/2] where positions are rotated. They are the
+    rows ``seats`` [B] of the cache; None: all of them."""
 
     width: int
     num_new: torch.Tensor
     kv_lens: torch.Tensor
+    seats: torch.Tensor | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
 
@@ -44,6 +47,7 @@ class Rows:
             width=self.width,
             num_new=self.num_new[part],
             kv_lens=self.kv_lens[part],
+            seats=None if self.seats is None else self.seats[part],
             cos=None if self.cos is None else self.cos[part],
             sin=None if self.sin is None else self.sin[part],
         )
@@ -92,7 +96,9 @@ class Attention:
             if self._cache is None:
                 kept = new.permute(2, 0, 3, 1, 4)
             else:
-                kept = self._cache.append(self._layer, index, new, rows.kv_lens, rows.real)
+                kept = self._cache.append(
+                    self._layer, index, new, rows.kv_lens, rows.real, rows.seats
+                )
             made.append(self._attended(q, kept, heads, rows))
         return made
 
@@ -132,10 +138,14 @@ class Attention:
             keys, values = kept[:, :, used[0] : used[-1] + 1]
         else:  # groups that are not equally large: each head gets its keys
             keys, values = kept[:, :, heads]
-        step = max(1, _MOST_SCORES // (count * q.shape[1] * keys.shape[2]))
-        for first in range(0, len(q), step):
-            some = slice(first, first + step)
-            out[some] = self._group(q[some], keys[some], values[some], rows.kv_lens[some])
+        width, length = q.shape[1], keys.shape[2]
+        together = max(1, MOST_SCORES // (count * width * length))
+        queries = max(1, min(width, MOST_SCORES // (count * length)))
+        for first, begin in product(range(0, len(q), together), range(0, width, queries)):
+            some, new = slice(first, first + together), slice(begin, begin + queries)
+            out[some, new] = self._group(
+                q[some, new], keys[some], values[some], rows.kv_lens[some] + begin
+            )
         return out
 
     def _group(

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from freight.distributed.tensor.executor import Executor
+from freight.distributed.tensor.moves import own_range
 from freight.distributed.tensor.ranks import Parts
 from freight.errors import BudgetError
 from freight.partition.layout import Layout, Mesh
@@ -39,7 +40,7 @@ class KVCache:
         self._executor = executor
         self._sizes = {**sizes, "L": 1}
         self._dtype = dtype
-        self._used = 0
+        self._longest = 0
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
 
     @property
@@ -47,8 +48,9 @@ class KVCache:
         """Of all own ranks."""
         return sum(own.nbytes for layer in self._kept for own in layer)
 
-    def lay(self, layout: Layout, longest: int) -> None:
-        """Lay all keys out as attention wants them, for rows of up to ``longest`` tokens.
+    def lay(self, layout: Layout, *, used: int, longest: int) -> None:
+        """Lay all keys out as attention wants them: rows have up to ``used`` tokens, and those of
+        the call come to have up to ``longest``.
 
         BudgetError where a row is longer than the cache."""
         if longest > self.capacity:
@@ -59,8 +61,8 @@ class KVCache:
             )
         if layout != self.layout:
             for layer in range(len(self._kept)):
-                self._kept[layer] = self._laid(self._kept[layer], layout)
-        self.layout, self._used = layout, max(self._used, longest)
+                self._kept[layer] = self._laid(self._kept[layer], layout, used)
+        self.layout, self._longest = layout, longest
 
     def append(
         self,
@@ -69,19 +71,32 @@ class KVCache:
         new: torch.Tensor,
         kv_lens: torch.Tensor,
         real: torch.Tensor,
+        seats: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Keep the keys and values [B, L, J, K, D] of an own rank's rows behind their ``kv_lens``
-        [B] earlier ones, those that are ``real`` [B, L]; all of its rows then, [J, B, K, S, D]."""
+        [B] earlier ones, those that are ``real`` [B, L]; all of these rows then, [J, B, K, S, D].
+        They are the rows ``seats`` [B] of the cache, in its order; None: all that the rank has."""
         kept = self._kept[layer][index]
         rows, tokens = real.nonzero(as_tuple=True)
-        kept.permute(1, 3, 0, 2, 4)[rows, kv_lens[rows] + tokens] = new[rows, tokens]
-        return kept[:, :, :, : self._used]
+        places = kv_lens[rows] + tokens
+        if seats is None:
+            kept.permute(1, 3, 0, 2, 4)[rows, places] = new[rows, tokens]
+            return kept[:, :, :, : self._longest]
+        here = seats - self._first(index)
+        kept.permute(1, 3, 0, 2, 4)[here[rows], places] = new[rows, tokens]
+        return kept[:, :, :, : self._longest].index_select(1, here)
 
-    def _laid(self, before: list[torch.Tensor], layout: Layout) -> list[torch.Tensor]:
+    def _first(self, index: int) -> int:
+        """Of the rows that an own rank has."""
+        assert self.layout is not None
+        ranks = self._executor.ranks
+        return own_range(ranks.mesh, ranks.own[index], self._sizes["B"], self.layout.cut("B")).start
+
+    def _laid(self, before: list[torch.Tensor], layout: Layout, used: int) -> list[torch.Tensor]:
         mesh = self._executor.ranks.mesh
-        sizes = {**self._sizes, "L": max(self._used, 1)}
+        sizes = {**self._sizes, "L": used}
         parts: Parts = []
-        if self.layout is not None:
+        if self.layout is not None and used:
             at = self.layout
             parts = [own[:, :, :, : sizes["L"]].permute(1, 3, 0, 2, 4) for own in before]
             for step in moves_between(at, layout, tuple(self._sizes.items()), mesh):

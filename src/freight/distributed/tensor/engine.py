@@ -2,26 +2,28 @@
 
 The first rank has the rows, the house's scheduler and sampler; before each call it tells the others
 what the rows bring and which way is taken, and all compute it. Rows take the seats of a batch,
-whose keys every rank keeps its part of; weights are in memory, none is offloaded. Prompts come
-together, longer ones in chunks.
+whose keys every rank keeps its part of; weights are in memory, none is offloaded. Prompts come in
+calls of their own, single tokens of rows of any age in another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import torch
-import torch.nn.functional as F
 
 from freight.distributed.tensor.model import Batch, TensorModel
+from freight.distributed.tensor.names import describe
 from freight.distributed.tensor.ranks import Ranks
+from freight.distributed.tensor.seats import Call, Seats
 from freight.distributed.tensor.switch import Switch
+from freight.distributed.tensor.ways import Way
 from freight.errors import InputError
 from freight.memory.kv_cache import KVCache
-from freight.model.batch import MicroBatch, RowKey
-from freight.plan.policy import Policy, Split
+from freight.model.batch import MicroBatch
+from freight.plan.policy import Admission, Policy, Split
 from freight.plan.sweep import BatchWork
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
@@ -37,17 +39,28 @@ __all__ = ["TensorEngine", "follow"]
 
 _PAGE_TOKENS: Final = 16
 _END, _BEGIN, _STEP = range(3)
-_HEADER: Final = 4
+_HEADER: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
-    """What all seats bring: their lengths so far [R], how many tokens [R], and these [R, L]."""
+class _Told:
+    """A call as all ranks know it: ``lengths`` [B] of all seats, the ``seats`` [R] of its rows, how
+    many tokens they bring [R], and these [R, L]."""
 
     lengths: torch.Tensor
+    seats: torch.Tensor
     num_new: torch.Tensor
     ids: torch.Tensor
-    way: int
+
+    @property
+    def packed(self) -> torch.Tensor:
+        return torch.cat((self.lengths, self.seats, self.num_new, self.ids.flatten()))
+
+    @classmethod
+    def of(cls, packed: torch.Tensor, seats: int, rows: int, width: int) -> Self:
+        sizes = [seats, rows, rows, rows * width]
+        lengths, own, num_new, ids = torch.split(packed, sizes)
+        return cls(lengths=lengths, seats=own, num_new=num_new, ids=ids.view(rows, width))
 
     def tokens(self) -> list[list[int]]:
         return [
@@ -58,8 +71,9 @@ class _Call:
 class TensorEngine:
     """On the first rank. One run at a time may use it; ``close`` lets the others go.
 
-    ``rows`` are computed together, of at most ``longest`` tokens each; prompts bring up to
-    ``batch_tokens`` to a call.
+    ``rows`` are computed together, of at most the workload's longest tokens each; a call has up to
+    ``call_tokens``. Rows bring up to ``batch_tokens`` of their prompts to a sweep (None: all).
+    ``taken`` counts tokens and calls by way.
     """
 
     def __init__(
@@ -70,34 +84,42 @@ class TensorEngine:
         workload: Workload,
         tokenizer: Tokenizer | None,
         rows: int,
-        batch_tokens: int,
+        call_tokens: int,
+        batch_tokens: int | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.model = model
+        self.taken: dict[Way, list[int]] = {way: [0, 0] for way in switch.ways}
         self._switch = switch
         self._workload = workload
         self._tokenizer = tokenizer
         self._longest = workload.max_total_tokens
-        self._policy = Policy(
+        self._call_tokens = call_tokens
+        # Where ways want keys otherwise, going from one to the other moves those of all rows.
+        rule: Admission = "refill" if model.keeps_keys(switch.ways) else "zigzag"
+        self.policy = Policy(
             compute_tier="cpu",
             weights=Split(cpu=1),
             kv=Split(cpu=1),
             activations=Split(cpu=1),
             micro_batch_size=rows,
             num_micro_batches=1,
-            max_batch_tokens=batch_tokens,
+            max_batch_tokens=batch_tokens or rows * self._longest,
             page_tokens=_PAGE_TOKENS,
+            admission=admission or rule,
+            entry_pace=float(max(1, workload.max_new_tokens)),  # a block fills at once
             shares_prefixes=False,
         )
         self._is_open = True
 
     def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
         """Answer rows in an order of the scheduler's choosing, each exactly once."""
-        rows = self._policy.micro_batch_size
+        rows = self.policy.micro_batch_size
         pages = self._pages(rows)
         eos_ids = frozenset() if self._tokenizer is None else self._tokenizer.eos_token_ids
         scheduler = Scheduler(
             self._check(requests),
-            policy=self._policy,
+            policy=self.policy,
             kv_cache=pages,
             slot_pages=0,
             tokenizer=self._tokenizer,
@@ -106,10 +128,12 @@ class TensorEngine:
             describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
         )
         _tell(self.model.executor.ranks, [_BEGIN, rows, self._longest])
-        batch, seats = self.model.begin(rows, self._longest), _Seats(rows, pages)
+        batch = self.model.begin(rows, self._longest)
+        count, parts = len(batch.lengths), self.model.row_parts
+        seats = Seats(count, parts, pages, self._call_tokens)
         for sweep in scheduler.sweeps():
             for work in sweep.works:
-                logits = self._step(batch, seats, work.batch)
+                logits = self._logits(batch, seats, work.batch)
                 made = _make(logits, scheduler.draws(work.batch))
                 yield from scheduler.update(work.batch, made)
 
@@ -136,28 +160,59 @@ class TensorEngine:
                 )
             yield request
 
-    def _step(self, batch: Batch, seats: _Seats, work: MicroBatch) -> torch.Tensor:
-        """Logits [n, V] in float32, of the rows that make a token."""
-        call, wanted = seats.fill(work, self._switch, self.model)
-        _tell(self.model.executor.ranks, [_STEP, *call.ids.shape, call.way])
-        logits = _compute(self.model, batch, _share(self.model.executor.ranks, call))
-        return logits[wanted].float().cpu()
+    def _logits(self, batch: Batch, seats: Seats, work: MicroBatch) -> torch.Tensor:
+        """[n, V] in float32, of the rows that make a token."""
+        calls, free = seats.calls(work)
+        batch.lengths[free] = 0
+        found = torch.empty(work.num_logits, self.model.config.vocab_size)
+        for call in calls:
+            logits = self._step(batch, call)
+            rows, places = ([pair[own] for pair in call.wanted] for own in range(2))
+            if rows:
+                found[places] = logits[rows].float().cpu()
+        return found
+
+    def _step(self, batch: Batch, call: Call) -> torch.Tensor:
+        """Logits of all rows of a call."""
+        for seat, kv_len, tokens in zip(call.seats, call.kv_lens, call.tokens, strict=True):
+            if tokens:
+                batch.lengths[seat] = kv_len
+        rows, width = len(call.seats), call.width
+        ids = torch.zeros(rows, width, dtype=torch.long)
+        for row, tokens in enumerate(call.tokens):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        told = _Told(
+            lengths=batch.lengths,
+            seats=torch.tensor(call.seats),
+            num_new=torch.tensor([*map(len, call.tokens)]),
+            ids=ids,
+        )
+        way = self._switch.way(call.num_padded)
+        counts = self.taken[way]
+        counts[0], counts[1] = counts[0] + call.num_tokens, counts[1] + 1
+        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted)]
+        _tell(self.model.executor.ranks, header)
+        _from_first(self.model.executor.ranks, told.packed)
+        return _compute(self.model, batch, told, header)
 
     def status(self) -> str:
         """What a rank holds."""
-        held = sum(part[0].nbytes for own in self.model.stored for part in own.values())
         mesh = self.model.executor.ranks.mesh
-        return f"{format_bytes(held)} of weights on each of {mesh.num_chips} ranks ({mesh})"
+        held = format_bytes(self.model.weights_held)
+        return f"{held} of weights on each of {mesh.num_chips} ranks ({mesh})"
 
     def summary(self) -> str:
-        """What the ranks have sent."""
-        moved = self.model.executor.moved
-        lines = [
-            f"{kind} of {what}: {format_bytes(size)}"
-            for (kind, what), size in sorted(moved.items())
-            if size
-        ]
-        return f"{self.status()}\nsent by the first rank: {', '.join(lines) or 'nothing'}"
+        """How rows were computed: together, and in which ways."""
+        policy, mesh = self.policy, self.model.executor.ranks.mesh
+        when = "as others end" if policy.is_continuous else "when all before have ended"
+        ways = "; ".join(
+            f"{describe(way, mesh)}: {tokens} tokens in {calls} calls"
+            for way, (tokens, calls) in self.taken.items()
+        )
+        return (
+            f"{self.status()}, {policy.micro_batch_size} rows together, which enter {when}\n"
+            f"layouts: {ways}"
+        )
 
     def close(self) -> None:
         if self._is_open:
@@ -165,74 +220,40 @@ class TensorEngine:
         self._is_open = False
 
 
-class _Seats:
-    """Which row of a batch a row of the job is."""
-
-    def __init__(self, count: int, pages: KVCache) -> None:
-        self._pages = pages
-        self._free = list(range(count))
-        self._taken: dict[RowKey, int] = {}
-        self._count = count
-
-    def fill(self, work: MicroBatch, switch: Switch, model: TensorModel) -> tuple[_Call, list[int]]:
-        """The call for a micro-batch, and the seats whose logits are wanted, rows in order."""
-        for key in [key for key in self._taken if key not in self._pages.rows]:
-            self._free.append(self._taken.pop(key))
-        width = max(span.num_new for span in work.rows)
-        lengths = torch.zeros(self._count, dtype=torch.long)
-        num_new = torch.zeros_like(lengths)
-        ids = torch.zeros(self._count, width, dtype=torch.long)
-        wanted = []
-        for span in work.rows:
-            for key in span.keys:
-                seat = self._seat(key)
-                lengths[seat], num_new[seat] = span.kv_len, span.num_new
-                own = work.token_ids[span.start : span.end]
-                ids[seat, : span.num_new] = torch.tensor(own, dtype=torch.long)
-            if span.logit_positions:
-                wanted.append(self._taken[span.row])
-        way = model.ways.index(switch.way(self._count * width))
-        return _Call(lengths=lengths, num_new=num_new, ids=ids, way=way), wanted
-
-    def _seat(self, key: RowKey) -> int:
-        if key not in self._taken:
-            self._taken[key] = self._free.pop()
-        return self._taken[key]
-
-
 def follow(model: TensorModel) -> None:
     """On all other ranks: compute what the first one tells, until it ends."""
     ranks, batch = model.executor.ranks, None
     while True:
-        kind, rows, size, way = _tell(ranks, [])
+        header = _tell(ranks, [])
+        kind, rows, size = header[:3]
         if kind == _END:
             return
         if kind == _BEGIN:
             batch = model.begin(rows, size)
             continue
         assert batch is not None
-        empty = torch.zeros(rows, dtype=torch.long)
-        ids = torch.zeros(rows, size, dtype=torch.long)
-        call = _Call(lengths=empty, num_new=empty, ids=ids, way=way)
-        _compute(model, batch, _share(ranks, call))
+        count = len(batch.lengths)
+        empty = torch.zeros(count + rows * (2 + size), dtype=torch.long)
+        _compute(model, batch, _Told.of(_from_first(ranks, empty), count, rows, size), header)
 
 
-def _compute(model: TensorModel, batch: Batch, call: _Call) -> torch.Tensor:
-    batch.lengths = F.pad(call.lengths, (0, len(batch.lengths) - len(call.lengths)))
-    return model.step(batch, call.tokens(), model.ways[call.way])
+def _compute(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int]) -> torch.Tensor:
+    batch.lengths = call.lengths
+    way, is_wanted = model.ways[header[3]], bool(header[4])
+    seats = call.seats.tolist()
+    return model.step(
+        batch,
+        call.tokens(),
+        way,
+        None if len(seats) == len(batch.lengths) else seats,
+        to_logits=is_wanted,
+    )
 
 
 def _tell(ranks: Ranks, values: Sequence[int]) -> list[int]:
     """What the first rank says to all; the others' values count for nothing."""
     own = torch.tensor([*values, *[0] * (_HEADER - len(values))])
     return _from_first(ranks, own).tolist()
-
-
-def _share(ranks: Ranks, call: _Call) -> _Call:
-    """The first rank's call, on all."""
-    packed = torch.cat((call.lengths[:, None], call.num_new[:, None], call.ids), dim=1)
-    known = _from_first(ranks, packed)
-    return _Call(lengths=known[:, 0], num_new=known[:, 1], ids=known[:, 2:], way=call.way)
 
 
 def _from_first(ranks: Ranks, own: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from freight.partition.layout import Layout
 from freight.partition.moves import Move, MoveKind
 from freight.partition.sharded import Compute, Sharded, Transfer
 
-__all__ = ["Executor", "Functions", "Moved", "What"]
+__all__ = ["Executor", "Functions", "Moved", "What", "last_uses"]
 
 What = Literal["weights", "activations", "keys and values", "between layers"]
 Moved = Counter[tuple[MoveKind, What]]
@@ -62,7 +62,7 @@ class Executor:
         steps: Sequence[Stage] = own.steps
         if self._looped:
             steps = stages(own, apart=vectors.scales.keys() | vectors.inputs.keys())
-        last = _last_uses(steps, own.outputs)
+        last = last_uses(steps, own.outputs)
         for number, step in enumerate(steps):
             for name, layout, parts in self._run(step, values, functions):
                 values[name] = parts
@@ -175,8 +175,8 @@ def _computes(step: Stage) -> tuple[Compute, ...]:
     return ()
 
 
-def _last_uses(steps: Sequence[Stage], outputs: Mapping[str, Layout]) -> dict[int, list[str]]:
-    """What may be forgotten after which step."""
+def last_uses(steps: Sequence[Stage], outputs: Mapping[str, Layout]) -> dict[int, list[str]]:
+    """Names of the values that may be forgotten after which step."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
         names = [name for own in _computes(step) for name in (*own.operands, own.out)]

@@ -21,7 +21,7 @@ from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
-from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
@@ -29,7 +29,6 @@ from freight.errors import InputError
 from freight.model.checkpoint import resolve
 from freight.model.config import ModelConfig, read_config
 from freight.model.rope import inverse_frequencies, is_same_up_to
-from freight.model.sources import TensorSource
 from freight.partition.layers import Cut
 from freight.partition.layout import Layout
 from freight.partition.moves import Move, move
@@ -56,12 +55,18 @@ def load_model(
     dtype: torch.dtype,
     bits: int | None = None,
     looped: bool = False,
+    dummy_seed: int | None = None,
 ) -> TensorModel:
-    """Read the own ranks' parts of a checkpoint, padded to the mesh. With ``bits`` = 8 matrices are
-    kept and moved as integers. InputError where it cannot be cut so."""
+    """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
+    With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
+    """
     config = read_config(model_dir)
-    sources = resolve(config, model_dir)
-    return TensorModel(config, sources, ranks, ways, dtype=dtype, bits=bits, looped=looped)
+    reader: Reader
+    if dummy_seed is None:
+        reader = CheckpointReader(resolve(config, model_dir))
+    else:
+        reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
+    return TensorModel(config, reader, ranks, ways, dtype=dtype, bits=bits, looped=looped)
 
 
 class TensorModel:
@@ -71,7 +76,7 @@ class TensorModel:
     def __init__(
         self,
         config: ModelConfig,
-        sources: Mapping[str, TensorSource],
+        reader: Reader,
         ranks: Ranks,
         ways: Sequence[Way],
         *,
@@ -92,14 +97,14 @@ class TensorModel:
         self.value_bytes = dtype.itemsize
         self.weight_bytes = dtype.itemsize if bits is None else bits // 8
         blueprint = Blueprint(config, self.padding.config)
-        reader = CheckpointReader()
-        loader = Loader(ranks, blueprint, sources, reader, dtype=dtype, bits=bits)
+        loader = Loader(ranks, blueprint, reader, dtype=dtype, bits=bits)
         self._layers = [self._load_layer(loader, layer) for layer in range(config.num_layers)]
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
         if config.rope is None:
-            table = sources["embedding.positions"]
-            whole = reader.matrix(table, *(torch.arange(n).numpy() for n in table.shape))
+            name = "embedding.positions"
+            numbers = (torch.arange(size).numpy() for size in reader.sources[name].shape)
+            whole = reader.matrix(name, *numbers)
             self._positions = whole.to(dtype).to(ranks.device)
         self.bytes_read = reader.bytes_read
         reader.close()
@@ -107,7 +112,8 @@ class TensorModel:
     def _load_layer(self, loader: Loader, layer: int) -> Stored:
         has_experts = self.config.has_experts(layer)
         layouts = self._ways.stored(with_experts=has_experts)
-        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts))
+        moved = self._ways.moved(with_experts=has_experts)
+        return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts), moved)
 
     def _load_ends(self, loader: Loader) -> Stored:
         """The table and the head, one tensor where they are tied."""
@@ -127,6 +133,28 @@ class TensorModel:
     @property
     def ways(self) -> tuple[Way, ...]:
         return self._ways.ways
+
+    @property
+    def row_parts(self) -> int:
+        """Into so many equal parts rows are cut at most."""
+        return self._ways.row_parts
+
+    @property
+    def weights_held(self) -> int:
+        """Bytes of matrices that a rank keeps."""
+        parts = {own[0].data_ptr(): own[0] for layer in self.stored for own in layer.values()}
+        return sum(own.nbytes for own in parts.values())
+
+    def keeps_keys(self, ways: Sequence[Way]) -> bool:
+        """Whether keys lie alike in all of some ways."""
+        layouts = {
+            _layout_of_keys(own)
+            for way in ways
+            for own in self._ways.programmes(
+                way, self.row_parts, self._ways.token_parts(way)
+            ).layers.values()
+        }
+        return len(layouts) == 1
 
     def programmes(self, way: Way, num_tokens: int) -> Programmes:
         """The planner's, for a call of so many tokens in the fewest rows that all ways can cut."""
@@ -175,23 +203,36 @@ class TensorModel:
         )
 
     @torch.inference_mode()
-    def step(self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way) -> torch.Tensor:
+    def step(
+        self,
+        batch: Batch,
+        tokens: Sequence[Sequence[int]],
+        way: Way,
+        seats: Sequence[int] | None = None,
+        *,
+        to_logits: bool = True,
+    ) -> torch.Tensor:
         """Logits [R, V] after the last of the new ``tokens`` of each row, on every rank; of a row
-        that brings none they mean nothing."""
-        rows, ids = self._rows(batch, tokens, way)
+        that brings none they mean nothing. The rows are the batch's ``seats``, of each of its
+        ``row_parts`` equal parts as many, in their order; or all of them. Where nobody wants what
+        comes ``to_logits`` there are none."""
+        rows, ids = self._rows(batch, tokens, way, seats)
         programmes = self._ways.programmes(way, len(ids), rows.width)
         x, layout = self._embed(programmes.embedding, ids, rows)
+        used = int(batch.lengths.max())
         longest = int((rows.kv_lens + rows.num_new).max())
         layers = self._weights_of([programmes.layers[own] for own in self._kinds])
         for layer, (own, weights) in enumerate(layers):
             x = self._between(x, layout, own)
-            batch.cache.lay(_layout_of_keys(own), longest)
+            batch.cache.lay(_layout_of_keys(own), used=used, longest=longest)
             attention = Attention(
                 self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
             )
             vectors = self._layers[layer].vectors
             x, layout = self._compute(own, {"x": x, **weights}, vectors, attention)
-        batch.lengths = batch.lengths + rows.num_new.cpu()
+        batch.lengths[slice(None) if rows.seats is None else rows.seats.cpu()] += rows.num_new.cpu()
+        if not to_logits:
+            return torch.empty(0, self.config.vocab_size)
         x = [
             self._last(part, layout, rows, rank)
             for part, rank in zip(x, self._ranks.own, strict=True)
@@ -201,27 +242,38 @@ class TensorModel:
         return self._whole_logits(logits, layout)[: len(tokens)]
 
     def _rows(
-        self, batch: Batch, tokens: Sequence[Sequence[int]], way: Way
+        self,
+        batch: Batch,
+        tokens: Sequence[Sequence[int]],
+        way: Way,
+        seats: Sequence[int] | None = None,
     ) -> tuple[Rows, torch.Tensor]:
         """The call as a rectangle, padded to what the way can cut."""
         width = align_up(max(map(len, tokens)), self._ways.token_parts(way))
-        ids = torch.zeros(len(batch.lengths), width, dtype=torch.long)
+        before = batch.lengths if seats is None else batch.lengths[list(seats)]
+        ids = torch.zeros(len(before), width, dtype=torch.long)
         num_new = torch.zeros(len(ids), dtype=torch.long)
         for row, own in enumerate(tokens):
             ids[row, : len(own)] = torch.tensor(own, dtype=torch.long)
             num_new[row] = len(own)
         device = self._ranks.device
-        positions = batch.lengths[:, None] + torch.arange(width)
         cos = sin = None
         if self.config.rope is not None:
+            positions = before[:, None] + torch.arange(width)
             most = self.config.max_positions
             frequencies, scale = inverse_frequencies(self.config.rope, 1, most)
             angles = positions[:, :, None].float() * frequencies
             cos, sin = (
                 (own * scale).to(self._dtype).to(device) for own in (angles.cos(), angles.sin())
             )
-        lengths = batch.lengths.to(device)
-        rows = Rows(width=width, num_new=num_new.to(device), kv_lens=lengths, cos=cos, sin=sin)
+        rows = Rows(
+            width=width,
+            num_new=num_new.to(device),
+            kv_lens=before.to(device),
+            seats=None if seats is None else torch.tensor(seats, device=device),
+            cos=cos,
+            sin=sin,
+        )
         return rows, ids.to(device)
 
     def _embed(self, own: Sharded, ids: torch.Tensor, rows: Rows) -> tuple[Parts, Layout]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,17 @@ from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.errors import InputError
 from freight.partition.layout import Mesh
 
-__all__ = ["Exchange", "ProcessRanks"]
+__all__ = ["Exchange", "Message", "ProcessRanks"]
 
-Exchange = Callable[[torch.Tensor, int, torch.Tensor, int], Sequence[dist.Work]]
+
+class Message(Protocol):
+    """Under way."""
+
+    def wait(self) -> object:
+        """It has gone, or come."""
+
+
+Exchange = Callable[[torch.Tensor, int, torch.Tensor, int], Sequence[Message]]
 """Begins to send a tensor to a rank, and to receive one of another."""
 
 
@@ -31,7 +40,7 @@ class _UnderWay:
 
     sent: torch.Tensor
     come: torch.Tensor
-    works: Sequence[dist.Work]
+    works: Sequence[Message]
 
     def wait(self) -> Parts:
         for work in self.works:
@@ -83,9 +92,7 @@ class ProcessRanks(Ranks):
 def _messages(group: dist.ProcessGroup | None) -> Exchange:
     """Those of a group, or of all processes."""
 
-    def exchange(
-        sent: torch.Tensor, to: int, come: torch.Tensor, origin: int
-    ) -> Sequence[dist.Work]:
+    def exchange(sent: torch.Tensor, to: int, come: torch.Tensor, origin: int) -> Sequence[Message]:
         # Both at once, as NCCL wants it.
         leaving = dist.P2POp(dist.isend, sent, to, group)
         return dist.batch_isend_irecv([leaving, dist.P2POp(dist.irecv, come, origin, group)])

@@ -1,4 +1,5 @@
-"""Reads the rows and columns of a checkpoint's matrix that a rank needs, and no other bytes.
+"""Reads the rows and columns of a checkpoint's matrix that a rank needs, and no other bytes; or
+makes them up.
 
 Numbers of rows and columns come in as they are wanted, -1 for padding; neighbours are read at once.
 ``bytes_read`` counts what was asked of the files. Knows no layouts and no model.
@@ -7,18 +8,21 @@ Numbers of rows and columns come in as they are wanted, -1 for padding; neighbou
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from freight.errors import ModelError
+from freight.model.checkpoint import imagined_sources
+from freight.model.dummy import dummy_rows
 from freight.model.sources import TensorSource
+from freight.model.switches import ModelConfig
 
-__all__ = ["CheckpointReader", "Numbers"]
+__all__ = ["CheckpointReader", "DummyReader", "Numbers", "Reader"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -29,18 +33,38 @@ _DTYPES: Final = {
 }
 
 
-class CheckpointReader:
-    """Opens each file once; ``close`` gives them back."""
+_MADE_ROWS: Final = 1024
 
-    def __init__(self) -> None:
+
+class Reader(Protocol):
+    """Gives parts of tensors by their logical names, which ``sources`` has; ``close`` ends it."""
+
+    sources: Mapping[str, TensorSource]
+    bytes_read: int
+
+    def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, columns] of a matrix in its own type, 0 where a number is -1."""
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A whole one, [columns]."""
+
+    def close(self) -> None: ...
+
+
+class CheckpointReader:
+    """Of files, each of which is opened once; ``close`` gives them back."""
+
+    def __init__(self, sources: Mapping[str, TensorSource]) -> None:
+        self.sources = sources
         self.bytes_read = 0
         self._files: dict[Path, int] = {}
 
-    def matrix(self, source: TensorSource, rows: Numbers, columns: Numbers) -> torch.Tensor:
+    def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
         """[rows, columns] of a matrix in the checkpoint's type, 0 where a number is -1.
 
         ModelError where the checkpoint has it quantised, or ends too early.
         """
+        source = self.sources[name]
         if source.packed is not None or source.dtype not in _DTYPES:
             raise ModelError(
                 f"A part of a weight of type {source.dtype} was to be read from {source.path}.",
@@ -62,10 +86,10 @@ class CheckpointReader:
                     self._read(source, offset, out[place + row, part])
         return torch.from_numpy(out).view(dtype)
 
-    def vector(self, source: TensorSource) -> torch.Tensor:
+    def vector(self, name: str) -> torch.Tensor:
         """A whole one, [columns]."""
-        numbers = np.arange(source.shape[-1])
-        return self.matrix(source, np.zeros(1, dtype=np.int64), numbers)[0]
+        numbers = np.arange(self.sources[name].shape[-1])
+        return self.matrix(name, np.zeros(1, dtype=np.int64), numbers)[0]
 
     def _read(self, source: TensorSource, offset: int, out: npt.NDArray[np.uint8]) -> None:
         if source.path not in self._files:
@@ -87,6 +111,39 @@ class CheckpointReader:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
+
+
+class DummyReader:
+    """Of random weights, those that a run on one machine in this ``dtype`` makes of the seed."""
+
+    def __init__(self, config: ModelConfig, seed: int, dtype: str) -> None:
+        self.sources: Mapping[str, TensorSource] = imagined_sources(config, dtype)
+        self.bytes_read = 0
+        self._seed = seed
+        self._dtype = _DTYPES[dtype]
+
+    def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, columns], 0 where a number is -1."""
+        width = self.sources[name].shape[-1]
+        chosen = torch.from_numpy(columns)
+        out = torch.zeros(len(rows), len(columns), dtype=self._dtype)
+        for place, first, count in _runs(rows):
+            for begin in range(0, count, _MADE_ROWS):
+                size = min(_MADE_ROWS, count - begin)
+                whole = torch.empty(size, width, dtype=self._dtype)
+                dummy_rows(name, first + begin, self._seed, whole)
+                part = whole[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
+                out[place + begin : place + begin + size] = part
+        return out
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A whole one, [columns]."""
+        out = torch.empty(self.sources[name].shape[-1], dtype=self._dtype)
+        dummy_rows(name, 0, self._seed, out)
+        return out
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
 
 def _runs(numbers: Numbers) -> Iterator[tuple[int, int, int]]:

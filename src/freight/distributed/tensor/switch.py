@@ -29,6 +29,8 @@ __all__ = ["Switch", "calibrated", "pinned", "reckoned"]
 _TIMES: Final = 5
 _LEAST_GAIN: Final = 0.05
 """A way is left for one that is faster by this share: less is what measurements differ by."""
+_MOST_S: Final = 20.0
+"""Beyond so much measuring, larger numbers of tokens are taken to be as the largest measured."""
 _Table = list[list[float]]
 """Seconds by number of tokens and way."""
 
@@ -92,13 +94,13 @@ def calibrated(model: TensorModel, most_tokens: int, cache_dir: Path | None = No
     path = None if cache_dir is None else cache_dir / f"switch-{_key(model, sizes)}.json"
     table = _kept(model, path, sizes)
     if table is None:
-        table = [[_measured(model, way, size) for way in model.ways] for size in sizes]
+        table = _table(model, sizes)
         if path is not None and 0 in model.executor.ranks.own:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(table), encoding="utf-8")
     first = own = table[0].index(min(table[0]))
     changes = []
-    for place, (low, high) in enumerate(pairwise(sizes)):
+    for place, (low, high) in enumerate(pairwise(sizes[: len(table)])):
         other = table[place + 1].index(min(table[place + 1]))
         if table[place + 1][other] < (1 - _LEAST_GAIN) * table[place + 1][own]:
             # Where lines through what was measured cross.
@@ -121,6 +123,18 @@ def _sizes(most_tokens: int) -> list[int]:
     return [*powers, most_tokens]
 
 
+def _table(model: TensorModel, sizes: Sequence[int]) -> _Table:
+    """For the first of some sizes, as many as there is time for."""
+    table: _Table = []
+    started_s = time.perf_counter()
+    for size in sizes:
+        table.append([_measured(model, way, size) for way in model.ways])
+        (spent_s,) = slowest(model.executor.ranks, [time.perf_counter() - started_s])
+        if spent_s > _MOST_S:
+            break
+    return table
+
+
 def _measured(model: TensorModel, way: Way, num_tokens: int) -> float:
     """Seconds of a layer, of the slowest rank, the least of some calls after one that does not
     count: other work on the machine makes them longer only."""
@@ -141,12 +155,12 @@ def _kept(model: TensorModel, path: Path | None, sizes: Sequence[int]) -> _Table
     width = len(model.ways)
     own = torch.full((len(sizes) * width,), -1.0, dtype=torch.float64)
     if path is not None and 0 in ranks.own and path.exists():
-        own.copy_(torch.tensor(json.loads(path.read_text(encoding="utf-8"))).flatten())
+        known = torch.tensor(json.loads(path.read_text(encoding="utf-8")), dtype=torch.float64)
+        own[: known.numel()] = known.flatten()
     parts = [own.to(ranks.device) for _ in ranks.own]
     first: list[float] = ranks.all_gather(parts, ranks.mesh.names)[0][0].tolist()
-    if min(first) < 0:
-        return None
-    return [first[place : place + width] for place in range(0, len(first), width)]
+    rows = [first[place : place + width] for place in range(0, len(first), width)]
+    return [row for row in rows if min(row) >= 0] or None
 
 
 def _key(model: TensorModel, sizes: Sequence[int]) -> str:

@@ -83,6 +83,16 @@ class Ways:
                     layouts[name] = layout
         return layouts
 
+    def moved(self, *, with_experts: bool) -> frozenset[str]:
+        """Weights of a layer that some way moves."""
+        sizes = self.sizes(self.row_parts, self.mesh.num_chips, with_experts)
+        return frozenset(
+            step.value
+            for way in self.ways
+            for step in self._layer(way, sizes, with_experts).transfers
+            if step.is_weight
+        )
+
     def ends(self) -> Mapping[str, Layout]:
         """How the embedding and the head lie."""
         sizes = self.sizes(1, 1, False)

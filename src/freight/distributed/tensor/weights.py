@@ -7,7 +7,7 @@ with a scale for each of its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -17,9 +17,8 @@ import torch
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.moves import make_move, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
-from freight.distributed.tensor.reading import CheckpointReader
+from freight.distributed.tensor.reading import Reader
 from freight.distributed.tensor.vectors import Affine, Vector, Vectors
-from freight.model.sources import TensorSource
 from freight.partition.layout import Layout
 from freight.partition.moves import Move
 
@@ -53,27 +52,33 @@ class Loader:
         self,
         ranks: Ranks,
         blueprint: Blueprint,
-        sources: Mapping[str, TensorSource],
-        reader: CheckpointReader,
+        reader: Reader,
         *,
         dtype: torch.dtype,
         bits: int | None = None,
     ) -> None:
         self._ranks = ranks
         self._blueprint = blueprint
-        self._sources = sources
+        self._sources = reader.sources
         self._reader = reader
         self._dtype = dtype
         self._bits = bits
 
     def load(
-        self, layer: int | None, layouts: Mapping[str, Layout], sizes: Mapping[str, float]
+        self,
+        layer: int | None,
+        layouts: Mapping[str, Layout],
+        sizes: Mapping[str, float],
+        moved: Collection[str] = (),
     ) -> Stored:
-        """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None."""
+        """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None. Those that
+        are to be ``moved`` lie as messages do, others as in the checkpoint."""
         parts: dict[str, Parts] = {}
         scales: dict[str, Vector] = {}
         for name, layout in layouts.items():
             mine = [self._part(name, layer, layout, sizes, rank) for rank in self._ranks.own]
+            if name in moved:
+                mine = [part.contiguous() for part in mine]
             if self._bits is not None and name in _SUMMED:
                 mine, scales[name] = self._as_integers(mine, layout, _SUMMED[name])
             parts[name] = mine
@@ -90,7 +95,7 @@ class Loader:
         sizes: Mapping[str, float],
         rank: int,
     ) -> torch.Tensor:
-        """A rank's part of one weight; in memory it lies as in the checkpoint."""
+        """A rank's part of one weight, as it lies in the checkpoint."""
         mesh, blueprint = self._ranks.mesh, self._blueprint
         ranges = {
             dim: own_range(mesh, rank, int(sizes[dim]), layout.cut(dim)) for dim in layout.dims
@@ -103,7 +108,7 @@ class Loader:
                 blueprint.numbers(matrix, own, ranges)
                 for own in (matrix.row_dims, matrix.column_dims)
             )
-            found = self._reader.matrix(self._sources[matrix.name], rows, columns)
+            found = self._reader.matrix(matrix.name, rows, columns)
             read.append(found.to(self._dtype))
             dims = stack + matrix.row_dims + matrix.column_dims
         whole = torch.stack(read).view([len(ranges[dim]) for dim in dims])
@@ -218,7 +223,7 @@ class Loader:
         return whole[numbers.clamp(min=0)].masked_fill_(numbers < 0, 0)
 
     def _whole(self, name: str, *, wide: bool = False) -> torch.Tensor:
-        found = self._reader.vector(self._sources[name])
+        found = self._reader.vector(name)
         dtype = self._dtype
         if wide and dtype != torch.float64:
             dtype = torch.float32

@@ -1,0 +1,223 @@
+"""The engine of a job whose model is cut over the ranks of a run: what they agree on, and its life.
+
+Called on all ranks at once; what one of them refuses is raised on all. Rows, sampling and answers
+are the first rank's, the others follow it. Knows options and ranks, no layouts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from freight.distributed.ranks import Ranks
+from freight.distributed.tensor.choice import Planned, TensorOptions
+from freight.distributed.tensor.engine import TensorEngine, follow
+from freight.distributed.tensor.executor import Moved
+from freight.distributed.tensor.launch import launch
+from freight.distributed.tensor.model import TensorModel
+from freight.distributed.tensor.processes import ProcessRanks
+from freight.distributed.tensor.switch import Switch
+from freight.distributed.tensor.wires import connector
+from freight.errors import BudgetError, InputError, RankError
+from freight.model.config import read_config
+from freight.model.gguf_tensors import find_gguf
+from freight.partition.layout import Mesh
+from freight.plan.workload import Workload
+from freight.quantities import format_bytes
+from freight.runtime.device import (
+    ComputeDevice,
+    choose_dtype,
+    find_device,
+    room_on_cpu,
+    tight_allocator,
+)
+from freight.runtime.loaders import torch_dtype
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Completion, Request
+from freight.runtime.tokenizer import Tokenizer, has_tokenizer
+
+__all__ = ["CutEngine", "build_cut_engine"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """What a rank has found before anything is loaded."""
+
+    device: ComputeDevice
+    dtype: str
+    room_bytes: int
+    tokenizer: Tokenizer | None
+
+
+def build_cut_engine(
+    model_dir: Path,
+    *,
+    options: EngineOptions,
+    workload: Workload,
+    ranks: Ranks,
+    pin: str | None = None,
+    cache_dir: Path | None = None,
+) -> CutEngine:
+    """This rank's part of the model, once all have planned it, and hold theirs."""
+    opened = ranks.share("opened", lambda: _open(model_dir, options, workload, ranks))
+    dtypes = ranks.exchange("dtype", opened.dtype)
+    if len(set(dtypes)) > 1:
+        raise RankError(
+            f"{ranks.size} ranks were to work together.",
+            f"They chose different types to compute in: {', '.join(dtypes)}.",
+            "Give --dtype to all of them.",
+        )
+    asked = TensorOptions(
+        memory_bytes=min(ranks.exchange("room", opened.room_bytes)),
+        pin=pin,
+        rows=options.micro_batch_size,
+        batch_tokens=options.batch_tokens,
+        cache_dir=cache_dir,
+        dummy_seed=options.dummy_seed,
+    )
+    connect = connector(ranks)
+
+    def make_ranks(mesh: Mesh) -> ProcessRanks:
+        device = opened.device.torch_device
+        return ProcessRanks(mesh, device, rank=ranks.rank, connect=connect)
+
+    def build() -> CutEngine:
+        model, switch, planned = launch(
+            model_dir,
+            ranks.size,
+            make_ranks,
+            workload=workload,
+            dtype=torch_dtype(opened.dtype),
+            options=asked,
+        )
+        engine = None
+        if not ranks.rank:
+            engine = _leading(model, switch, planned, opened, options, workload)
+        return CutEngine(model, engine, ranks)
+
+    return ranks.share("built", build)
+
+
+def _leading(
+    model: TensorModel,
+    switch: Switch,
+    planned: Planned,
+    opened: _Opened,
+    options: EngineOptions,
+    workload: Workload,
+) -> TensorEngine:
+    return TensorEngine(
+        model,
+        switch,
+        workload=workload,
+        tokenizer=opened.tokenizer,
+        rows=planned.rows,
+        call_tokens=planned.call_tokens,
+        batch_tokens=options.batch_tokens,
+        admission=options.rule,
+    )
+
+
+def _open(model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ranks) -> _Opened:
+    """Refuse what cannot be, before anything is loaded."""
+    _refuse_options(options)
+    tight_allocator()
+    config = read_config(model_dir)
+    if config.packing is not None or find_gguf(model_dir) is not None:
+        raise InputError(
+            f"The model {model_dir} was to be cut over {ranks.size} ranks.",
+            "Its weights are quantised, or in a GGUF file, and such are not cut.",
+            "Use safetensors in bfloat16, float16 or float32, or --split layers.",
+        )
+    if workload.max_scored_tokens:
+        raise InputError(
+            f"Log-probabilities of up to {workload.max_scored_tokens} tokens of a prompt were "
+            "asked for.",
+            "A model that is cut over ranks computes logits of the last token only.",
+            "Use --split layers or rows, or leave out --prompt-logprobs and continuations.",
+        )
+    device = find_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    # Before what is left is asked for: a large vocabulary takes 100 MiB.
+    tokenizer = None
+    if not ranks.rank and has_tokenizer(model_dir):
+        tokenizer = Tokenizer(model_dir)
+    room, own = room_on_cpu(options.cpu_memory_bytes)
+    if room <= 0:
+        raise BudgetError(
+            f"--cpu-memory {format_bytes(options.cpu_memory_bytes or 0)} was given.",
+            f"The process itself takes {format_bytes(own)}.",
+            "Raise --cpu-memory.",
+        )
+    if device.tier == "gpu":
+        room = device.room_bytes(options.gpu_memory_bytes)
+    return _Opened(device=device, dtype=dtype, room_bytes=room, tokenizer=tokenizer)
+
+
+def _refuse_options(options: EngineOptions) -> None:
+    """Those of an engine that offloads, or that changes numbers."""
+    others = {
+        "--weights": options.weights_percent is not None,
+        "--kv": options.kv_percent is not None,
+        "--activations": options.activations_percent is not None,
+        "--disk-dir": options.disk_dir is not None,
+        "--num-micro-batches": options.num_micro_batches is not None,
+        "--cpu-attention": options.cpu_attention_percent is not None,
+        "--weight-bits": options.weight_bits is not None,
+        "--kv-bits": options.kv_bits is not None,
+        "--sparse-attention": options.sparse_attention is not None,
+        f"--compute {options.compute}": options.compute != "plain",
+        "--no-overlap": not options.overlap,
+        "--device sim": options.device == "sim",
+        "--trace": options.trace_path is not None,
+    }
+    given = [flag for flag, is_given in others.items() if is_given]
+    if given:
+        raise InputError(
+            f"{', '.join(given)} was given with --split tensor.",
+            "Weights, keys and activations are then in memory, in the type that is computed in, "
+            "each rank's part of all layers; there is no such choice.",
+            "Leave it out, or use --split layers or rows.",
+        )
+
+
+class CutEngine:
+    """One rank's part. ``run`` is called on all of them; it yields answers on the first, which has
+    the ``engine``, and nothing elsewhere."""
+
+    def __init__(self, model: TensorModel, engine: TensorEngine | None, ranks: Ranks) -> None:
+        self.model = model
+        self.engine = engine
+        self._ranks = ranks
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
+        """Answer rows; ``requests`` are looked at on the first rank alone."""
+        try:
+            if self.engine is None:
+                follow(self.model)
+            else:
+                yield from self.engine.run(requests)
+                self.engine.close()
+        except BaseException:  # also where the caller has had enough
+            self._ranks.abandon()
+            raise
+
+    def status(self) -> str:
+        return "" if self.engine is None else self.engine.status()
+
+    def summary(self) -> str:
+        """How rows were computed, and what all ranks have sent: called on all of them."""
+        told = self._ranks.exchange("summary", self.model.executor.moved)
+        moved: Moved = sum(told, Counter())
+        sent = ", ".join(
+            f"{kind} of {what} {format_bytes(size)}"
+            for (kind, what), size in sorted(moved.items())
+            if size
+        )
+        summary = "" if self.engine is None else self.engine.summary()
+        return f"{summary}\nsent by all ranks: {sent or 'nothing'}"
+
+    def close(self) -> None:
+        """Nothing: what is held goes with the process."""
