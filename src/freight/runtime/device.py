@@ -29,8 +29,6 @@ __all__ = [
     "quiet_allocator",
     "room_on_cpu",
     "trim_heap",
-
-
     "tight_allocator",
 ]
 
@@ -219,7 +217,8 @@ def trim_heap(limit_bytes: int) -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         return  # another C library
-=======
+
+
 def tight_allocator() -> None:
     """Let glibc give large blocks back as soon as they are free, whatever thread has used them:
     where tensors come and go, what it keeps for later would exceed a budget."""
