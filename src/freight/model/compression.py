@@ -47,7 +47,7 @@ def choose_formats(
         return formats
     refuse_compression(formats, compression)
     for name in _matrices(config, with_routers=not compression.is_for_integers):
-        number_format = compression.fit(sources[name].shape[-1])
+        number_format = compression.fit(*sources[name].shape)
         if number_format is not None:
             formats[name] = number_format.name
     return formats

@@ -21,7 +21,7 @@ from freight.model.batch import RowKey, RowSpan
 from freight.model.number_format import Compressed, Grouped
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace
-from freight.quantities import MIB
+from freight.quantities import MIB, align_up
 
 __all__ = ["attend_steps", "choose_kernels", "try_kernels"]
 
@@ -125,7 +125,8 @@ def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Ten
 def _rows(own: Grouped, device: torch.device) -> GroupedRows:
     narrow = replace(own, wide=False)
     columns = 3 * own.group_size
-    raw = quantise(_numbers(70, columns, device=device, dtype=torch.float32), narrow)
+    count = align_up(70, own.rows_together)
+    raw = quantise(_numbers(count, columns, device=device, dtype=torch.float32), narrow)
     if own.wide:
         border = own.code_bytes(columns)
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
