@@ -2,18 +2,19 @@
 that products are made of.
 
 A group is some neighbours that share a scale and a minimum (FlexGen, section 5): value = minimum +
-code * scale. Neighbours of a row, along the input dimension, unless asked otherwise. A row is its
+code * scale; neighbours of a row, along the input dimension, unless asked otherwise. A row is its
 codes, then its scales, then its minima, both in float16, or in float32 where they come from a
 checkpoint that was quantised already and float16 could not hold them exactly. Of a group's 4-bit
-codes byte j holds those of values j and j + group / 2, so that both halves are neighbours in memory.
-Codes of 3 bits are stored as 4: they save nothing more, and are there to show what is lost (the
-paper's negative control). For integer products a row has one scale, in float32 behind its signed
-codes, and no minimum: value = code * scale.
+codes byte j holds those of values j and j + group / 2, so that both halves are neighbours in
+memory. Codes of 3 bits are stored as 4: they save nothing more, and are there to show what is lost
+(the paper's negative control). For integer products a row has one scale, in float32 behind its
+signed codes, and no minimum: value = code * scale.
 
 Along the output dimension, as in the paper, groups are neighbours of a column. As many rows as a
-group has lie together then: for each byte of a group those of all columns, next to each other, then
-the scales of all columns, then their minima. All rows have equal parts of these bytes, so that sizes
-and places count in rows as ever, but rows are cut between groups alone. Knows sizes, no tensors.
+group has then lie together: the first byte of each column's group, side by side, the second ones,
+and so on, then the scales of all columns, then their minima. Each row counts as an equal part of
+these bytes, so that sizes and places are reckoned in rows as ever; rows are cut between groups
+alone. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ Compressed = Grouped | PerRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
-    """What a model's matrices are made: integers of ``bits`` in groups of up to ``group_size``, which
-    lie ``across`` rows or along them, or, where the size is None, 8 bits with a scale per row.
-    InputError where there is no such format."""
+    """What a model's matrices are made: integers of ``bits`` in groups of up to ``group_size``, in
+    rows or ``across`` them, or, where the size is None, 8 bits with a scale per row. InputError
+    where there is no such format."""
 
     bits: int
     group_size: int | None

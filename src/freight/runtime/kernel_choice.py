@@ -75,11 +75,13 @@ def try_kernels(
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
     rows = [own for own in set(weights) if isinstance(own, Grouped)]
+    # Products of groups across rows are always made of plain rows.
+    products = [own for own in rows if not own.across]
     attends = set(steps)
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
     trials: dict[str, tuple[Sequence[_Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
-        "multiply": ([_product(own, device, dtype) for own in rows], _TOLERANCES[dtype]),
+        "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
     }
