@@ -32,19 +32,22 @@ _MOST: Final = 65504.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedRows:
-    """Rows of a matrix with so many columns, compressed."""
+    """Rows of a matrix with so many columns, compressed; whole groups of them."""
 
     raw: torch.Tensor
     columns: int
     number_format: Grouped
+
+    def __post_init__(self) -> None:
+        # Loops check no index.
+        assert self.raw.shape[0] % self.number_format.rows_together == 0, self.raw.shape
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.raw.shape[0], self.columns
 
     def rows(self, first: int, last: int) -> GroupedRows:
-        together = self.number_format.rows_together
-        assert first % together == 0 and last % together == 0, (first, last, together)
+        assert first % self.number_format.rows_together == 0, first
         return GroupedRows(
             raw=self.raw[first:last], columns=self.columns, number_format=self.number_format
         )
