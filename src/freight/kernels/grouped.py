@@ -94,11 +94,11 @@ def join_rows(
 def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     """out [rows, columns] = the values, computed in float32 and rounded once."""
     own, (count, columns) = rows.number_format, rows.shape
-    dim = 1 if own.across else 2
-    raw = rows.raw.reshape(count // own.rows_together, -1)
-    border = own.code_bytes(columns) * own.rows_together
-    shape = (len(raw), -1, columns) if own.across else (count, columns // own.group_size, -1)
-    codes = raw[:, :border].view(shape)
+    dim, together = (1 if own.across else 2), own.rows_together
+    raw = rows.raw.reshape(count // together, together * rows.raw.shape[1])
+    border, step = together * own.code_bytes(columns), own.code_bytes(own.group_size)
+    shape = (step, columns) if own.across else (columns // own.group_size, step)
+    codes = raw[:, :border].view(len(raw), *shape)
     if own.code_bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], dim=dim)
     factors = raw[:, border:].view(torch.float32 if own.wide else torch.float16).float()

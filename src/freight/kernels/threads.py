@@ -113,7 +113,8 @@ def _lines(
         return None
     if not source.flags.c_contiguous or source.ctypes.data % size:
         return None
-    lines = source.reshape(len(source) // number_format.rows_together, -1)
+    together = number_format.rows_together
+    lines = source.reshape(len(source) // together, together * source.shape[1])
     if lines.shape[1] % size:
         return None
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
