@@ -115,24 +115,18 @@ def _multiply_one(values, x, token, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _multiply(values, x, out):  # type: ignore[no-untyped-def]
-    """A row times all tokens of x, out [tokens]."""
-    tokens = out.shape[0]
-    fours = tokens // _FEW * _FEW
-    for token in range(0, fours, _FEW):
-        _multiply_four(values, x, token, out)
-    for token in range(fours, tokens):
-        _multiply_one(values, x, token, out)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
 def product(raw, numbers, size, bits, x, columns, out):  # type: ignore[no-untyped-def]
     """out [rows, tokens] = rows times x, which is flat, [tokens * columns], in float32: each row is
     made plain in the nearest cache and used for all tokens."""
     values = np.empty(columns, np.float32)
+    tokens = out.shape[1]
+    fours = tokens // _FEW * _FEW
     for row in range(out.shape[0]):
         _plain_row(raw[row], numbers[row], size, bits, values)
-        _multiply(values, x, out[row])
+        for token in range(0, fours, _FEW):
+            _multiply_four(values, x, token, out[row])
+        for token in range(fours, tokens):
+            _multiply_one(values, x, token, out[row])
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -181,20 +175,56 @@ def make_plain_across(raw, numbers, size, bits, first, last, out):  # type: igno
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
+def _scale_tokens(x, scales, minima, scaled, added):  # type: ignore[no-untyped-def]
+    """Tokens [tokens * columns] times the scales of their columns, and their products with the
+    minima: what is left of a product is that with codes."""
+    columns = U(scales.shape[0])
+    for token in range(added.shape[0]):
+        total_added = splat(F(0.0))
+        for column in range(0, columns, WIDTH):
+            place, at = U(column), U(token) * columns + U(column)
+            own = load(x, at)
+            store(scaled, at, multiply(own, load(scales, place)))
+            total_added = multiply_add(own, load(minima, place), total_added)
+        added[token] = total(total_added)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _codes_of(raw, start, bits, is_high, out):  # type: ignore[no-untyped-def]
+    """Codes of a row's columns as numbers."""
+    for column in range(0, out.shape[0], WIDTH):
+        place = U(column)
+        source = U(start) + place
+        if bits == 8:
+            store(out, place, load_bytes(raw, source))
+        elif is_high:
+            store(out, place, load_high(raw, source))
+        else:
+            store(out, place, load_low(raw, source))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
 def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # type: ignore[no-untyped-def]
     """Likewise bytes ``first`` to ``last`` to the rows' part of out [rows, tokens], as ``product``
-    has it."""
+    has it. Rows that share groups share what their scales and minima come to."""
     step = size * bits // 8
     scales, minima = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    low, high = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    scaled, added = np.empty(x.shape[0], np.float32), np.empty(out.shape[1], np.float32)
+    codes = np.empty(columns, np.float32)
     factors = step * columns // numbers.itemsize
+    fours = out.shape[1] // _FEW * _FEW
     for place in range(first, last):
         line, byte = place // step, place % step
         if place == first or byte == 0:
             _widen(numbers[line], factors, scales)
             _widen(numbers[line], factors + columns, minima)
-        _plain_byte(raw[line], byte * columns, scales, minima, bits, low, high)
-        row = line * size + byte
-        _multiply(low, x, out[row])
-        if bits == 4:
-            _multiply(high, x, out[row + size - step])
+            _scale_tokens(x, scales, minima, scaled, added)
+        for half in range(size // step):
+            _codes_of(raw[line], byte * columns, bits, half == 1, codes)
+            row = out[line * size + byte + half * step]
+            for token in range(0, fours, _FEW):
+                _multiply_four(codes, scaled, token, row)
+            for token in range(fours, added.shape[0]):
+                _multiply_one(codes, scaled, token, row)
+            for token in range(added.shape[0]):
+                row[token] += added[token]
