@@ -117,6 +117,18 @@ def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:
     ]
 
 
+def test_answers_of_other_groups_are_another_job(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--dummy-weights", "--weight-bits", "4")
+    assert desk.run(*flags, "--group-dim", "output") == 0
+    assert (desk.options[0].weight_bits, desk.options[0].group_dim) == (4, "output")
+    assert desk.run(*flags, "--group-dim", "output") == 0
+    assert "already complete" in capfd.readouterr().err
+    assert desk.run(*flags) == 1
+    assert "the dimension of the weights' groups" in capfd.readouterr().err
+
+
 def test_sampling_flags(desk: Desk) -> None:
     desk.source.write_text('{"prompt": [1, 2, 3, 4]}\n')
     assert desk.run("--max-tokens", "2", "--seed", "5", "--stop", "a", "--stop", "b") == 0
@@ -196,6 +208,8 @@ def test_every_sampling_flag_is_a_parameter(desk: Desk) -> None:
         (["--dtype", "int3"], 2, "bfloat16"),
         (["--compute", "int3"], 2, "plain or int8"),
         (["--compute", "int8", "--weight-bits", "4"], 2, "Leave one of the two out"),
+        (["--weight-bits", "4", "--group-dim", "rows"], 2, "Use input or output"),
+        (["--group-dim", "output"], 2, "Add --weight-bits 4"),
         (["--output", "/nowhere/out.jsonl"], 2, "no directory"),
         (["--model", "no such model"], 2, "--model demo"),
     ],

@@ -212,6 +212,10 @@ def test_wrong_settings_are_refused_when_the_model_is_named(model_dir: Path) -> 
         ({"device": "tpu"}, "not known"),
         ({"compute": "int4"}, "--compute int4 was given"),
         ({"compute": "int8", "weight_bits": 8}, "Leave one of the two out"),
+        ({"weight_bits": 4, "group_dim": "rows"}, "Use input or output"),
+        ({"group_dim": "output"}, r"It is of the matrices' groups.*Add --weight-bits 4"),
+        ({"group_dim": "output", "kv_bits": 4}, "Add --weight-bits 4"),
+        ({"group_dim": "output", "compute": "int8"}, "Add --weight-bits 4"),
     ):
         with pytest.raises(InputError, match=message):
             LLM(model_dir, **settings)  # type: ignore[arg-type]

@@ -85,6 +85,25 @@ def test_products_of_integers_are_priced(capsys: pytest.CaptureFixture[str]) -> 
         assert message in capsys.readouterr().err
 
 
+def test_groups_of_either_dimension_take_the_same_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where they divide both; smaller groups take more."""
+    given = ["--machine", "laptop", "--weights", "0/50/50", "--kv", "100/0", "--json"]
+    given += ["--activations", "100/0", "--micro-batch-size", "16", "--num-micro-batches", "1"]
+
+    def moved(model: str, *more: str) -> int:
+        assert plan("--model", model, *given, "--weight-bits", "4", *more) == 0
+        return int(json.loads(capsys.readouterr().out)["moved_bytes"]["disk read"])
+
+    across = ("--group-dim", "output")
+    assert moved("llama-3-8b") == moved("llama-3-8b", *across)
+    assert moved("llama-3-8b", "--group-size", "32", *across) > moved("llama-3-8b", *across)
+    told = ["--model", "llama-3-8b", "--machine", "laptop", "--weight-bits", "4", *across]
+    assert plan(*told) == 0
+    assert "4 bits, groups of 64 along the output dimension" in capsys.readouterr().out
+
+
 def test_machines_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "llama-3-8b", "--machine", "t4", "--machine", "laptop") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -20,12 +20,27 @@ from freight.kernels.grouped import (
     small_product,
 )
 from freight.model.number_format import BITS, GROUP_SIZES, Grouped
+from freight.quantities import align_up
 
-FORMATS = [Grouped(bits=bits, group_size=size) for bits in BITS for size in GROUP_SIZES]
+FORMATS = [
+    Grouped(bits=bits, group_size=size, across=across)
+    for bits in BITS
+    for size in GROUP_SIZES
+    for across in (False, True)
+]
+
+
+def shape(own: Grouped, groups: int, others: int) -> tuple[int, int]:
+    """Of a matrix with so many groups along their dim, and about so much of the other one."""
+    if not own.across:
+        return others, groups * own.group_size
+    # A row's part of the scales and minima, in whole bytes.
+    return groups * own.group_size, align_up(others, own.group_size // 4)
 
 
 def oracle(x: np.ndarray, own: Grouped) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(codes, scales, minima), [rows, groups, ...]."""
+    """(codes, scales, minima), [rows, groups, ...]; across rows of the turned matrix."""
+    x = x.T if own.across else x
     wide = np.nan_to_num(x.astype(np.float32), nan=0.0, posinf=65504.0, neginf=-65504.0)
     groups = wide.clip(-65504, 65504).reshape(x.shape[0], -1, own.group_size)
     lowest = groups.min(-1, keepdims=True).astype(np.float16)
@@ -37,7 +52,14 @@ def oracle(x: np.ndarray, own: Grouped) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def unpack(raw: np.ndarray, columns: int, own: Grouped) -> tuple[np.ndarray, ...]:
-    """A row's parts by the format's own words: byte j has values j and j + half."""
+    """The same by the format's own words: byte j has values j and j + half."""
+    if own.across:
+        lines = raw.reshape(raw.shape[0] // own.group_size, -1)
+        border = columns * own.group_size * own.code_bits // 8
+        packed = lines[:, :border].reshape(len(lines), -1, columns).transpose(2, 0, 1)
+        codes = np.concatenate([packed & 15, packed >> 4], -1) if own.bits < 8 else packed
+        halves = lines[:, border:].copy().view(np.float16).T
+        return codes, halves[:columns, :, None], halves[columns:, :, None]
     border, groups = own.code_bytes(columns), columns // own.group_size
     packed = raw[:, :border].reshape(raw.shape[0], groups, -1)
     codes = np.concatenate([packed & 15, packed >> 4], -1) if own.bits < 8 else packed
@@ -51,8 +73,7 @@ FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), own=st.sampled_from(FORMATS))
 def test_codes_are_those_of_numpy(data: st.DataObject, own: Grouped) -> None:
-    columns = own.group_size * data.draw(st.integers(1, 3))
-    rows = data.draw(st.integers(1, 5))
+    rows, columns = shape(own, data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5)))
     x = data.draw(arrays(np.float32, (rows, columns), elements=FLOATS))
     raw = quantise(torch.from_numpy(x), own).numpy()
     assert raw.shape == (rows, own.row_bytes(columns))
@@ -64,38 +85,41 @@ def test_codes_are_those_of_numpy(data: st.DataObject, own: Grouped) -> None:
 @given(data=st.data(), own=st.sampled_from(FORMATS))
 def test_no_value_is_further_off_than_half_a_step(data: st.DataObject, own: Grouped) -> None:
     elements = st.floats(-1000, 1000, width=32)
-    x = data.draw(arrays(np.float32, (3, 2 * own.group_size), elements=elements))
+    x = data.draw(arrays(np.float32, shape(own, 2, 3), elements=elements))
     rows = GroupedRows(
         raw=quantise(torch.from_numpy(x), own), columns=x.shape[1], number_format=own
     )
     out = torch.empty(x.shape)
     dequantise_reference(rows, out)
-    groups = x.reshape(3, -1, own.group_size)
+    found = out.numpy()
+    x, found = (x.T, found.T) if own.across else (x, found)
+    groups = x.reshape(len(x), -1, own.group_size)
     lowest, highest = groups.min(-1), groups.max(-1)
     step = (highest - lowest) / own.levels
     # Scale and minimum are rounded to float16, relatively by 2^-11, or absolutely near 0.
     rounding = own.levels * (step * 2**-11 + 2**-25) + np.abs(lowest) * 2**-11 + 2**-25
-    error = np.abs(out.numpy().reshape(groups.shape) - groups).max(-1)
+    error = np.abs(found.reshape(groups.shape) - groups).max(-1)
     assert (error <= step / 2 + 1.5 * rounding + 1e-6).all()
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     own=st.sampled_from(FORMATS),
-    rows=st.integers(1, 70),
+    others=st.integers(1, 70),
     groups=st.integers(1, 5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 99),
     spread=st.sampled_from([0.0, 1e-6, 1.0, 3e4]),
 )
 def test_fast_loops_are_the_reference(
-    own: Grouped, rows: int, groups: int, dtype: torch.dtype, seed: int, spread: float
+    own: Grouped, others: int, groups: int, dtype: torch.dtype, seed: int, spread: float
 ) -> None:
     dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, groups * own.group_size, generator=dice) * spread
-    raw = torch.empty(rows + 1, own.row_bytes(x.shape[1]), dtype=torch.uint8)
-    raw[1:] = quantise(x, own)  # rows need not begin where a buffer does
-    compressed = GroupedRows(raw=raw[1:], columns=x.shape[1], number_format=own)
+    x = torch.randn(shape(own, groups, others), generator=dice) * spread
+    before = own.rows_together  # rows need not begin where a buffer does
+    raw = torch.empty(len(x) + before, own.row_bytes(x.shape[1]), dtype=torch.uint8)
+    raw[before:] = quantise(x, own)
+    compressed = GroupedRows(raw=raw[before:], columns=x.shape[1], number_format=own)
     wanted, found = torch.empty(x.shape, dtype=dtype), torch.zeros(x.shape, dtype=dtype)
     dequantise_reference(compressed, wanted)
     dequantise(compressed, found)
@@ -125,17 +149,17 @@ def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) ->
 @settings(deadline=None, max_examples=60)
 @given(
     own=st.sampled_from(FORMATS),
-    rows=st.integers(1, 70),
+    others=st.integers(1, 70),
     groups=st.integers(1, 5),
     tokens=st.integers(1, 16),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 99),
 )
 def test_small_products_are_those_of_the_plain_rows(
-    own: Grouped, rows: int, groups: int, tokens: int, dtype: torch.dtype, seed: int
+    own: Grouped, others: int, groups: int, tokens: int, dtype: torch.dtype, seed: int
 ) -> None:
     dice = torch.Generator().manual_seed(seed)
-    columns = groups * own.group_size
+    rows, columns = shape(own, groups, align_up(others, 16) if own.across else others)
     weights = GroupedRows(
         raw=quantise(torch.randn(rows, columns, generator=dice), own),
         columns=columns,

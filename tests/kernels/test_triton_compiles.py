@@ -70,6 +70,8 @@ for own in (Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=32, wide=
     raw = on_meta(70, own.row_bytes(256))
     make_plain(raw, own, on_meta(70, 256, dtype=dtype))
     assert multiply(on_meta(5, 256, dtype=dtype), raw, own) is not None
+across = Grouped(bits=4, group_size=64, across=True)
+make_plain(on_meta(128, across.row_bytes(256)), across, on_meta(128, 256, dtype=dtype))
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
@@ -105,5 +107,5 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    kernels = {"_make_plain", "_multiply", "_append", "_attend_plain", "_attend_codes", "_merge"}
-    assert set(done.stdout.split()) == kernels
+    kernels = {"_make_plain", "_make_plain_across", "_multiply", "_append", "_merge"}
+    assert set(done.stdout.split()) == kernels | {"_attend_plain", "_attend_codes"}

@@ -26,23 +26,31 @@ WEIGHTS = [
     for size in (16, 32, 64, 128)
     for wide in (False, True)
 ]
+ACROSS = [
+    Grouped(bits=bits, group_size=size, across=True)
+    for bits in (3, 4, 8)
+    for size in (16, 32, 64, 128)
+]
 HEADS = [Grouped(bits=bits, group_size=size) for bits in (4, 8) for size in (4, 20, 40, 48)]
 
 
 def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -> GroupedRows:
-    """Any codes, scales and minima; rows begin ``first`` rows into their buffer."""
+    """Any codes, scales and minima; rows begin ``first`` rows into their buffer. Across rows, of
+    as many times as many of them, in ``groups`` times as many columns."""
     dice = torch.Generator().manual_seed(seed)
-    shape = (rows + first, groups)
-    codes = torch.randint(0, own.levels + 1, (*shape, own.group_size), generator=dice)
+    shape = (rows + first, groups * (own.group_size if own.across else 1))
+    places = (shape[0], own.group_size, shape[1]) if own.across else (*shape, own.group_size)
+    codes = torch.randint(0, own.levels + 1, places, generator=dice)
     kind = torch.float32 if own.wide else torch.float16
     scale, lowest = (torch.randn(shape, generator=dice).to(kind) for _ in range(2))
     raw = join_rows(codes.to(torch.uint8), scale.abs(), lowest, own).to(DEVICE)
-    return GroupedRows(raw=raw[first:], columns=groups * own.group_size, number_format=own)
+    raw = raw[first * own.rows_together :]
+    return GroupedRows(raw=raw, columns=groups * own.group_size, number_format=own)
 
 
 @settings(deadline=None, max_examples=2 * EXAMPLES)
 @given(
-    own=st.sampled_from(WEIGHTS + HEADS),
+    own=st.sampled_from(WEIGHTS + ACROSS + HEADS),
     rows=st.integers(1, 70),
     groups=st.integers(1, 5),
     first=st.integers(0, 2),
@@ -53,7 +61,8 @@ def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -
 def test_plain_values_are_the_reference_s(
     own: Grouped, rows: int, groups: int, first: int, spare: int, dtype: torch.dtype, seed: int
 ) -> None:
-    compressed = make_rows(own, rows, groups, seed, first)
+    compressed = make_rows(own, 1 + rows // 35 if own.across else rows, groups, seed, first)
+    rows = len(compressed.raw)
     wanted = torch.empty(rows, compressed.columns, dtype=dtype, device=DEVICE)
     dequantise_reference(compressed, wanted)
     held = torch.full((rows, compressed.columns + spare), 7.0, dtype=dtype, device=DEVICE)
@@ -96,9 +105,9 @@ def test_small_products_are_those_of_the_plain_rows(
     assert ((found.double() - wanted).abs() <= 1e-5 * size + 1e-6).all()
 
 
-@pytest.mark.parametrize(("size", "tokens"), [(64, 17), (16, 3)])
-def test_what_does_not_pay_is_left_to_the_caller(size: int, tokens: int) -> None:
-    """Many tokens, and groups shorter than a tensor core's sums."""
-    rows = make_rows(Grouped(bits=4, group_size=size), 4, 2, 0)
+@pytest.mark.parametrize(("size", "tokens", "across"), [(64, 17, 0), (16, 3, 0), (64, 3, 1)])
+def test_what_does_not_pay_is_left_to_the_caller(size: int, tokens: int, across: int) -> None:
+    """Many tokens, groups shorter than a tensor core's sums, and groups across rows."""
+    rows = make_rows(Grouped(bits=4, group_size=size, across=bool(across)), 4, 2, 0)
     with in_use(loaded()):
         assert small_product(torch.ones(tokens, rows.columns, device=DEVICE), rows) is None

@@ -21,21 +21,24 @@ from freight.model.number_format import Grouped, fit_head
 
 dtype = getattr(torch, sys.argv[1])
 own = Grouped(bits=8, group_size=32, wide=True)
+across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
-warm_up(dtype, weights=[None, own], kv_format=kept)
+warm_up(dtype, weights=[None, own, across], kv_format=kept)
 used = (
     group_loops.product,
     group_loops.make_plain,
+    group_loops.product_across,
+    group_loops.make_plain_across,
     attention_loops.attend_heads,
     append_loops.append_tokens,
 )
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled), compiled
-rows = GroupedRows(
-    raw=torch.zeros(40, own.row_bytes(96), dtype=torch.uint8), columns=96, number_format=own
-)
-dequantise(rows, torch.empty(40, 96, dtype=dtype))
-assert small_product(torch.zeros(3, 96), rows) is not None
+for one in (own, across):
+    raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
+    rows = GroupedRows(raw=raw, columns=96, number_format=one)
+    dequantise(rows, torch.empty(96, 96, dtype=dtype))
+    assert small_product(torch.zeros(3, 96), rows) is not None
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
 pages = Pages(
     raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept

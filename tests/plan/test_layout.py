@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from freight.model.checkpoint import TensorSource, resolve
+from freight.model.checkpoint import TensorSource, imagined_sources, resolve
+from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme, tensor_shapes
+from freight.model.number_format import Compression, Grouped
 from freight.model.programme import Programme
 from freight.plan.layout import BLOCK, Part, UnitLayout, WeightLayout, lay_out
 from freight.plan.policy import Policy, Split
@@ -288,3 +290,34 @@ def test_a_unit_is_read_in_few_requests(checkpoints: dict[str, Checkpoint]) -> N
     )
     layout = lay(checkpoints["one file"], policy, "float32")
     assert all(len(unit.pieces) <= 2 for unit in layout.units)
+
+
+@quick
+@given(size=st.sampled_from([32, 64, 128]), policy=policies())
+def test_groups_across_rows_are_never_cut(
+    size: int, policy: Policy, checkpoints: dict[str, Checkpoint]
+) -> None:
+    """Of matrices with more and with less than 1024 rows, and of a head in two chunks."""
+    small = checkpoints["one file"].config
+    width = {"hidden_size": 576, "embedding_size": 576}
+    config = replace(small, **width, intermediate_size=1440, vocab_size=8256)
+    sources = imagined_sources(config, "bfloat16")
+    formats = choose_formats(config, sources, Compression(bits=4, group_size=size, across=True))
+    layout = lay_out(
+        build_programme(config),
+        compressed_places(sources, formats, Path("weights.bin")),
+        policy,
+        dtype="bfloat16",
+        tied_embeddings=False,
+    )
+    heads = {unit.unit.name for unit in layout.units if unit.unit.kind == "head"}
+    assert len(heads) == 2
+    for unit in layout.units:
+        for part in (part for part in unit.parts if part.weight.is_matrix):
+            own = part.compressed
+            assert isinstance(own, Grouped) and own.across
+            assert sources[part.weight.name].shape[0] % own.group_size == 0
+            first = part.weight.first_row + part.first_row
+            assert first % own.group_size == part.num_rows % own.group_size == 0
+            factors = 2 * 16 * part.num_elements // own.group_size
+            assert 8 * part.num_bytes == 4 * part.num_elements + factors

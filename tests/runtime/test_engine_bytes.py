@@ -242,6 +242,28 @@ def test_counts_equal_the_closed_form(name: str, model_dir: Path) -> None:
         check_counts(engine, told, places)
 
 
+@pytest.mark.parametrize("dim", ["input", "output"])
+@pytest.mark.parametrize(
+    "name", ["cpu: all on disk", "cpu: odd mix", "sim: weights on disk", "sim: odd mix, K=8"]
+)
+def test_counts_of_compressed_weights(name: str, dim: str, model_dir: Path) -> None:
+    """All matrices but the table that is looked up, in groups of 16 or 32 here: 4 bits, and 16 for
+    each scale and minimum. Group borders move no byte."""
+    places = embedding_place(model_dir)
+    options = {**POLICIES[name], "weight_bits": 4, "group_size": 32, "group_dim": dim}
+    options["compressed_dir"] = model_dir / "kept"
+    with tiny.engine(model_dir, PROMPTS, STEPS, **options) as engine:
+        layout = engine.plan.layout
+        parts = [part for unit in layout.units for part in unit.parts if part.compressed]
+        elements = sum(part.num_elements for part in parts)
+        assert elements == LAYERS * (WIDTH * 192 + 3 * WIDTH * 160) + tiny.VOCAB * WIDTH
+        assert sum(part.num_bytes for part in parts) == elements // 2 + 4 * elements // 32
+        on_disk = [part for part in parts if part.tier == "disk"]
+        vectors_stay = layout.streamed_bytes("disk")[0]
+        assert vectors_stay == sum(part.num_bytes for part in on_disk)
+        check_counts(engine, [*sweeps(engine, tiny.run(engine, PROMPTS, STEPS))], places)
+
+
 SCORING = [
     "cpu: all in memory",
     "cpu: weights on disk",

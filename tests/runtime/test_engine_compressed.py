@@ -7,6 +7,7 @@ them; under every kind of policy alike, for an approximation must not depend on 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import torch
 from transformers import GPTNeoXConfig, OPTConfig, PreTrainedModel
 
 from freight.errors import InputError, ModelError
-from freight.model.number_format import Compression
+from freight.model.number_format import Compression, Grouped
 from freight.runtime.compressed_files import compressed_sources
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
 
 from . import tiny
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
+DIMS = ("input", "output")
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 192,
@@ -31,8 +35,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-def there_and_back(x: np.ndarray, bits: int, group_size: int) -> np.ndarray:
-    """Min-max quantisation of each row in groups, scale and minimum in float16."""
+def there_and_back(x: np.ndarray, bits: int, group_size: int, dim: str = "input") -> np.ndarray:
+    """Min-max quantisation of each row in groups, or of each column, scale and minimum in
+    float16."""
+    if dim == "output":
+        return there_and_back(x.T, bits, group_size).T
     while x.shape[1] % group_size:
         group_size //= 2
     groups = x.astype(np.float32).reshape(x.shape[0], -1, group_size)
@@ -45,12 +52,14 @@ def there_and_back(x: np.ndarray, bits: int, group_size: int) -> np.ndarray:
     return (np.where(scale > 0, codes, 0) * scale + lowest).reshape(x.shape)
 
 
-def compress(model: PreTrainedModel, bits: int, group_size: int) -> PreTrainedModel:
+def compress(
+    model: PreTrainedModel, bits: int, group_size: int, dim: str = "input"
+) -> PreTrainedModel:
     """Every matrix but those that rows are looked up in."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Linear) and module.weight is not tied(model):
-                found = there_and_back(module.weight.numpy(), bits, group_size)
+                found = there_and_back(module.weight.numpy(), bits, group_size, dim)
                 module.weight.copy_(torch.from_numpy(found))
     return model
 
@@ -66,35 +75,49 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir: Path) -> list[list[int]]:
-    model = compress(tiny.make_model(model_dir, **SIZES), 4, 64)
-    return tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+def expected(model_dir: Path) -> dict[str, list[list[int]]]:
+    """By the dimension that groups run along."""
+    found = {}
+    for dim in DIMS:
+        model = compress(tiny.make_model(model_dir, **SIZES), 4, 64, dim)
+        found[dim] = tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    assert found["input"] != found["output"]
+    return found
 
 
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", [n for n in POLICIES if "slow" not in n])
 def test_same_tokens_under_every_policy(
-    name: str, model_dir: Path, expected: list[list[int]], tmp_path: Path
+    name: str, dim: str, model_dir: Path, expected: dict[str, list[list[int]]]
 ) -> None:
-    options = {**POLICIES[name], "weight_bits": 4, "compressed_dir": model_dir / "kept"}
+    options = {**POLICIES[name], "weight_bits": 4, "group_dim": dim}
+    options["compressed_dir"] = model_dir / "kept"
     with tiny.engine(model_dir, PROMPTS, STEPS, **options) as engine:
-        assert engine.plan.layout.compressed
-        assert tiny.run(engine, PROMPTS, STEPS) == expected
+        kept = engine.plan.layout.compressed.values()
+        assert {isinstance(own, Grouped) and own.across for own in kept} == {dim == "output"}
+        assert tiny.run(engine, PROMPTS, STEPS) == expected[dim]
 
 
 @pytest.mark.parametrize(
     ("bits", "group_size"), [(3, 64), (4, 32), (4, 128), (8, 64)], ids=lambda value: str(value)
 )
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_bits_and_groups(
-    bits: int, group_size: int, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bits: int,
+    group_size: int,
+    dim: str,
+    kernels: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from freight.kernels import threads
 
     if kernels == "reference":
         monkeypatch.setattr(threads, "find_loops", lambda: None)
-    model = compress(tiny.make_model(tmp_path, **SIZES), bits, group_size)
+    model = compress(tiny.make_model(tmp_path, **SIZES), bits, group_size, dim)
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
-    options = {**tiny.ON_CPU, "weight_bits": bits, "group_size": group_size}
+    options = {**tiny.ON_CPU, "weight_bits": bits, "group_size": group_size, "group_dim": dim}
     options["compressed_dir"] = tmp_path / "kept"
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
@@ -122,24 +145,55 @@ CONFIGS = {
 }
 
 
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_families(name: str, tmp_path: Path) -> None:
+def test_families(name: str, dim: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
     more: dict[str, Any] = {"tie_word_embeddings": True} if config is None else {}
     made = tiny.make_model(tmp_path, config=config, **more)
-    answers = tiny.tokens(tiny.reference(compress(made, 4, 64), PROMPTS[:5], STEPS))
-    options = {**tiny.ON_SIM, "weight_bits": 4, "compressed_dir": tmp_path / "kept"}
+    answers = tiny.tokens(tiny.reference(compress(made, 4, 64, dim), PROMPTS[:5], STEPS))
+    options = {**tiny.ON_SIM, "weight_bits": 4, "group_dim": dim}
+    options["compressed_dir"] = tmp_path / "kept"
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
 
 
-def prepare(model_dir: Path, kept: Path, said: list[str]) -> dict[str, Any]:
+@pytest.mark.parametrize("dim", DIMS)
+def test_groups_that_do_not_fit_are_smaller_and_said(dim: str, tmp_path: Path) -> None:
+    """A head in two chunks, whose rows 64 divides and 128 does not, and an inner width of 96."""
+    vocab = 1088
+    made = tiny.make_model(tmp_path, vocab_size=vocab, intermediate_size=96, num_hidden_layers=1)
+    prompts = tiny.prompts(5, 40, vocab=vocab)
+    answers = tiny.tokens(tiny.reference(compress(made, 4, 128, dim), prompts, STEPS))
+    options = {**tiny.ON_SIM, "weight_bits": 4, "group_size": 128, "group_dim": dim}
+    said: list[str] = []
+    built = build_engine(
+        tmp_path,
+        options=EngineOptions(
+            dtype="float32", disk_dir=tmp_path, compressed_dir=tmp_path / "kept", **options
+        ),
+        workload=tiny.workload(prompts, STEPS),
+        say=said.append,
+    )
+    with closing(built) as engine:
+        heads = [unit for unit in engine.programme.units if unit.kind == "head"]
+        assert len(heads) > 1
+        assert tiny.run(engine, prompts, STEPS) == answers
+    smaller = {"mlp.up": 32, "head.weight": 64} if dim == "output" else {"mlp.down": 32}
+    (fit,) = [text for text in said if text.startswith("128 does not divide all matrices: ")]
+    for name, size in smaller.items():
+        assert f"{name} has groups of {size}" in fit
+
+
+def prepare(
+    model_dir: Path, kept: Path, said: list[str], *, across: bool = False
+) -> dict[str, Any]:
     from freight.model.checkpoint import resolve
     from freight.model.config import read_config
 
     config = read_config(model_dir)
     sources = resolve(config, model_dir)
-    wanted = Compression(bits=4, group_size=64)
+    wanted = Compression(bits=4, group_size=64, across=across)
     return compressed_sources(config, sources, wanted, directory=kept, say=said.append)
 
 
@@ -185,11 +239,25 @@ def test_the_command_makes_what_a_run_finds(
     flags = ["--model", str(tmp_path / "model"), "--compressed-dir", str(tmp_path / "kept")]
     assert main(["compress", *flags]) in (1, 2)
     assert "Pass --weight-bits 4." in capsys.readouterr().err
-    assert main(["compress", *flags, "--weight-bits", "4"]) == 0
-    assert Path(capsys.readouterr().out.strip(), "weights.bin").is_file()
     said: list[str] = []
-    prepare(tmp_path / "model", tmp_path / "kept", said)
+    for dim in DIMS:
+        assert main(["compress", *flags, "--weight-bits", "4", "--group-dim", dim]) == 0
+        assert Path(capsys.readouterr().out.strip(), "weights.bin").is_file()
+        prepare(tmp_path / "model", tmp_path / "kept", said, across=dim == "output")
     assert not said
+
+
+def test_other_groups_are_kept_beside(tmp_path: Path) -> None:
+    """Of as many bytes, so that only what they are kept by tells them apart."""
+    tiny.make_model(tmp_path / "model", **SIZES)
+    kept, said = tmp_path / "kept", []
+    made = [prepare(tmp_path / "model", kept, said, across=own) for own in (False, True)]
+    assert len(list(kept.iterdir())) == len(said) == 2
+    one, other = ({name: own[name].num_bytes for name in own} for own in made)
+    assert one == other
+    for own in (True, False):
+        prepare(tmp_path / "model", kept, said, across=own)
+    assert len(said) == 2
 
 
 def test_another_checkpoint_has_others(tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ STEP = Attend(
     softcap=20.0,
     kv_format=Grouped(bits=4, group_size=32),
 )
-WEIGHTS: list[Compressed | None] = [None, Grouped(bits=8, group_size=32, wide=True)]
+WEIGHTS: list[Compressed | None] = [
+    None,
+    Grouped(bits=8, group_size=32, wide=True),
+    Grouped(bits=4, group_size=64, across=True),
+]
 
 
 def tried(kernels: Kernels, *steps: Attend) -> tuple[Kernels, list[str]]:

@@ -35,6 +35,7 @@ def compress_model(arguments: argparse.Namespace) -> int:
     compression = find_compression(
         weight_bits=arguments.weight_bits,
         group_size=arguments.group_size,
+        group_dim=arguments.group_dim,
         compute=arguments.compute,
     )
     if compression is None and not packed_formats(sources):
@@ -79,6 +80,7 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
         return
     say(announcement(options.compression, directory))
     flags = ["--compute", options.compute, "--group-size", str(options.group_size)]
+    flags += ["--group-dim", options.group_dim]
     if options.weight_bits is not None:
         flags += ["--weight-bits", str(options.weight_bits)]
     flags += ["--model", str(model_dir), "--compressed-dir", str(directory)]

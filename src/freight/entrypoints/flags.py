@@ -216,6 +216,12 @@ def add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="numbers that share a scale: 32, 64 (default) or 128",
     )
     group.add_argument(
+        "--group-dim",
+        default="input",
+        metavar="DIM",
+        help="where a matrix's groups run: along input (default), or output, as FlexGen's do",
+    )
+    group.add_argument(
         "--sparse-attention",
         type=float,
         metavar="SHARE",

@@ -65,11 +65,11 @@ class LLM:
     that the CPU attends. ``admission`` says when rows enter: "row", "zigzag", "diagonal", "refill"
     or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a sweep. What prompts
     begin with alike is computed once unless ``share_prefixes`` is off. Four things do change
-    the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, ``kv_bits`` keys and
-    values, ``compute`` "int8" makes products of 8-bit integers on the CPU, and of the keys that a
-    new token sees only the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU
-    whose link carries ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from
-    config.json alone.
+    the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run along the
+    ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8" makes
+    products of 8-bit integers on the CPU, and of the keys that a new token sees only the share
+    ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
+    ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class LLM:
         weight_bits: int | None = None,
         kv_bits: int | None = None,
         group_size: int = 64,
+        group_dim: str = "input",
         sparse_attention: float | None = None,
         compute: str = "plain",
         overlap: bool = True,
@@ -118,6 +119,7 @@ class LLM:
             weight_bits=weight_bits,
             kv_bits=kv_bits,
             group_size=group_size,
+            group_dim=group_dim,
             sparse_attention=sparse_attention,
             compute=compute,
             overlap=overlap,

@@ -306,6 +306,7 @@ def _read_compression(arguments: argparse.Namespace, machine: Machine) -> Compre
     return find_compression(
         weight_bits=arguments.weight_bits,
         group_size=arguments.group_size,
+        group_dim=arguments.group_dim,
         compute=arguments.compute,
     )
 

@@ -122,6 +122,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,
+        group_dim=arguments.group_dim,
         sparse_attention=arguments.sparse_attention,
         compute=arguments.compute,
         compressed_dir=_parse_path(getattr(arguments, "compressed_dir", None)),
@@ -209,6 +210,8 @@ def identify(options: EngineOptions, model_dir: Path) -> dict[str, str]:
     }
     if options.weight_bits is not None:
         identity["the weights' bits"] = f"{options.weight_bits}, groups of {options.group_size}"
+        if options.group_dim != "input":
+            identity["the dimension of the weights' groups"] = options.group_dim
     if options.kv_bits is not None:
         identity["the keys' bits"] = f"{options.kv_bits}, groups of {options.group_size}"
     if options.sparse_attention is not None:

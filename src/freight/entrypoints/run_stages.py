@@ -53,6 +53,7 @@ _SAME_FLAGS: Final = (
     "batch_tokens",
     "compute",
     "cpu_attention",
+    "group_dim",
     "group_size",
     "kv_bits",
     "micro_batch_size",

@@ -1,6 +1,8 @@
 """Integers in groups as tensors: quantise, and back. The reference of all faster versions.
 
-A compressed matrix is uint8 [rows, row bytes]; the format is in ``model.number_format``.
+A compressed matrix is uint8 [rows, row bytes]; the format is in ``model.number_format``. Where
+groups run across rows, as many rows as a group has are one stretch of bytes, and only whole groups
+mean anything.
 """
 
 from __future__ import annotations
@@ -30,24 +32,29 @@ _MOST: Final = 65504.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedRows:
-    """Rows of a matrix with so many columns, compressed."""
+    """Rows of a matrix with so many columns, compressed; whole groups of them."""
 
     raw: torch.Tensor
     columns: int
     number_format: Grouped
+
+    def __post_init__(self) -> None:
+        # Loops check no index.
+        assert self.raw.shape[0] % self.number_format.rows_together == 0, self.raw.shape
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.raw.shape[0], self.columns
 
     def rows(self, first: int, last: int) -> GroupedRows:
+        assert first % self.number_format.rows_together == 0, first
         return GroupedRows(
             raw=self.raw[first:last], columns=self.columns, number_format=self.number_format
         )
 
 
 def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
-    """x [rows, columns] of any float type as uint8 [rows, row bytes].
+    """x [rows, columns] of any float type as uint8 [rows, row bytes]; groups divide their dim.
 
     Values beyond float16 become its largest, of no value (NaN) 0. A value is off by half of a step
     at most, a step being (max - min) / levels of its group, and by the rounding of scale and
@@ -55,17 +62,16 @@ def quantise(x: torch.Tensor, number_format: Grouped) -> torch.Tensor:
     sign: which of 0 and -0 is the smaller, machines disagree.
     """
     rows, columns = x.shape
-    size = number_format.group_size
-    groups = columns // size
+    size, dim = number_format.group_size, 1 if number_format.across else 2
     wide = torch.nan_to_num(x.float(), nan=0.0, posinf=_MOST, neginf=-_MOST).clamp_(-_MOST, _MOST)
-    wide = wide.view(rows, groups, size)
-    lowest = wide.amin(dim=-1).half().add_(0.0)
-    span = (wide.amax(dim=-1) - lowest.float()).clamp_(min=0.0)
+    wide = wide.view((-1, size, columns) if number_format.across else (rows, -1, size))
+    lowest = wide.amin(dim=dim).half().add_(0.0)
+    span = (wide.amax(dim=dim) - lowest.float()).clamp_(min=0.0)
     # By a number, CUDA would multiply by its inverse, and not always round to the nearest.
     levels = torch.full((), float(number_format.levels), device=x.device)
     scale = (span / levels).half().add_(0.0)
-    step = scale.float()[..., None]
-    codes = (wide - lowest.float()[..., None]) / torch.where(step > 0, step, 1.0)
+    step = scale.float().unsqueeze(dim)
+    codes = (wide - lowest.float().unsqueeze(dim)) / torch.where(step > 0, step, 1.0)
     codes = codes.round_().clamp_(0, number_format.levels)
     codes = torch.where(step > 0, codes, 0.0).to(torch.uint8)
     return join_rows(codes, scale, lowest, number_format)
@@ -75,26 +81,29 @@ def join_rows(
     codes: torch.Tensor, scale: torch.Tensor, lowest: torch.Tensor, number_format: Grouped
 ) -> torch.Tensor:
     """codes uint8 [rows, groups, group size], scales and minima [rows, groups] in the format's own
-    type, as uint8 [rows, row bytes]."""
-    rows, _, size = codes.shape
+    type, as uint8 [rows, row bytes]. Across rows, codes are [groups, group size, columns] and the
+    others [groups, columns]."""
+    dim = 1 if number_format.across else 2
     if number_format.code_bits == 4:
-        codes = codes[..., : size // 2] | codes[..., size // 2 :] << 4
-    return torch.cat(
-        [codes.reshape(rows, -1), scale.view(torch.uint8), lowest.view(torch.uint8)], dim=1
-    )
+        low, high = codes.chunk(2, dim=dim)
+        codes = low | high << 4
+    found = torch.cat([codes.flatten(1), scale.view(torch.uint8), lowest.view(torch.uint8)], dim=1)
+    return found.view(len(found) * number_format.rows_together, -1)
 
 
 def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     """out [rows, columns] = the values, computed in float32 and rounded once."""
-    number_format, (count, columns) = rows.number_format, rows.shape
-    groups = columns // number_format.group_size
-    border = number_format.code_bytes(columns)
-    codes = rows.raw[:, :border].view(count, groups, -1)
-    if number_format.code_bits == 4:
-        codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-    factors = rows.raw[:, border:].view(torch.float32 if number_format.wide else torch.float16)
-    scale, lowest = factors[:, :groups].float(), factors[:, groups:].float()
-    values = codes.float() * scale[..., None] + lowest[..., None]
+    own, (count, columns) = rows.number_format, rows.shape
+    dim, together = (1 if own.across else 2), own.rows_together
+    raw = rows.raw.reshape(count // together, together * rows.raw.shape[1])
+    border, step = together * own.code_bytes(columns), own.code_bytes(own.group_size)
+    shape = (step, columns) if own.across else (columns // own.group_size, step)
+    codes = raw[:, :border].view(len(raw), *shape)
+    if own.code_bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=dim)
+    factors = raw[:, border:].view(torch.float32 if own.wide else torch.float16).float()
+    scale, lowest = factors.chunk(2, dim=1)
+    values = codes.float() * scale.unsqueeze(dim) + lowest.unsqueeze(dim)
     out.copy_(values.view(count, columns))
 
 

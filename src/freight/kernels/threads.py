@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _LEAST_ROWS = 16
+_LEAST_BYTES = 8
+"""Of groups across rows: those of as many rows, in 4 bits."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
 
@@ -69,9 +71,11 @@ def product_on_cpu(
 ) -> torch.Tensor | None:
     """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
     such loop."""
-    loops, source, numbers = find_loops(), raw.numpy(), _numbers(raw, number_format)
-    if loops is None or numbers is None:
+    loops, columns = find_loops(), x.shape[1]
+    found = None if loops is None else _lines(raw, columns, number_format)
+    if loops is None or found is None:
         return None
+    source, numbers = found
     wide = x.float().contiguous().view(-1).numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
@@ -79,21 +83,41 @@ def product_on_cpu(
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.groups.product(source[own], numbers[own], size, bits, wide, x.shape[1], target[own])
+        loops.groups.product(source[own], numbers[own], size, bits, wide, columns, target[own])
 
-    share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
+    def work_across(first: int, last: int) -> None:
+        loops.groups.product_across(source, numbers, size, bits, first, last, wide, columns, target)
+
+    _share_rows(raw.shape[0], number_format, work_across if number_format.across else work)
     return out.t()
 
 
-def _numbers(raw: torch.Tensor, number_format: Grouped) -> npt.NDArray[Any] | None:
-    """The rows as whole numbers as wide as a scale; None where they do not lie as loops want, or
-    groups are no whole vectors."""
+def _share_rows(count: int, number_format: Grouped, work: Callable[[int, int], None]) -> None:
+    """Share out so many rows, or the bytes of their groups where these run across rows."""
+    if number_format.across:
+        share(np.ones(number_format.code_bytes(count), np.int64), work, _LEAST_BYTES)
+    else:
+        share(np.ones(count, np.int64), work, _LEAST_ROWS)
+
+
+def _lines(
+    raw: torch.Tensor, columns: int, number_format: Grouped
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """The rows, or those that lie together as one, as bytes and as whole numbers as wide as a
+    scale; None where they do not lie as loops want, or groups, or rows, are no whole vectors."""
     source, size = raw.numpy(), number_format.factor_bytes
-    if number_format.group_size * number_format.code_bits < 8 * _WIDTH:
+    if number_format.across:
+        if columns % _WIDTH:
+            return None
+    elif number_format.group_size * number_format.code_bits < 8 * _WIDTH:
         return None
-    if not source.flags.c_contiguous or source.ctypes.data % size or source.shape[1] % size:
+    if not source.flags.c_contiguous or source.ctypes.data % size:
         return None
-    return source.view(np.uint32 if number_format.wide else np.uint16)
+    together = number_format.rows_together
+    lines = source.reshape(len(source) // together, together * source.shape[1])
+    if lines.shape[1] % size:
+        return None
+    return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
@@ -118,22 +142,26 @@ def dequantise_on_cpu(
     loops = find_loops()
     if loops is None or not out.is_contiguous():
         return False
+    found = _lines(raw, columns, number_format)
+    if found is None:
+        return False
     if out.dtype is torch.bfloat16:
         target = out.view(torch.int16).numpy().view(np.uint16)
     elif out.dtype is torch.float32:
         target = out.numpy()
     else:
         return False
-    source, numbers = raw.numpy(), _numbers(raw, number_format)
-    if numbers is None:
-        return False
+    source, numbers = found
     size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
         loops.groups.make_plain(source[own], numbers[own], size, bits, target[own])
 
-    share(np.ones(raw.shape[0], np.int64), work, _LEAST_ROWS)
+    def work_across(first: int, last: int) -> None:
+        loops.groups.make_plain_across(source, numbers, size, bits, first, last, target)
+
+    _share_rows(raw.shape[0], number_format, work_across if number_format.across else work)
     return True
 
 

@@ -34,8 +34,9 @@ def warm_up(
 ) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, keys and values so."""
     kinds = set(weights)
-    for is_wide in {own.wide for own in (*kinds, kv_format) if isinstance(own, Grouped)}:
-        _warm_up_products(dtype, replace(_FORMAT, wide=is_wide))
+    grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
+    for wide, across in {(own.wide, own.across) for own in grouped}:
+        _warm_up_products(dtype, replace(_FORMAT, wide=wide, across=across))
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
@@ -57,8 +58,9 @@ def _let_go_of_compiler() -> None:
 
 
 def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
-    raw = torch.zeros(1, number_format.row_bytes(64), dtype=torch.uint8)
-    dequantise_on_cpu(raw, 64, number_format, torch.empty(1, 64, dtype=dtype))
+    rows = number_format.rows_together
+    raw = torch.zeros(rows, number_format.row_bytes(64), dtype=torch.uint8)
+    dequantise_on_cpu(raw, 64, number_format, torch.empty(rows, 64, dtype=dtype))
     product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 

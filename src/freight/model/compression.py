@@ -8,6 +8,7 @@ names and shapes, no tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from freight.errors import InputError
 from freight.model.decoder import build_programme
 from freight.model.families import FAMILIES
-from freight.model.number_format import Compression, find_compressed, row_bytes
+from freight.model.number_format import Compression, Grouped, find_compressed, row_bytes
 from freight.model.packed_tensors import becomes
 from freight.model.places import locate
 from freight.model.sources import TensorSource
@@ -27,6 +28,7 @@ __all__ = [
     "announced_formats",
     "choose_formats",
     "compressed_places",
+    "describe_fit",
     "packed_formats",
     "refuse_compression",
 ]
@@ -34,6 +36,8 @@ __all__ = [
 ALIGNMENT: Final = 4096
 """Where tensors begin in the file of compressed weights: on a block, so that whole blocks are
 theirs."""
+
+_NUMBERS: Final = re.compile(r"^layers\.\d+\.|(?<=experts\.)\d+\.")
 
 
 def choose_formats(
@@ -47,10 +51,29 @@ def choose_formats(
         return formats
     refuse_compression(formats, compression)
     for name in _matrices(config, with_routers=not compression.is_for_integers):
-        number_format = compression.fit(sources[name].shape[-1])
+        number_format = compression.fit(*sources[name].shape)
         if number_format is not None:
             formats[name] = number_format.name
     return formats
+
+
+def describe_fit(
+    config: ModelConfig, sources: Mapping[str, TensorSource], compression: Compression | None
+) -> str:
+    """What to tell where groups are smaller than was asked, or matrices plain; else nothing."""
+    if compression is None or compression.group_size is None:
+        return ""
+    found: dict[str, str] = {}
+    for name in _matrices(config, with_routers=True):
+        own = compression.fit(*sources[name].shape)
+        kind = _NUMBERS.sub("", name)
+        if own is None:
+            found[kind] = f"{kind} stays plain"
+        elif isinstance(own, Grouped) and own.group_size < compression.group_size:
+            found[kind] = f"{kind} has groups of {own.group_size}"
+    if not found:
+        return ""
+    return f"{compression.group_size} does not divide all matrices: {', '.join(found.values())}"
 
 
 def packed_formats(sources: Mapping[str, TensorSource]) -> dict[str, str]:

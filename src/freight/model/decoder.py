@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
+from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Activate,
     Add,
@@ -32,10 +33,13 @@ from freight.model.programme import (
     Weight,
 )
 from freight.model.switches import Experts, ModelConfig
+from freight.quantities import align_down, align_up
 
 __all__ = ["build_programme", "count_parameters", "tensor_shapes"]
 
 _HEAD_CHUNK_MIN_ROWS: Final = 256
+_HEAD_GRANULE_ROWS: Final = max(GROUP_SIZES)
+"""Groups of compressed rows begin where chunks do."""
 
 
 def build_programme(config: ModelConfig) -> Programme:
@@ -46,9 +50,9 @@ def build_programme(config: ModelConfig) -> Programme:
     for layer in range(config.num_layers):
         units += [builder.attention(layer), *builder.mlp_units(layer)]
     largest = max(unit.num_elements for unit in units[1:])
-    chunk = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
-    num_chunks = -(-config.vocab_size // chunk)
-    chunk = -(-config.vocab_size // num_chunks)
+    most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
+    num_chunks = -(-config.vocab_size // align_down(most, _HEAD_GRANULE_ROWS))
+    chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
     carried = ("x", "aside") if config.parallel or config.experts else ("x",)

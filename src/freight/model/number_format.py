@@ -1,13 +1,20 @@
 """How the numbers of a weight are stored: as a plain type, as integers in groups, or as integers
 that products are made of.
 
-A group is some neighbours of a row that share a scale and a minimum (FlexGen, section 5): value =
-minimum + code * scale. A row is its codes, then its scales, then its minima, both in float16, or in
-float32 where they come from a checkpoint that was quantised already and float16 could not hold them
-exactly. Of a group's 4-bit codes byte j holds those of values j and j + group / 2, so that both
-halves are neighbours in memory. Codes of 3 bits are stored as 4: they save nothing more, and are
-there to show what is lost (the paper's negative control). For integer products a row has one scale,
-in float32 behind its signed codes, and no minimum: value = code * scale. Knows sizes, no tensors.
+A group is some neighbours that share a scale and a minimum (FlexGen, section 5): value = minimum +
+code * scale; neighbours of a row, along the input dimension, unless asked otherwise. A row is its
+codes, then its scales, then its minima, both in float16, or in float32 where they come from a
+checkpoint that was quantised already and float16 could not hold them exactly. Of a group's 4-bit
+codes byte j holds those of values j and j + group / 2, so that both halves are neighbours in
+memory. Codes of 3 bits are stored as 4: they save nothing more, and are there to show what is lost
+(the paper's negative control). For integer products a row has one scale, in float32 behind its
+signed codes, and no minimum: value = code * scale.
+
+Along the output dimension, as in the paper, groups are neighbours of a column. As many rows as a
+group has then lie together: the first byte of each column's group, side by side, the second ones,
+and so on, then the scales of all columns, then their minima. Each row counts as an equal part of
+these bytes, so that sizes and places are reckoned in rows as ever; rows are cut between groups
+alone. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from freight.errors import InputError
 __all__ = [
     "BITS",
     "COMPUTES",
+    "DIMS",
     "DTYPE_BYTES",
     "GROUP_SIZES",
     "SUMS",
@@ -34,12 +42,14 @@ __all__ = [
     "find_compression",
     "fit_head",
     "row_bytes",
+    "rows_together",
 ]
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 BITS: Final = (3, 4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
+DIMS: Final = ("input", "output")
 TILE_ROWS: Final = 256
 """Compressed rows that a product makes plain at once: they are used while they are in the cache."""
 
@@ -48,7 +58,7 @@ SUMS: Final = 1 << 20
 
 COMPUTES: Final = ("plain", "int8")
 
-_NAME: Final = re.compile(r"int([348])g(\d+)(f32)?")
+_NAME: Final = re.compile(r"int([348])g(\d+)(f32|out)?")
 _SMALLEST_GROUP: Final = 16
 _ALIGNMENT: Final = 4
 _MOST_COLUMNS: Final = (2**31 - 1) // 127**2
@@ -57,15 +67,23 @@ _MOST_COLUMNS: Final = (2**31 - 1) // 127**2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grouped:
-    """Integers of ``bits`` in groups of ``group_size``; ``wide``: scales and minima in float32."""
+    """Integers of ``bits`` in groups of ``group_size``; ``wide``: scales and minima in float32;
+    ``across``: groups are neighbours of a column, along the output dimension. Not both."""
 
     bits: int
     group_size: int
     wide: bool = False
+    across: bool = False
 
     @property
     def name(self) -> str:
-        return f"int{self.bits}g{self.group_size}{'f32' if self.wide else ''}"
+        ending = "f32" if self.wide else "out" if self.across else ""
+        return f"int{self.bits}g{self.group_size}{ending}"
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that share groups, and are not cut apart."""
+        return self.group_size if self.across else 1
 
     @property
     def levels(self) -> int:
@@ -86,8 +104,8 @@ class Grouped:
         return columns * self.code_bits // 8
 
     def row_bytes(self, columns: int) -> int:
-        """Codes, scales and minima of a row."""
-        return self.code_bytes(columns) + 2 * self.factor_bytes * (columns // self.group_size)
+        """Codes, scales and minima of a row, or its part of those that it has with others."""
+        return self.code_bytes(columns) + 2 * self.factor_bytes * columns // self.group_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +126,13 @@ Compressed = Grouped | PerRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compression:
-    """What a model's matrices are made: integers of ``bits`` in groups of up to ``group_size``, or,
-    where that is None, 8 bits with a scale per row. InputError where there is no such format."""
+    """What a model's matrices are made: integers of ``bits`` in groups of up to ``group_size``, in
+    rows or ``across`` them, or, where the size is None, 8 bits with a scale per row. InputError
+    where there is no such format."""
 
     bits: int
     group_size: int | None
+    across: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size is None and self.bits == 8:
@@ -131,34 +151,47 @@ class Compression:
 
     def __str__(self) -> str:
         sharing = "a scale per row" if self.group_size is None else f"groups of {self.group_size}"
-        return f"{self.bits} bits, {sharing}"
+        along = " along the output dimension" if self.across else ""
+        return f"{self.bits} bits, {sharing}{along}"
 
-    def fit(self, columns: int) -> Compressed | None:
-        """The format of rows of that length; None where they stay plain. Groups are the largest
-        that divide a row, and none where only tiny ones would."""
+    def fit(self, rows: int, columns: int) -> Compressed | None:
+        """The format of a matrix of that size; None where it stays plain. Groups are the largest
+        that divide the dimension that they run along, and none where only tiny ones would."""
         if self.group_size is None:
             fits = columns % _ALIGNMENT == 0 and columns <= _MOST_COLUMNS
             return PerRow() if fits else None
         size = self.group_size
         while size >= _SMALLEST_GROUP:
-            if columns % size == 0:
-                return Grouped(bits=self.bits, group_size=size)
+            own = Grouped(bits=self.bits, group_size=size, across=self.across)
+            # Scales and minima of a group's columns must have equal parts for its rows.
+            shared = 2 * own.factor_bytes * columns
+            if (rows if self.across else columns) % size == 0 and shared % size == 0:
+                return own
             size //= 2
         return None
 
 
 def find_compression(
-    *, weight_bits: int | None, group_size: int, compute: str
+    *, weight_bits: int | None, group_size: int, group_dim: str, compute: str
 ) -> Compression | None:
     """What the flags ask for, None for plain weights. InputError where they do not go together."""
-    if compute not in COMPUTES:
+    for flag, value, known in (("--compute", compute, COMPUTES), ("--group-dim", group_dim, DIMS)):
+        if value not in known:
+            raise InputError(
+                f"{flag} {value} was given.", "It is not known.", f"Use {' or '.join(known)}."
+            )
+    across = group_dim == "output"
+    if across and weight_bits is None:
         raise InputError(
-            f"--compute {compute} was given.", "It is not known.", f"Use {' or '.join(COMPUTES)}."
+            f"--group-dim {group_dim} was given without --weight-bits.",
+            "It is of the matrices' groups: integer products have a scale per row, keys and values "
+            "groups along the width of a head.",
+            "Add --weight-bits 4, or leave it out.",
         )
     if compute == "plain":
         if weight_bits is None:
             return None
-        return Compression(bits=weight_bits, group_size=group_size)
+        return Compression(bits=weight_bits, group_size=group_size, across=across)
     if weight_bits is not None:
         raise InputError(
             f"--compute {compute} was given with --weight-bits {weight_bits}.",
@@ -175,7 +208,10 @@ def find_compressed(dtype: str) -> Compressed | None:
         return PerRow()
     found = _NAME.fullmatch(dtype)
     return found and Grouped(
-        bits=int(found[1]), group_size=int(found[2]), wide=found[3] is not None
+        bits=int(found[1]),
+        group_size=int(found[2]),
+        wide=found[3] == "f32",
+        across=found[3] == "out",
     )
 
 
@@ -183,6 +219,12 @@ def row_bytes(dtype: str, columns: int) -> int:
     """Bytes of a row."""
     compressed = find_compressed(dtype)
     return columns * DTYPE_BYTES[dtype] if compressed is None else compressed.row_bytes(columns)
+
+
+def rows_together(dtype: str) -> int:
+    """How many rows must not be cut apart."""
+    compressed = find_compressed(dtype)
+    return compressed.rows_together if isinstance(compressed, Grouped) else 1
 
 
 def fit_head(bits: int, group_size: int, width: int) -> Grouped:

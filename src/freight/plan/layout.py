@@ -8,13 +8,14 @@ ranges and tiers, but no tensors and no devices.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from freight.model.number_format import Compressed, find_compressed, row_bytes
+from freight.model.number_format import Compressed, find_compressed, row_bytes, rows_together
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
@@ -316,7 +317,7 @@ def _split(
     weights: Sequence[Weight], split: Split, sources: Mapping[str, TensorSource], dtype: str
 ) -> list[Part]:
     """Cut the weights, one after the other, at the split's borders; borders fall between rows, of
-    large matrices between as many as a product's tiles are high."""
+    large matrices between as many as a product's tiles are high, and between groups."""
     total = sum(weight.num_elements for weight in weights)
     borders = [("gpu", total * split.gpu), ("cpu", total * (split.gpu + split.cpu))]
     parts: list[Part] = []
@@ -326,6 +327,7 @@ def _split(
         own = sources[weight.name].dtype if weight.name in sources else dtype
         held = dtype if find_compressed(own) is None else own
         granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
+        granule = math.lcm(granule, rows_together(held))
         for tier, border in (*borders, ("disk", float(total))):
             last = granule * round((border - before) / (weight.num_columns * granule))
             last = weight.num_rows if tier == "disk" else min(max(last, first), weight.num_rows)

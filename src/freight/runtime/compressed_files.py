@@ -32,9 +32,15 @@ from freight.model.compression import (
     refuse_compression,
 )
 from freight.model.config import ModelConfig
-from freight.model.number_format import Compressed, Compression, Grouped, find_compressed
+from freight.model.number_format import (
+    Compressed,
+    Compression,
+    Grouped,
+    find_compressed,
+    rows_together,
+)
 from freight.model.sources import TensorSource
-from freight.quantities import MIB, align_up, format_bytes
+from freight.quantities import MIB, align_down, align_up, format_bytes
 from freight.runtime.device import ComputeDevice, choose_compute
 from freight.runtime.loaders import CheckpointFiles, bounce_bytes, torch_dtype
 from freight.runtime.options import EngineOptions
@@ -159,6 +165,7 @@ def _plan(
         marks["packed"] = _hash_packing(sources, formats)
     else:
         marks["bits"], marks["group size"] = str(compression.bits), str(compression.group_size)
+        marks |= {"groups": "across rows"} if compression.across else {}
     marks |= {str(path): mark for path, mark in _identify(sources, formats)}
     own = directory / _key(marks)
     return _Work(
@@ -283,8 +290,20 @@ def _rows(
     if dtype == source.dtype or number_format is None:
         yield from packed_rows(files, name, source)
         return
-    for rows in _plain_rows(files, name, source):
+    for rows in _together(_plain_rows(files, name, source), rows_together(dtype)):
         yield _compress(rows, number_format)
+
+
+def _together(chunks: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
+    """The same rows, a multiple of ``count`` of them at a time."""
+    left: torch.Tensor | None = None
+    for chunk in chunks:
+        rows = chunk if left is None else torch.cat([left, chunk])
+        whole = align_down(len(rows), count)
+        left = rows[whole:] if whole < len(rows) else None
+        if whole:
+            yield rows[:whole]
+    assert left is None, "groups fill the tensor"
 
 
 def _compress(rows: torch.Tensor, number_format: Compressed) -> torch.Tensor:

@@ -28,8 +28,8 @@ __all__ = [
     "find_device",
     "quiet_allocator",
     "room_on_cpu",
-    "trim_heap",
     "tight_allocator",
+    "trim_heap",
 ]
 
 _PROBE_SIZE: Final = 1024

@@ -20,7 +20,7 @@ from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import imagined_sources, resolve
-from freight.model.compression import choose_formats, compressed_places
+from freight.model.compression import choose_formats, compressed_places, describe_fit
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
@@ -129,6 +129,8 @@ def open_model(
     else:
         sources = imagined_sources(config, dtype)
     options = settle_compute(options, sources, device, dtype, say)
+    if fit := describe_fit(config, sources, options.compression):
+        say(fit)
     sources = _as_kept(config, sources, options, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.

@@ -21,7 +21,7 @@ from freight.model.batch import RowKey, RowSpan
 from freight.model.number_format import Compressed, Grouped
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace
-from freight.quantities import MIB
+from freight.quantities import MIB, align_up
 
 __all__ = ["attend_steps", "choose_kernels", "try_kernels"]
 
@@ -75,11 +75,13 @@ def try_kernels(
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
     rows = [own for own in set(weights) if isinstance(own, Grouped)]
+    # Products of groups across rows are always made of plain rows.
+    products = [own for own in rows if not own.across]
     attends = set(steps)
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
     trials: dict[str, tuple[Sequence[_Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
-        "multiply": ([_product(own, device, dtype) for own in rows], _TOLERANCES[dtype]),
+        "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
     }
@@ -125,7 +127,8 @@ def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Ten
 def _rows(own: Grouped, device: torch.device) -> GroupedRows:
     narrow = replace(own, wide=False)
     columns = 3 * own.group_size
-    raw = quantise(_numbers(70, columns, device=device, dtype=torch.float32), narrow)
+    count = align_up(70, own.rows_together)
+    raw = quantise(_numbers(count, columns, device=device, dtype=torch.float32), narrow)
     if own.wide:
         border = own.code_bytes(columns)
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3

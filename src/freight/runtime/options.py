@@ -35,8 +35,9 @@ class EngineOptions:
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
     the most that a micro-batch brings to a sweep: longer prompts come in chunks. Beginnings of
     prompts that rows have alike are computed once where they may ``share_prefixes``.
-    ``weight_bits`` compresses the matrices to integers in groups of ``group_size``, kept in
-    ``compressed_dir`` for later runs, ``kv_bits`` keys and values; ``compute`` "int8" makes
+    ``weight_bits`` compresses the matrices to integers in groups of ``group_size`` along their
+    ``group_dim``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values in groups
+    of a head; ``compute`` "int8" makes
     products of 8-bit integers, on CPUs that are fast at it, of weights that are kept likewise. Of
     the keys of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded
     KV cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
@@ -61,6 +62,7 @@ class EngineOptions:
     weight_bits: int | None = None
     kv_bits: int | None = None
     group_size: int = 64
+    group_dim: str = "input"
     sparse_attention: float | None = None
     compute: str = "plain"
     compressed_dir: Path | None = None
@@ -81,7 +83,10 @@ class EngineOptions:
     def compression(self) -> Compression | None:
         """How the matrices are to be compressed."""
         return find_compression(
-            weight_bits=self.weight_bits, group_size=self.group_size, compute=self.compute
+            weight_bits=self.weight_bits,
+            group_size=self.group_size,
+            group_dim=self.group_dim,
+            compute=self.compute,
         )
 
     @property

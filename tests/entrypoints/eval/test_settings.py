@@ -28,6 +28,7 @@ def options(text: str, *flags: str) -> EngineOptions:
         ("weights=4", {"weight_bits": 4}),
         ("weights=3,group=128", {"weight_bits": 3, "group_size": 128}),
         ("group=32, weights=8", {"weight_bits": 8, "group_size": 32}),
+        ("weights=4,dim=output", {"weight_bits": 4, "group_dim": "output"}),
     ],
 )
 def test_a_setting_is_some_options(text: str, fields: dict[str, Any]) -> None:
@@ -45,7 +46,9 @@ def test_a_setting_is_some_options(text: str, fields: dict[str, Any]) -> None:
 def test_every_key_sets_a_field_that_there_is() -> None:
     for word, key in KEYS.items():
         for value in key.values.split("|"):
-            (setting,) = parse_settings([f"{word}={value}"])
+            # The dimension is that of the weights' groups.
+            more = ",weights=4" if word == "dim" else ""
+            (setting,) = parse_settings([f"{word}={value}{more}"])
             assert getattr(EngineOptions(**setting.fields), key.field) == key.read(value)
 
 

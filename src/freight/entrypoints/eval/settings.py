@@ -39,6 +39,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "weights": Key(field="weight_bits", read=int, values="8|4|3"),
     "kv": Key(field="kv_bits", read=int, values="8|4|3"),
     "group": Key(field="group_size", read=int, values="32|64|128"),
+    "dim": Key(field="group_dim", read=str, values="output|input"),
     "sparse": Key(field="sparse_attention", read=float, values="0.1"),
     "compute": Key(field="compute", read=str, values="int8"),
 }

@@ -19,6 +19,8 @@ __all__ = ["make_plain", "multiply"]
 
 _BYTES: Final = 1024
 """Codes that a program makes plain: 8 for each thread of 4 warps, a vector load of each."""
+_COLUMNS: Final = 64
+"""Of groups across rows: a row of them is 128 bytes in 16 bits."""
 _TOKENS: Final = 16
 """The fewest rows of a tensor core's operand: fewer tokens cost the same."""
 _ROWS: Final = 32
@@ -70,8 +72,45 @@ def _make_plain(  # type: ignore[no-untyped-def]
         tl.store(target, _value(codes, scale, lowest, out), mask=inside)
 
 
+@triton.jit
+def _make_plain_across(  # type: ignore[no-untyped-def]
+    raw,
+    factors,
+    out,
+    columns,
+    raw_stride,
+    factor_stride,
+    first_factor,
+    out_stride,
+    bits: tl.constexpr,
+    size: tl.constexpr,
+    step: tl.constexpr,
+    block: tl.constexpr,
+):
+    """``block`` columns of as many rows as a group has."""
+    line = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    byte = tl.arange(0, step)[:, None]
+    there = column < columns
+    inside = (byte < step) & there[None, :]
+    at = raw + line * raw_stride + byte * columns + column[None, :]
+    codes = tl.load(at, mask=inside, other=0)
+    own = factors + line * factor_stride + first_factor + column
+    scale = tl.load(own, mask=there, other=0.0).to(tl.float32)[None, :]
+    lowest = tl.load(own + columns, mask=there, other=0.0).to(tl.float32)[None, :]
+    target = out + (line * size + byte) * out_stride + column[None, :]
+    if bits == 4:
+        tl.store(target, _value(codes & 15, scale, lowest, out), mask=inside)
+        tl.store(target + step * out_stride, _value(codes >> 4, scale, lowest, out), mask=inside)
+    else:
+        tl.store(target, _value(codes, scale, lowest, out), mask=inside)
+
+
 def make_plain(raw: torch.Tensor, number_format: Grouped, out: torch.Tensor) -> None:
     """raw uint8 [rows, row bytes] to out [rows, columns], of any float type."""
+    if number_format.across:
+        _start_across(raw, number_format, out)
+        return
     rows, columns = out.shape
     size = number_format.group_size
     groups, step = columns // size, number_format.code_bytes(size)
@@ -94,6 +133,28 @@ def make_plain(raw: torch.Tensor, number_format: Grouped, out: torch.Tensor) -> 
         padded_step=padded,
         block=block,
         # A product and a sum, each rounded, as the reference has it: wide factors show it.
+        enable_fp_fusion=False,
+    )
+
+
+def _start_across(raw: torch.Tensor, own: Grouped, out: torch.Tensor) -> None:
+    """Likewise where rows lie together."""
+    lines, columns = len(raw) // own.rows_together, out.shape[1]
+    raw, step = raw.view(lines, -1), own.code_bytes(own.group_size)
+    factors, first = _factors(raw, own, columns * own.rows_together)
+    _make_plain_across[(lines, triton.cdiv(columns, _COLUMNS))](
+        raw,
+        factors,
+        out,
+        columns,
+        raw.stride(0),
+        factors.stride(0),
+        first,
+        out.stride(0),
+        bits=own.code_bits,
+        size=own.group_size,
+        step=step,
+        block=_COLUMNS,
         enable_fp_fusion=False,
     )
 
@@ -157,7 +218,7 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 def multiply(x: torch.Tensor, raw: torch.Tensor, number_format: Grouped) -> torch.Tensor | None:
     """x [tokens, columns] times the rows of raw uint8 [rows, row bytes], in float32 [tokens, rows];
-    None where there are more tokens, or smaller groups, than this pays for.
+    None where there are more tokens, or smaller groups, than this pays for, or rows lie together.
 
     The compressed rows are read once, a quarter of what plain ones take in bfloat16; these would
     besides be written first.
@@ -165,7 +226,9 @@ def multiply(x: torch.Tensor, raw: torch.Tensor, number_format: Grouped) -> torc
     (tokens, columns), rows = x.shape, raw.shape[0]
     size, bits = number_format.group_size, number_format.code_bits
     step = number_format.code_bytes(size)
-    if tokens > _TOKENS or step < _LEAST_STEP or step != power_of_two(step) or x.stride(1) != 1:
+    if number_format.across or tokens > _TOKENS or x.stride(1) != 1:
+        return None
+    if step < _LEAST_STEP or step != power_of_two(step):
         return None
     factors, first = _factors(raw, number_format, columns)
     out = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
