@@ -34,7 +34,7 @@ __all__ = [
 
 _SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
-for products of each, and memory in pieces of many sizes."""
+for bfloat16 products of each, and memory in pieces of many sizes."""
 
 _EXTENT_BYTES: Final = 256 << 10
 """Requests of this size reach three fourths of a disk's rate, those of 16 KiB a fourth."""
@@ -273,6 +273,7 @@ def measure(
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
         index_bytes=_index_bytes(config, size, policy, row_pages)
+        + _shapes_bytes(policy, workload, size)
         + _record_bytes(policy, workload, scored),
         query_bytes=num_delegated * (attended + token_bytes),
         attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
@@ -310,8 +311,14 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
     attended = policy.chunk_tokens * config.num_heads * config.head_dim * size
     described = tokens * per_token + policy.micro_batch_size * per_row
-    on_cpu = policy.is_continuous and policy.compute_tier == "cpu"
-    return batches * described + making + attended + on_cpu * _SHAPES_BYTES
+    return batches * described + making + attended
+
+
+def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:
+    """Where the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
+    any time."""
+    is_varied = policy.is_continuous or workload.has_many_lengths
+    return _SHAPES_BYTES if is_varied and policy.compute_tier == "cpu" and size == 2 else 0
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:
