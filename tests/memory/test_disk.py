@@ -75,6 +75,39 @@ def test_any_blocks(first: int, count: int, path: Path) -> None:
     assert traffic.wanted["disk read"] == 7
 
 
+@settings(deadline=None, max_examples=40)
+@given(blocks=st.lists(st.integers(0, 4), max_size=9))
+def test_several_pieces(blocks: list[int], path: Path) -> None:
+    """Each piece in its own place, whoever of the two has read it."""
+    traffic = Traffic()
+    file = DirectFile(path, traffic)
+    BUFFER[:] = b"\xaa" * len(BUFFER)
+    file.read_all(
+        [(own * BLOCK, BUFFER[i * BLOCK : (i + 1) * BLOCK]) for i, own in enumerate(blocks)]
+    )
+    file.close()
+    content = path.read_bytes()
+    for i, own in enumerate(blocks):
+        assert bytes(BUFFER[i * BLOCK : (i + 1) * BLOCK]) == content[own * BLOCK :][:BLOCK]
+    rest = bytes(BUFFER[len(blocks) * BLOCK :])
+    assert rest == b"\xaa" * len(rest)
+    assert traffic.moved["disk read"] == traffic.wanted["disk read"] == BLOCK * len(blocks)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_piece_that_fails_is_reported_whoever_reads_it(bad: int, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4 * BLOCK))
+    file = DirectFile(path, Traffic())
+    os.truncate(path, 2 * BLOCK)
+    offsets = [0, 0]
+    offsets[bad] = 3 * BLOCK
+    pieces = [(own, BUFFER[i * BLOCK : (i + 1) * BLOCK]) for i, own in enumerate(offsets)]
+    with pytest.raises(ModelError, match="It ended there"):
+        file.read_all(pieces)
+    file.close()
+
+
 def test_requests_larger_than_one_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_REQUEST_BYTES", 2 * BLOCK)
     traffic = Traffic()

@@ -274,9 +274,10 @@ class KVCache:
 
     def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Full pages from the file, the page in progress from RAM."""
-        for run, offset, pages in self._disk_runs(layer, passage.disk_in, slot):
+        if passage.disk_in:
             assert self._file is not None
-            self._file.read(offset, host_view(pages), run.count * self.page_bytes)
+            runs = self._disk_runs(layer, passage.disk_in, slot)
+            self._file.read_all([(offset, host_view(pages)) for _, offset, pages in runs])
         for run in passage.tails_in:
             copy_bytes(self._tails[layer, run.home : run.home + run.count], _pages(slot, run))
 
