@@ -28,7 +28,7 @@ from freight.partition.named import FEED_FORWARD
 from freight.partition.planner import cuts, meshes
 from freight.partition.shortest import Prices, seconds_of
 
-from .test_layers import check, config, draws, plain_attention, plain_mlp, plain_norm
+from .test_layers import check, config, draws, plain_block
 from .test_planner import mixtral
 from .test_schemes import bundled
 
@@ -196,15 +196,7 @@ def test_what_is_found_computes_the_block(
     own = best_block(model, sizes, data.draw(prices_for(mesh))).layer
     arrays, shared = draws(own, seed), heads[0] // heads[1]
     x = arrays["x"]
-    if parallel:
-        normed = plain_norm(x)
-        out = x + plain_attention(normed, arrays, shared) + plain_mlp(normed, arrays)
-    else:
-        out = x
-        for part in (lambda y: plain_attention(y, arrays, shared), lambda y: plain_mlp(y, arrays)):
-            made = part(out if place == "after" else plain_norm(out))
-            out = out + (plain_norm(made) if place == "both" else made)
-            out = plain_norm(out) if place == "after" else out
+    out = plain_block(x, arrays, shared, parallel, place)
     name = next(iter(own.outputs))
     check(own, arrays, name, out, heads)
     assert own.outputs[name] == own.inputs["x"]

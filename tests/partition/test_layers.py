@@ -134,6 +134,21 @@ def test_parts_are_those_of_one_chip(
     check(own, arrays, "attention", wanted, heads)
 
 
+def plain_block(
+    x: Array, arrays: dict[str, Array], shared: int, parallel: bool, place: str
+) -> Array:
+    """A layer's output on one chip, with norms at ``place``; ``shared`` heads have one of keys."""
+    if parallel:
+        normed = plain_norm(x)
+        return x + plain_attention(normed, arrays, shared) + plain_mlp(normed, arrays)
+    out = x
+    for part in (lambda y: plain_attention(y, arrays, shared), lambda y: plain_mlp(y, arrays)):
+        made = part(out if place == "after" else plain_norm(out))
+        out = out + (plain_norm(made) if place == "both" else made)
+        out = plain_norm(out) if place == "after" else out
+    return out
+
+
 @settings(deadline=None, max_examples=120)
 @given(
     data=st.data(),
@@ -151,15 +166,7 @@ def test_blocks_are_those_of_one_chip(
     own = block(mesh, layer_sizes(model, rows=24, new_tokens=3), cut, model)
     arrays, shared = draws(own, seed), heads[0] // heads[1]
     x = arrays["x"]
-    if parallel:
-        normed = plain_norm(x)
-        out = x + plain_attention(normed, arrays, shared) + plain_mlp(normed, arrays)
-    else:
-        out = x
-        for part in (lambda y: plain_attention(y, arrays, shared), lambda y: plain_mlp(y, arrays)):
-            made = part(out if place == "after" else plain_norm(out))
-            out = out + (plain_norm(made) if place == "both" else made)
-            out = plain_norm(out) if place == "after" else out
+    out = plain_block(x, arrays, shared, parallel, place)
     name = next(iter(own.outputs))
     check(own, arrays, name, out, heads)
 

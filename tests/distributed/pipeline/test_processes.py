@@ -207,14 +207,14 @@ def test_ranks_that_differ_refuse(change: str, name: str, rows: Path, tmp_path: 
     assert not output.exists()
 
 
-def test_two_ranks_hold_what_one_cannot(tmp_path: Path) -> None:
-    """Under the same budget for each process, no weights on disk."""
+def few_wide_layers(directory: Path, num_layers: int) -> tuple[Path, Path, int]:
+    """A config, rows for it, and the bytes of its weights in float32."""
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 1024,
         "intermediate_size": 4096,
-        "num_hidden_layers": 12,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "vocab_size": 1000,
@@ -224,11 +224,17 @@ def test_two_ranks_hold_what_one_cannot(tmp_path: Path) -> None:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
-    model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
+    model, rows = directory / "model", directory / "rows.jsonl"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(config))
     rows.write_text("".join(json.dumps({"prompt": [i, i + 1, 7]}) + "\n" for i in range(4)))
-    weights = 4 * (12 * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 1000 * 1024)
+    weights = 4 * (num_layers * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 1000 * 1024)
+    return model, rows, weights
+
+
+def test_two_ranks_hold_what_one_cannot(tmp_path: Path) -> None:
+    """Under the same budget for each process, no weights on disk."""
+    model, rows, weights = few_wide_layers(tmp_path, 12)
 
     def run(size: int, budget: str, output: str) -> subprocess.CompletedProcess[str]:
         flags = ["--model", str(model), "--dummy-weights", "--weights", "0/100/0"]

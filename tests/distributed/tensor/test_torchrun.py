@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from ..pipeline.test_processes import (
     DIFFERING,
     LIMIT_S,
     SMALL,
+    few_wide_layers,
     finish,
     job,
     started,
@@ -135,28 +135,9 @@ tell(status)
 
 def test_ranks_hold_what_one_cannot_and_no_more_than_they_may(tmp_path: Path) -> None:
     """Under the same budget for each process."""
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 10,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "vocab_size": 1000,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    }
-    model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(config))
-    rows.write_text("".join(json.dumps({"prompt": [i, i + 1, 7]}) + "\n" for i in range(4)))
+    model, rows, weights = few_wide_layers(tmp_path, 10)
     script = tmp_path / "telling.py"
     script.write_text(TELLING)
-    weights = 4 * (10 * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 1000 * 1024)
 
     def run(budget: str, output: str) -> subprocess.CompletedProcess[str]:
         flags = ["--model", str(model), "--dummy-weights", "--cpu-memory", budget]
