@@ -141,8 +141,8 @@ def test_products_are_those_of_numpy_bit_for_bit(
 def test_the_largest_sums_are_exact(sign: int) -> None:
     """Every code at its end, in the longest rows that there are."""
     columns = 133_144
-    assert Compression(bits=8, group_size=None).fit(columns) == PerRow()
-    assert Compression(bits=8, group_size=None).fit(columns + 4) is None
+    assert Compression(bits=8, group_size=None).fit(8, columns) == PerRow()
+    assert Compression(bits=8, group_size=None).fit(8, columns + 4) is None
     x, w = torch.full((3, columns), 127.0), sign * torch.full((2, columns), 127.0)
     assert (
         multiply(x, as_rows(w)).tolist() == [[float(sign * np.float32(127**2 * columns))] * 2] * 3
