@@ -367,42 +367,22 @@ def test_a_row_that_ends_is_replaced_at_the_next_sweep() -> None:
     assert all(len(own) == 4 for own in ages(bench)[:-5])
 
 
-def test_rows_longer_than_expected_give_way_to_the_oldest() -> None:
-    """Short answers first, so that long ones are not expected; too few pages for those."""
+@pytest.mark.parametrize(
+    "place",
+    [{"kv": Split(gpu=1.0), "num_pages": 9}, {"kv": Split(disk=1.0), "slot_pages": 9}],
+    ids=["pages at home are few", "a slot is small"],
+)
+def test_rows_longer_than_expected_give_way_to_the_oldest(place: dict[str, Any]) -> None:
+    """Short answers first, so that long ones are not expected; too few pages for those, at home or
+    in the slot that they pass through."""
     case = Case(
         rows=[(1, 6, 1)] * 30 + [(1, 6, 99)] * 12,
         size=8,
         count=1,
         max_batch_tokens=12,
-        kv=Split(gpu=1.0),
         admission="refill",
         entry_pace=1000.0,
-        num_pages=9,
-    )
-    bench = Bench(case)
-    bench.run()
-    again = [
-        span.row.request
-        for batches in bench.batches
-        for batch in batches
-        for span in batch.rows
-        if span.kv_len == 0 and span.num_new > 1
-    ]
-    assert again, "no row has given its pages up: the case is too easy"
-    assert len(bench.completions) == len(case.rows)
-
-
-def test_offloaded_rows_longer_than_expected_give_way_where_a_slot_is_full() -> None:
-    """As above, with pages for all at home, but not in the slot that they pass through."""
-    case = Case(
-        rows=[(1, 6, 1)] * 30 + [(1, 6, 99)] * 12,
-        size=8,
-        count=1,
-        max_batch_tokens=12,
-        kv=Split(disk=1.0),
-        admission="refill",
-        entry_pace=1000.0,
-        slot_pages=9,
+        **place,
     )
     bench = Bench(case)
     bench.run()

@@ -22,7 +22,7 @@ from freight.runtime.prefixes import Prefixes
 from freight.runtime.request import Request
 from freight.runtime.tokenizer import Tokenizer
 
-__all__ = ["Admission", "Waiting", "make_admission"]
+__all__ = ["Admission", "Continuous", "Waiting", "ZigZag"]
 
 Room = Home | int
 """Where pages are limited: a tier, or the slot through which a micro-batch's offloaded rows pass,
@@ -187,7 +187,8 @@ class Continuous(Admission):
     """Rows enter at every sweep, as far as seats, pages and the pace allow.
 
     A micro-batch has seats on the tiers by the policy's shares; the samples of one request that
-    enter together have seats of one tier.
+    enter together have seats of one tier. ``has_end``: there is a token that ends answers. The
+    offloaded rows of a micro-batch have ``slot_pages`` together.
     """
 
     def __init__(
@@ -370,21 +371,3 @@ class Continuous(Admission):
         self.end(k, row)
         row.kv_len = 0
         self._waiting.put_back(row)
-
-
-def make_admission(
-    waiting: Waiting,
-    policy: Policy,
-    kv_cache: KVCache,
-    *,
-    slot_pages: int,
-    lengths: Lengths,
-    has_end: bool,
-) -> Admission:
-    """The policy's rule. ``has_end``: there is a token that ends answers. The offloaded rows of a
-    micro-batch have ``slot_pages`` together."""
-    if not policy.is_continuous:
-        return ZigZag(waiting, policy, kv_cache)
-    return Continuous(
-        waiting, policy, kv_cache, slot_pages=slot_pages, lengths=lengths, has_end=has_end
-    )

@@ -16,7 +16,7 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Sweep
-from freight.runtime.admission import Waiting, make_admission
+from freight.runtime.admission import Admission, Continuous, Waiting, ZigZag
 from freight.runtime.answers import Ending, NewTokens, Row
 from freight.runtime.penalties import History
 from freight.runtime.request import Completion, Request
@@ -48,14 +48,16 @@ class Scheduler:
     ) -> None:
         self._waiting = Waiting(requests, tokenizer)
         self._lengths = lengths
-        self._admission = make_admission(
-            self._waiting,
-            policy,
-            kv_cache,
-            slot_pages=slot_pages,
-            lengths=lengths,
-            has_end=bool(eos_ids),
-        )
+        self._admission: Admission = ZigZag(self._waiting, policy, kv_cache)
+        if policy.is_continuous:
+            self._admission = Continuous(
+                self._waiting,
+                policy,
+                kv_cache,
+                slot_pages=slot_pages,
+                lengths=lengths,
+                has_end=bool(eos_ids),
+            )
         self._policy = policy
         self._eos_ids = eos_ids
         self._describe = describe

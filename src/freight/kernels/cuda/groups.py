@@ -37,6 +37,18 @@ def _value(codes, scale, lowest, out):  # type: ignore[no-untyped-def]
     return (codes.to(tl.float32) * scale + lowest).to(out.dtype.element_ty)
 
 
+@triton.jit
+def _store_values(  # type: ignore[no-untyped-def]
+    codes, scale, lowest, out, target, half, inside, bits: tl.constexpr
+):
+    """The values of bytes of codes to ``target``; of 4 bits the upper ones ``half`` further."""
+    if bits == 4:
+        tl.store(target, _value(codes & 15, scale, lowest, out), mask=inside)
+        tl.store(target + half, _value(codes >> 4, scale, lowest, out), mask=inside)
+    else:
+        tl.store(target, _value(codes, scale, lowest, out), mask=inside)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _make_plain(  # type: ignore[no-untyped-def]
     raw,
@@ -65,11 +77,7 @@ def _make_plain(  # type: ignore[no-untyped-def]
     scale = tl.load(own, mask=there, other=0.0).to(tl.float32)[:, None]
     lowest = tl.load(own + groups, mask=there, other=0.0).to(tl.float32)[:, None]
     target = out + (row * out_stride + group * size)[:, None] + byte
-    if bits == 4:
-        tl.store(target, _value(codes & 15, scale, lowest, out), mask=inside)
-        tl.store(target + step, _value(codes >> 4, scale, lowest, out), mask=inside)
-    else:
-        tl.store(target, _value(codes, scale, lowest, out), mask=inside)
+    _store_values(codes, scale, lowest, out, target, step, inside, bits)
 
 
 @triton.jit
@@ -99,11 +107,7 @@ def _make_plain_across(  # type: ignore[no-untyped-def]
     scale = tl.load(own, mask=there, other=0.0).to(tl.float32)[None, :]
     lowest = tl.load(own + columns, mask=there, other=0.0).to(tl.float32)[None, :]
     target = out + (line * size + byte) * out_stride + column[None, :]
-    if bits == 4:
-        tl.store(target, _value(codes & 15, scale, lowest, out), mask=inside)
-        tl.store(target + step * out_stride, _value(codes >> 4, scale, lowest, out), mask=inside)
-    else:
-        tl.store(target, _value(codes, scale, lowest, out), mask=inside)
+    _store_values(codes, scale, lowest, out, target, step * out_stride, inside, bits)
 
 
 def make_plain(raw: torch.Tensor, number_format: Grouped, out: torch.Tensor) -> None:
