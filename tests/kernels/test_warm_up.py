@@ -23,7 +23,7 @@ dtype = getattr(torch, sys.argv[1])
 own = Grouped(bits=8, group_size=32, wide=True)
 across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
-warm_up(dtype, weights=[None, own, across], kv_format=kept)
+warm_up(dtype, weights=["bfloat16", own.name, across.name], kv_format=kept)
 used = (
     group_loops.product,
     group_loops.make_plain,

@@ -24,7 +24,9 @@ from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme, tensor_shapes
 from freight.model.number_format import Compression, Grouped
 from freight.model.programme import Programme
-from freight.plan.layout import BLOCK, Part, UnitLayout, WeightLayout, lay_out
+from freight.plan.forms import BLOCK
+from freight.plan.layout import UnitLayout, WeightLayout, lay_out
+from freight.plan.parts import Part
 from freight.plan.policy import Policy, Split
 from freight.quantities import align_up
 
@@ -245,7 +247,7 @@ def test_pieces_bring_the_weights_bit_for_bit(
     checkpoint = checkpoints[kind]
     for unit in lay(checkpoint, policy, dtype).units:
         slot = bytearray(b"\xee" * unit.slot_bytes)
-        host = host_stretch(checkpoint, unit, dtype)
+        host = host_stretch(checkpoint, unit)
         for piece in unit.pieces:
             data = host if piece.path is None else piece.path.read_bytes()
             data = data[piece.offset : piece.offset + piece.num_bytes]
@@ -254,15 +256,29 @@ def test_pieces_bring_the_weights_bit_for_bit(
             expected = raw(rows(checkpoint, streamed.part).to(getattr(torch, streamed.dtype)))
             begin = streamed.slot_offset
             assert slot[begin : begin + len(expected)] == expected, streamed
-        is_foreign = any(s.dtype != dtype for s in unit.streamed)
+        is_foreign = any(s.dtype != s.part.dtype for s in unit.streamed)
         assert not is_foreign or unit.decoded_bytes > 0
 
 
-def host_stretch(checkpoint: Checkpoint, unit: UnitLayout, dtype: str) -> bytes:
-    """The unit's part of the cpu tier: in the compute dtype, each part from a cache line on."""
+@quick
+@cases
+def test_only_what_the_computation_cannot_hold_is_cast(
+    kind: str, policy: Policy, dtype: str, checkpoints: dict[str, Checkpoint]
+) -> None:
+    """Numbers of half the width stay as they are; vectors are in the compute dtype."""
+    checkpoint = checkpoints[kind]
+    for unit in lay(checkpoint, policy, dtype).units:
+        for part in unit.parts:
+            own = checkpoint.sources[part.weight.name].dtype
+            is_kept = part.weight.is_matrix and dtype == "float32"
+            assert part.dtype == (own if is_kept else dtype), part
+
+
+def host_stretch(checkpoint: Checkpoint, unit: UnitLayout) -> bytes:
+    """The unit's part of the cpu tier: as it is kept, each part from a cache line on."""
     stretch = b""
     for part in (s.part for s in unit.streamed if s.part.tier == "cpu"):
-        data = raw(rows(checkpoint, part).to(DTYPES[dtype]))
+        data = raw(rows(checkpoint, part).to(DTYPES[part.dtype]))
         stretch += data + bytes(align_up(len(data), 64) - len(data))
     assert len(stretch) == unit.host_bytes
     return stretch

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, PretrainedConfig, PreTrainedModel, Qwen3MoeConfig
 
-from freight.plan.layout import Piece
+from freight.plan.parts import Piece
 from freight.runtime.engine import Engine
 
 from . import tiny

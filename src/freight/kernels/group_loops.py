@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.product_loops import multiply_few
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -29,8 +30,6 @@ __all__ = ["make_plain", "make_plain_across", "product", "product_across"]
 
 U = np.uintp
 F = np.float32
-_FEW = 4
-"""Tokens that are multiplied at once."""
 _STRIP = 1024
 """Columns whose scales and minima stay in the nearest cache."""
 
@@ -77,56 +76,13 @@ def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _multiply_four(values, x, token, out):  # type: ignore[no-untyped-def]
-    """A row times four tokens of x, which is flat."""
-    columns = U(values.shape[0])
-    at = U(token) * columns
-    a = b = c = d = splat(F(0.0))
-    for column in range(0, columns, WIDTH):
-        place = U(column)
-        some = load(values, place)
-        a = multiply_add(some, load(x, at + place), a)
-        b = multiply_add(some, load(x, at + columns + place), b)
-        c = multiply_add(some, load(x, at + U(2) * columns + place), c)
-        d = multiply_add(some, load(x, at + U(3) * columns + place), d)
-    out[token], out[token + 1], out[token + 2], out[token + 3] = (
-        total(a),
-        total(b),
-        total(c),
-        total(d),
-    )
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _multiply_one(values, x, token, out):  # type: ignore[no-untyped-def]
-    """Likewise one token; every second vector has a sum of its own, for one need not wait then."""
-    columns = U(values.shape[0])
-    at = U(token) * columns
-    even = columns // U(2 * WIDTH) * U(2 * WIDTH)
-    a = b = splat(F(0.0))
-    for column in range(0, even, 2 * WIDTH):
-        place = U(column)
-        a = multiply_add(load(values, place), load(x, at + place), a)
-        place += U(WIDTH)
-        b = multiply_add(load(values, place), load(x, at + place), b)
-    if even < columns:
-        a = multiply_add(load(values, even), load(x, at + even), a)
-    out[token] = total(add(a, b))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
 def product(raw, numbers, size, bits, x, columns, out):  # type: ignore[no-untyped-def]
     """out [rows, tokens] = rows times x, which is flat, [tokens * columns], in float32: each row is
     made plain in the nearest cache and used for all tokens."""
     values = np.empty(columns, np.float32)
-    tokens = out.shape[1]
-    fours = tokens // _FEW * _FEW
     for row in range(out.shape[0]):
         _plain_row(raw[row], numbers[row], size, bits, values)
-        for token in range(0, fours, _FEW):
-            _multiply_four(values, x, token, out[row])
-        for token in range(fours, tokens):
-            _multiply_one(values, x, token, out[row])
+        multiply_few(values, x, out[row])
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -212,7 +168,6 @@ def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # t
     scaled, added = np.empty(x.shape[0], np.float32), np.empty(out.shape[1], np.float32)
     codes = np.empty(columns, np.float32)
     factors = step * columns // numbers.itemsize
-    fours = out.shape[1] // _FEW * _FEW
     for place in range(first, last):
         line, byte = place // step, place % step
         if place == first or byte == 0:
@@ -222,9 +177,6 @@ def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # t
         for half in range(size // step):
             _codes_of(raw[line], byte * columns, bits, half == 1, codes)
             row = out[line * size + byte + half * step]
-            for token in range(0, fours, _FEW):
-                _multiply_four(codes, scaled, token, row)
-            for token in range(fours, added.shape[0]):
-                _multiply_one(codes, scaled, token, row)
+            multiply_few(codes, scaled, row)
             for token in range(added.shape[0]):
                 row[token] += added[token]

@@ -21,8 +21,10 @@ from freight.model.number_format import Grouped
 
 __all__ = [
     "Loops",
+    "as_words",
     "dequantise_on_cpu",
     "find_loops",
+    "has_words",
     "product_on_cpu",
     "quantise_on_cpu",
     "scale_on_cpu",
@@ -44,13 +46,20 @@ class Loops:
     integers: Any
     attention: Any
     append: Any
+    products: Any
 
 
 @cache
 def find_loops() -> Loops | None:
     """The compiled loops, None where numba is not installed."""
     try:
-        from freight.kernels import append_loops, attention_loops, group_loops, integer_loops
+        from freight.kernels import (
+            append_loops,
+            attention_loops,
+            group_loops,
+            integer_loops,
+            product_loops,
+        )
     except ImportError:
         return None
     return Loops(
@@ -58,6 +67,7 @@ def find_loops() -> Loops | None:
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
+        products=product_loops,
     )
 
 
@@ -171,9 +181,10 @@ def quantise_on_cpu(
     """x [T, columns] to codes int8 [T, columns] and scales float32 [T]; a token without a magnitude
     of ``least`` is 0. False where there is no such loop."""
     loops = find_loops()
-    if loops is None or not _has_words(x):
+    if loops is None or not has_words(x):
         return False
-    words, shift, pitch = _words(x), np.uint32(16 if x.dtype is torch.bfloat16 else 0), x.stride(0)
+    words, pitch = as_words(x), x.stride(0)
+    shift = np.uint32(16 if x.dtype is torch.bfloat16 else 0)
     border = np.float32(least).view(np.uint32)
     targets, factors = codes.view(torch.uint8).numpy(), scales.numpy()
 
@@ -199,11 +210,11 @@ def scale_on_cpu(
     """out [T, rows] = sums int32 * scale of the token * scale of the row (+ bias) (+ out), rounded
     once; all but sums and out are float32. False where there is no such loop."""
     loops = find_loops()
-    if loops is None or not _has_words(out):
+    if loops is None or not has_words(out):
         return False
     is_wide = out.dtype is torch.float32
     loop = loops.integers.scale_to_float32 if is_wide else loops.integers.scale_to_bfloat16
-    words, pitch = _words(out), out.stride(0)
+    words, pitch = as_words(out), out.stride(0)
     target = words.view(np.float32) if is_wide else words
     source, factors, own_factors = sums.numpy(), token_scales.numpy(), row_scales.numpy()
     added = np.empty(0, np.float32) if bias is None else bias.numpy()
@@ -216,13 +227,13 @@ def scale_on_cpu(
     return True
 
 
-def _has_words(x: torch.Tensor) -> bool:
+def has_words(x: torch.Tensor) -> bool:
     """Whether the loops can take it: rows of neighbours, in a type that they know."""
     is_known = x.dtype in (torch.bfloat16, torch.float32) and x.device.type == "cpu"
     return is_known and x.numel() > 0 and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
-def _words(x: torch.Tensor) -> np.ndarray:
+def as_words(x: torch.Tensor) -> np.ndarray:
     """All words from the first to the last of x, those between its rows included."""
     flat = x.as_strided(((x.shape[0] - 1) * x.stride(0) + x.shape[1],), (1,))
     if x.dtype is torch.bfloat16:

@@ -19,8 +19,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 __all__ = [
+    "PANEL_ROWS",
     "WIDTH",
     "add",
+    "add_products",
     "bits_of",
     "factor_at",
     "half_at",
@@ -45,6 +47,10 @@ __all__ = [
 ]
 
 WIDTH: Final = 16
+
+PANEL_ROWS: Final = 12 if get_host_cpu_features().get("avx512f") else 6
+"""Rows whose sums, sixteen of each, stay in registers together: as many as hide how long it takes
+to add to one, and no more than there is room for."""
 
 _FLOAT, _BYTE, _SHORT, _WORD = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _FLOATS = ir.VectorType(_FLOAT, WIDTH)
@@ -105,6 +111,10 @@ def _widen_bfloat16(builder: Any, halves: Any) -> Any:
     return builder.bitcast(words, _FLOATS)
 
 
+def _widen_float16(builder: Any, halves: Any) -> Any:
+    return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _FLOATS)
+
+
 def _widen_codes(builder: Any, codes: Any) -> Any:
     return builder.sitofp(builder.zext(codes, _WORDS), _FLOATS)
 
@@ -112,12 +122,14 @@ def _widen_codes(builder: Any, codes: Any) -> Any:
 _LOADERS = {
     types.float32: _loader(_FLOAT, 4, lambda builder, floats: floats),
     types.uint16: _loader(_SHORT, 2, _widen_bfloat16),
+    types.int16: _loader(_SHORT, 2, _widen_float16),
 }
 
 
 @intrinsic
 def load(context, array, index):  # type: ignore[no-untyped-def]
-    """Sixteen numbers of a float32 array, or of a uint16 one that holds bfloat16."""
+    """Sixteen numbers of a float32 array, of a uint16 one that holds bfloat16, or of an int16 one
+    that holds float16."""
     return _VECTOR(array, types.uintp), _LOADERS[array.dtype]
 
 
@@ -170,16 +182,16 @@ def store(context, array, index, value):  # type: ignore[no-untyped-def]
     return types.none(array, types.uintp, _VECTOR), generate
 
 
+def _splat(builder: Any, number: Any) -> Any:
+    nothing = ir.Constant(_FLOATS, ir.Undefined)
+    one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(one, one, _constant(_WORD, 0))
+
+
 @intrinsic
 def splat(context, value):  # type: ignore[no-untyped-def]
     """One number sixteen times."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        one = builder.insert_element(nothing, arguments[0], ir.Constant(_WORD, 0))
-        return builder.shuffle_vector(one, one, _constant(_WORD, 0))
-
-    return _VECTOR(types.float32), generate
+    return _VECTOR(types.float32), lambda c, builder, s, arguments: _splat(builder, arguments[0])
 
 
 def _call(name: str, result: ir.Type, *flags: str) -> Any:
@@ -221,6 +233,43 @@ def quotient(context, a, b):  # type: ignore[no-untyped-def]
 def multiply_add(context, a, b, c):  # type: ignore[no-untyped-def]
     """a * b + c, rounded once"""
     return _VECTOR(_VECTOR, _VECTOR, _VECTOR), _call("llvm.fma.v16f32", _FLOATS)
+
+
+@intrinsic
+def add_products(context, rows, pitch, x, start, count, sums, place):  # type: ignore[no-untyped-def]
+    """sums[place + 16 r + i] += rows[pitch r + k] * x[start + 16 k + i], over ``count`` numbers k,
+    sixteen i, and PANEL_ROWS rows r. All are float32; the sums stay in registers meanwhile."""
+    fused = _call("llvm.fma.v16f32", _FLOATS)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def begin(number: int, index: Any) -> Any:
+            array = context.make_array(signature.args[number])
+            return builder.gep(array(context, builder, arguments[number]).data, [index])
+
+        def sixteen(place: Any, index: Any) -> Any:
+            return builder.bitcast(builder.gep(place, [index]), _FLOATS.as_pointer())
+
+        def at(index: int) -> Any:
+            return ir.Constant(arguments[1].type, index)
+
+        own_rows, own_x, own_sums = begin(0, at(0)), begin(2, arguments[3]), begin(5, arguments[6])
+        kept = [cgutils.alloca_once(builder, _FLOATS) for _ in range(PANEL_ROWS)]
+        for row, sums_of_row in enumerate(kept):
+            builder.store(builder.load(sixteen(own_sums, at(WIDTH * row)), align=4), sums_of_row)
+        with cgutils.for_range(builder, arguments[4]) as loop:
+            values = builder.load(sixteen(own_x, builder.mul(loop.index, at(WIDTH))), align=4)
+            for row, sums_of_row in enumerate(kept):
+                index = builder.add(loop.index, builder.mul(arguments[1], at(row)))
+                factor = _splat(builder, builder.load(builder.gep(own_rows, [index])))
+                added = fused(context, builder, None, (factor, values, builder.load(sums_of_row)))
+                builder.store(added, sums_of_row)
+        for row, sums_of_row in enumerate(kept):
+            place = sixteen(own_sums, at(WIDTH * row))
+            builder.store(builder.load(sums_of_row), place, align=4)
+        return context.get_dummy_value()
+
+    index = types.uintp
+    return types.none(rows, index, x, index, index, sums, index), generate
 
 
 @intrinsic

@@ -5,6 +5,7 @@ that a plan must know of.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,13 +16,14 @@ import torch
 
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.products import loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
     product_on_cpu,
     quantise_on_cpu,
     scale_on_cpu,
 )
-from freight.model.number_format import Compressed, Grouped, PerRow
+from freight.model.number_format import DTYPE_BYTES, Grouped, PerRow, find_compressed
 
 __all__ = ["warm_up"]
 
@@ -29,14 +31,16 @@ _FORMAT: Final = Grouped(bits=4, group_size=64)
 _MADV_DONTNEED: Final = 4
 
 
-def warm_up(
-    dtype: torch.dtype, *, weights: Iterable[Compressed | None], kv_format: Grouped | None
-) -> None:
-    """For a model that computes with ``dtype`` and keeps its weights, keys and values so."""
-    kinds = set(weights)
+def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | None) -> None:
+    """For a model that computes with ``dtype`` and keeps its weights, by the names of their
+    formats, keys and values so."""
+    names = set(weights)
+    kinds = set(map(find_compressed, names))
     grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
     for wide, across in {(own.wide, own.across) for own in grouped}:
         _warm_up_products(dtype, replace(_FORMAT, wide=wide, across=across))
+    if dtype is torch.float32:
+        _warm_up_plain_rows({getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
@@ -62,6 +66,15 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
     raw = torch.zeros(rows, number_format.row_bytes(64), dtype=torch.uint8)
     dequantise_on_cpu(raw, 64, number_format, torch.empty(rows, 64, dtype=dtype))
     product_on_cpu(raw, number_format, torch.zeros(1, 64))
+
+
+def _warm_up_plain_rows(kept: Iterable[torch.dtype]) -> None:
+    if not loops_are_faster():
+        return
+    scratch = torch.empty(scratch_values(1024))
+    for own, count in itertools.product(kept, (1, 16)):
+        rows, x, out = torch.zeros(2048, 1024), torch.zeros(count, 1024), torch.empty(count, 2048)
+        multiply(x, rows.to(own), None, out, lambda size: scratch[:size], adds=False)
 
 
 def _warm_up_integers(dtype: torch.dtype) -> None:

@@ -21,6 +21,7 @@ from freight.kernels.integers import (
     quantise_tokens,
 )
 from freight.kernels.pages import Pages
+from freight.kernels.products import multiply, multiply_by_torch
 from freight.model.attention import KVView, append, attend
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
@@ -51,7 +52,7 @@ Rows = torch.Tensor | GroupedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
 compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
-integer rows as integers."""
+integer rows as integers. Plain rows may be narrower than the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +113,10 @@ class Frame:
             quantise_tokens(x, self.integers[name])
         return self.integers[name]
 
+    def numbers(self, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+        """What takes so many numbers from the workspace."""
+        return lambda count: self.workspace.take(count, dtype=dtype)
+
     def vector(self, weight: Weight) -> torch.Tensor:
         rows = self.weights[weight.name][0][1]
         assert isinstance(rows, torch.Tensor)
@@ -157,7 +162,8 @@ def _project(step: Project, frame: Frame) -> None:
         part = out[:, first : first + rows.shape[0]]
         own_bias = None if bias is None else bias[first : first + rows.shape[0]]
         if isinstance(rows, torch.Tensor):
-            _product(x, rows, own_bias, part, adds=step.adds)
+            with frame.workspace.frame():
+                multiply(x, rows, own_bias, part, frame.numbers(x.dtype), adds=step.adds)
         elif isinstance(rows, IntegerRows):
             tokens = frame.tokens(step.x)
             with frame.workspace.frame():
@@ -171,26 +177,7 @@ def _project(step: Project, frame: Frame) -> None:
             for begin, tile in _tiles(rows, x.dtype, frame.workspace):
                 end = begin + tile.shape[0]
                 tile_bias = None if own_bias is None else own_bias[begin:end]
-                _product(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
-
-
-def _product(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    adds: bool,
-) -> None:
-    """out = x rows^T + bias, or added to it."""
-    if adds:
-        torch.addmm(out, x, rows.t(), out=out)
-        if bias is not None:
-            out.add_(bias)
-    elif bias is not None:
-        torch.addmm(bias, x, rows.t(), out=out)
-    else:
-        torch.mm(x, rows.t(), out=out)
+                multiply_by_torch(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
 
 
 def _tiles(
@@ -208,16 +195,21 @@ def _tiles(
 def select_rows(
     rows: torch.Tensor | GroupedRows, ids: torch.Tensor, out: torch.Tensor, workspace: Workspace
 ) -> None:
-    """out [n, columns] = the rows of these numbers, compressed ones made plain a tile at a time."""
-    if isinstance(rows, torch.Tensor):
-        torch.index_select(rows, 0, ids, out=out)
+    """out [n, columns] = the rows of these numbers; compressed ones are made plain, narrower ones
+    widened, a tile at a time."""
+    raw = rows if isinstance(rows, torch.Tensor) else rows.raw
+    if raw.dtype == out.dtype:
+        torch.index_select(raw, 0, ids, out=out)
         return
     for begin in range(0, len(ids), TILE_ROWS):
         some, target = ids[begin : begin + TILE_ROWS], out[begin : begin + TILE_ROWS]
         with workspace.frame():
-            raw = workspace.take(len(some), rows.raw.shape[1], dtype=torch.uint8)
-            torch.index_select(rows.raw, 0, some, out=raw)
-            dequantise(replace(rows, raw=raw), target)
+            found = workspace.take(len(some), raw.shape[1], dtype=raw.dtype)
+            torch.index_select(raw, 0, some, out=found)
+            if isinstance(rows, torch.Tensor):
+                target.copy_(found)
+            else:
+                dequantise(replace(rows, raw=found), target)
 
 
 def _split(step: Split, frame: Frame) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "find_compressed",
     "find_compression",
     "fit_head",
+    "is_widened",
     "row_bytes",
     "rows_together",
 ]
@@ -213,6 +214,11 @@ def find_compressed(dtype: str) -> Compressed | None:
         wide=found[3] == "f32",
         across=found[3] == "out",
     )
+
+
+def is_widened(own: str, dtype: str) -> bool:
+    """Whether numbers kept as ``own`` are computed with as wider ones, which hold all of them."""
+    return own in DTYPE_BYTES and DTYPE_BYTES[own] < DTYPE_BYTES[dtype]
 
 
 def row_bytes(dtype: str, columns: int) -> int:

@@ -15,9 +15,9 @@ from typing import Final, Literal
 from freight.model.config import ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
-from freight.plan.forms import Forms, find_forms
+from freight.plan.forms import BLOCK, Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
-from freight.plan.layout import BLOCK, WeightLayout, lay_out
+from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.refusal import refusal
 from freight.plan.workload import Workload

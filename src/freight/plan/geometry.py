@@ -11,7 +11,8 @@ from functools import cache
 from typing import Final
 
 from freight.model.switches import ModelConfig
-from freight.plan.layout import BLOCK, WeightLayout
+from freight.plan.forms import BLOCK
+from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS

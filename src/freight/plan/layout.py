@@ -15,108 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from freight.model.number_format import Compressed, find_compressed, row_bytes, rows_together
+from freight.model.number_format import (
+    Compressed,
+    find_compressed,
+    is_widened,
+    rows_together,
+)
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
+from freight.plan.parts import Part, Piece, SlotPart, Stretch
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
-__all__ = ["BLOCK", "Part", "Piece", "SlotPart", "Stretch", "UnitLayout", "WeightLayout", "lay_out"]
+__all__ = ["UnitLayout", "WeightLayout", "lay_out"]
 
 _GRANULE_ROWS: Final = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Rows of a weight on one tier; ``first_row`` counts within the unit's weight. In memory they
-    are of ``dtype``: that of the computation, but what is compressed stays so."""
-
-    weight: Weight
-    first_row: int
-    num_rows: int
-    tier: Tier
-    dtype: str
-
-    @property
-    def num_elements(self) -> int:
-        return self.num_rows * self.weight.num_columns
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_rows * row_bytes(self.dtype, self.weight.num_columns)
-
-    @property
-    def compressed(self) -> Compressed | None:
-        return find_compressed(self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotPart:
-    """A part that is streamed: where it lies in the unit's slot, and its dtype there."""
-
-    part: Part
-    slot_offset: int
-    dtype: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """One read or copy into a slot.
-
-    From the disk tier: ``path`` and ``offset`` in that file, whole blocks, of which
-    ``logical_bytes`` are wanted. From the cpu tier: ``path`` is None and ``offset`` counts in the
-    unit's own stretch of that tier.
-    """
-
-    path: Path | None
-    offset: int
-    num_bytes: int
-    logical_bytes: int
-    slot_offset: int
-
-    @property
-    def tier(self) -> Tier:
-        return "cpu" if self.path is None else "disk"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
-    """Streamed bytes that lie one after the other, on their tier as in the slot: what a piece is
-    cut from. ``path``, ``offset`` and ``slot_offset`` are as a piece has them, ``wanted`` the
-    places and sizes of what is wanted."""
-
-    path: Path | None
-    offset: int
-    num_bytes: int
-    slot_offset: int
-    wanted: tuple[tuple[int, int], ...]
-
-    @property
-    def tier(self) -> Tier:
-        return "cpu" if self.path is None else "disk"
-
-    @property
-    def logical_bytes(self) -> int:
-        return sum(size for _, size in self.wanted)
-
-    def cut(self, most_bytes: int) -> Iterator[tuple[int, int]]:
-        """(beginning, bytes) of pieces of up to so many, from the stretch's own beginning on."""
-        step = most_bytes if self.path is None else max(BLOCK, align_down(most_bytes, BLOCK))
-        for start in range(0, self.num_bytes, step):
-            yield start, min(step, self.num_bytes - start)
-
-    def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        for start, size in self.cut(most_bytes):
-            offset = self.offset + start
-            yield Piece(
-                path=self.path,
-                offset=offset,
-                num_bytes=size,
-                logical_bytes=sum(_overlap(*own, offset, size) for own in self.wanted),
-                slot_offset=self.slot_offset + start,
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,7 +240,8 @@ def _split(
     for weight in weights:
         first = 0
         own = sources[weight.name].dtype if weight.name in sources else dtype
-        held = dtype if find_compressed(own) is None else own
+        stays = is_widened(own, dtype) or find_compressed(own) is not None
+        held = own if stays else dtype
         granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
         granule = math.lcm(granule, rows_together(held))
         for tier, border in (*borders, ("disk", float(total))):
@@ -354,13 +270,7 @@ def _lay_out_unit(
     slot.add_disk([p for p in parts if p.tier == "disk"], sources)
     host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
     host_bytes = slot.add_host(host)
-    size = DTYPE_BYTES[dtype]
-    foreign = [
-        s.part
-        for s in slot.streamed
-        # To be cast, or not aligned; what is compressed is made plain where it is used.
-        if s.part.compressed is None and (s.dtype != dtype or s.slot_offset % DTYPE_BYTES[s.dtype])
-    ]
+    foreign = [s.part for s in slot.streamed if s.is_foreign]
     return UnitLayout(
         unit=unit,
         resident=tuple(p for p in parts if p.tier == tier),
@@ -369,7 +279,7 @@ def _lay_out_unit(
         piece_bytes=policy.piece_bytes,
         slot_bytes=align_up(slot.offset, BLOCK),
         host_bytes=host_bytes,
-        decoded_bytes=sum(align_up(part.num_elements * size, 64) for part in foreign),
+        decoded_bytes=sum(align_up(part.num_bytes, 64) for part in foreign),
     )
 
 
@@ -437,7 +347,3 @@ class _SlotBuilder:
             )
         )
         self.offset = slot_offset + num_bytes
-
-
-def _overlap(offset: int, length: int, start: int, size: int) -> int:
-    return max(0, min(offset + length, start + size) - max(offset, start))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.model.switches import ModelConfig
 from freight.plan.default import Plan
-from freight.plan.layout import BLOCK
+from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Sweep
 from freight.quantities import align_up

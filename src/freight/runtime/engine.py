@@ -134,8 +134,9 @@ def open_model(
     sources = _as_kept(config, sources, options, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.
-    weights = {find_compressed(source.dtype) for source in sources.values()}
-    warm_up(torch_dtype(dtype), weights=weights, kv_format=config.kv_format)
+    kept = {source.dtype for source in sources.values()}
+    weights = set(map(find_compressed, kept))
+    warm_up(torch_dtype(dtype), weights=kept, kv_format=config.kv_format)
     choose_kernels(
         device.torch_device,
         torch_dtype(dtype),

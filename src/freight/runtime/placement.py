@@ -210,7 +210,6 @@ class Placement:
             host=self.host,
             num_blocks=ring_blocks(layout, self.plan.policy.piece_bytes),
             block_bytes=self.plan.policy.piece_bytes,
-            dtype=self.dtype,
             loader=loader,
             files=self.files,
         )
@@ -219,7 +218,6 @@ class Placement:
             self.weights,
             near=self.near,
             host=self.host,
-            dtype=self.dtype,
             loader=loader,
             files=self.files,
         )

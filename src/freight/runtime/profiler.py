@@ -22,41 +22,41 @@ import torch
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
-from freight.kernels.grouped import GroupedRows, dequantise
-from freight.kernels.integers import (
-    IntegerRows,
-    IntegerTokens,
-    integer_product,
-    quantise_rows,
-    quantise_tokens,
-)
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend, index_rows
 from freight.model.batch import RowKey, RowSpan
-from freight.model.number_format import SUMS, TILE_ROWS, Grouped
+from freight.model.number_format import Grouped
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
-from freight.quantities import GIB, KIB, MIB
+from freight.quantities import KIB, MIB
 from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe
 from freight.runtime.kernel_choice import choose_kernels
+from freight.runtime.processor_probe import (
+    CODES,
+    COLUMNS,
+    ROWS,
+    WIDTH,
+    call_s,
+    cold_copies,
+    integer_matrices,
+    integer_s,
+    pass_bytes_per_s,
+    plain_matrices,
+    plain_per_s,
+    product_s,
+    sweep_s,
+    typical_s,
+)
 
 __all__ = ["identify_host", "profile"]
 
-_WIDTH: Final = 2048
-_COLUMNS: Final = 5632
-_COLD_BYTES: Final = 1 * GIB
-"""Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
-_MOST_SHARE: Final = 0.1
-_ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
-_LEAST_S: Final = 0.06
 _ROUNDS: Final = 3
 _SHARING: Final = (1, 4, 8)
-_CODES: Final = Grouped(bits=4, group_size=64)
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Report = Callable[[str], None]
@@ -134,47 +134,49 @@ class _UnitProbe:
         self.where = device.torch_device
         self.fast = choose_dtype("auto", device)
         self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
-        self.weights = {name: _matrices(_DTYPES[name], self.where) for name in self.names}
+        # Of the numbers that files have: where 16 bits are slow they are widened as they are used.
+        kept = {name: torch.bfloat16 if name == self.fast else _DTYPES[name] for name in self.names}
+        self.weights = {name: plain_matrices(kept[name], self.where) for name in self.names}
         self._name = "cpu" if device.kind == "cpu" else "gpu"
         choose_kernels(
             self.where,
             _DTYPES[self.fast],
-            weights=[_CODES],
-            steps=[_step(32, 32 // n, 64, kept) for n in _SHARING for kept in (None, _CODES)],
+            weights=[CODES],
+            steps=[_step(32, 32 // n, 64, kept) for n in _SHARING for kept in (None, CODES)],
             say=lambda _: None,
         )
         # Products of integers, where they are faster.
         has_integers = device.kind == "cpu" and computes_int8(self.fast)
-        self.integers = _integer_matrices() if has_integers else []
+        self.integers = integer_matrices() if has_integers else []
 
     def measure(self) -> dict[str, float]:
         where, fast = self.where, _DTYPES[self.fast]
         found = {
-            f"{name} {rows}": 2.0 * rows * _WIDTH * _COLUMNS / self.product_s(name, rows)
+            f"{name} {rows}": 2.0 * rows * WIDTH * COLUMNS / self.product_s(name, rows)
             for name in self.names
-            for rows in _ROWS
+            for rows in ROWS
         }
         found |= {
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], where)
             for name in self.names
         }
         if self.integers:
-            found |= {f"int8 {rows}": self._integer_flops(rows) for rows in _ROWS}
-        found["pass"] = _pass_bytes_per_s(fast, where)
+            found |= {f"int8 {rows}": self._integer_flops(rows) for rows in ROWS}
+        found["pass"] = pass_bytes_per_s(fast, where)
         for sharing in _SHARING:
-            plain_per_s, head_s = _attended(sharing, fast, None, where)
-            found[f"attended {sharing}"] = plain_per_s * fast.itemsize
+            keys_per_s, head_s = _attended(sharing, fast, None, where)
+            found[f"attended {sharing}"] = keys_per_s * fast.itemsize
             found["head"] = min(head_s, found.get("head", head_s))
-            found[f"attended codes {sharing}"], _ = _attended(sharing, fast, _CODES, where)
-        found["plain"] = _plain_per_s(fast, where)
-        found["call"], found["sweep"] = _call_s(fast, where), _sweep_s(where)
+            found[f"attended codes {sharing}"], _ = _attended(sharing, fast, CODES, where)
+        found["plain"] = plain_per_s(fast, where)
+        found["call"], found["sweep"] = call_s(fast, where), sweep_s(where)
         return found
 
     def _integer_flops(self, rows: int) -> float:
-        return 2.0 * rows * _WIDTH * _COLUMNS / _integer_s(self.integers, rows, _DTYPES[self.fast])
+        return 2.0 * rows * WIDTH * COLUMNS / integer_s(self.integers, rows, _DTYPES[self.fast])
 
     def product_s(self, name: str, rows: int) -> float:
-        return _product_s(self.weights[name], rows, self.where)
+        return product_s(self.weights[name], rows, _DTYPES[name], self.where)
 
     def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
         found = {name: statistics.median(own[name] for own in rounds) for name in rounds[0]}
@@ -183,7 +185,7 @@ class _UnitProbe:
             memory_bytes=memory_bytes,
             memory_bytes_per_s=found["pass"],
             products={
-                name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in _ROWS))
+                name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in ROWS))
                 for name in [*self.names, *(["int8"] if self.integers else [])]
             },
             attention_flops={name: found[f"{name} attention"] for name in self.names},
@@ -198,87 +200,6 @@ class _UnitProbe:
             call_s=found["call"],
             sweep_s=found["sweep"],
         )
-
-
-def _matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
-    copies = _cold_copies(_COLUMNS * _WIDTH * dtype.itemsize)
-    return [torch.rand(_COLUMNS, _WIDTH, dtype=dtype, device=where) for _ in range(copies)]
-
-
-def _cold_copies(num_bytes: int) -> int:
-    """How many tensors of this size are larger than a cache; no more than a share of memory."""
-    return max(2, int(min(_COLD_BYTES, _MOST_SHARE * system_memory_bytes()) // num_bytes))
-
-
-def _product_s(weights: Sequence[torch.Tensor], rows: int, where: torch.device) -> float:
-    x = torch.rand(rows, _WIDTH, dtype=weights[0].dtype, device=where)
-    out = torch.empty(rows, _COLUMNS, dtype=x.dtype, device=where)
-    return _typical_s(lambda i: torch.mm(x, weights[i % len(weights)].t(), out=out), where)
-
-
-def _integer_matrices() -> list[IntegerRows]:
-    copies = _cold_copies(_COLUMNS * (_WIDTH + 4))
-    raw = quantise_rows(torch.rand(_COLUMNS, _WIDTH))
-    return [IntegerRows(raw=raw.clone(), columns=_WIDTH) for _ in range(copies)]
-
-
-def _integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> float:
-    """As layers do it: from tokens in ``dtype`` to results in it."""
-    x = torch.rand(rows, _WIDTH, dtype=dtype)
-    out = torch.empty(rows, _COLUMNS, dtype=dtype)
-    sums = torch.empty(min(SUMS, out.numel()), dtype=torch.int32)
-    tokens = IntegerTokens(codes=torch.empty(x.shape, dtype=torch.int8), scales=torch.empty(rows))
-
-    def multiply(turn: int) -> None:
-        quantise_tokens(x, tokens)
-        own = weights[turn % len(weights)]
-        integer_product(tokens, own, None, out, sums, adds=False)
-
-    return _typical_s(multiply, x.device)
-
-
-def _pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
-    """A product of two values of a chunk in the MLP: two are read, one is written. As between two
-    products of matrices, neither is in a cache."""
-    shape = (_ROWS[-1] // 4, _COLUMNS)
-    copies = _cold_copies(math.prod(shape) * dtype.itemsize) // 2
-    pool = [torch.rand(shape, dtype=dtype, device=where) for _ in range(copies)]
-
-    def multiply(turn: int) -> None:
-        pool[turn % copies].mul_(pool[(turn + copies // 2) % copies])
-
-    return 3 * math.prod(shape) * dtype.itemsize / _typical_s(multiply, where)
-
-
-def _plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
-    """Compressed weights made plain, a tile at a time as products use them."""
-    size = _CODES.row_bytes(_WIDTH)
-    raw = torch.zeros(64 * TILE_ROWS, size, dtype=torch.uint8, device=where)
-    rows = GroupedRows(raw=raw, columns=_WIDTH, number_format=_CODES)
-    tile = torch.empty(TILE_ROWS, _WIDTH, dtype=dtype, device=where)
-
-    def make_plain(turn: int) -> None:
-        begin = turn % 64 * TILE_ROWS
-        dequantise(rows.rows(begin, begin + TILE_ROWS), tile)
-
-    return tile.numel() / _typical_s(make_plain, where)
-
-
-def _call_s(dtype: torch.dtype, where: torch.device) -> float:
-    """A dozen calls on next to nothing, as a unit makes them."""
-    x = torch.zeros(1, 16, dtype=dtype, device=where)
-
-    def calls(_: int) -> None:
-        for _ in range(12):
-            x.add_(x)
-
-    return _typical_s(calls, where)
-
-
-def _sweep_s(where: torch.device) -> float:
-    """Choosing a token for one row, and what comes before and after, is some tens of calls."""
-    logits = torch.rand(1, 64, device=where)
-    return 10 * _typical_s(lambda _: logits.argmax(dim=-1).tolist(), where)
 
 
 def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
@@ -353,7 +274,7 @@ def _attend_s(
     )
     token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
     shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)
-    copies = min(16, _cold_copies(math.prod(shape)))
+    copies = min(16, cold_copies(math.prod(shape)))
     numbers = len(spans) * pages, 2 * kv_heads * page * width
     pools = [
         Pages(
@@ -373,28 +294,9 @@ def _attend_s(
     out = torch.empty_like(q)
     workspace = Workspace(torch.empty(256 * MIB, dtype=torch.uint8, device=where))
     step = _step(heads, kv_heads, width, kept)
-    return _typical_s(
+    return typical_s(
         lambda turn: attend(step, q, pools[turn % len(pools)], view, out, workspace), where
     )
-
-
-def _typical_s(work: Callable[[int], object], where: torch.device) -> float:
-    """The median of several tries, after one that does not count."""
-    tries: list[float] = []
-    with torch.inference_mode():
-        work(0)
-        while len(tries) < 3 or (sum(tries) < _LEAST_S and len(tries) < 300):
-            _synchronize(where)
-            started_s = time.perf_counter()
-            work(len(tries))
-            _synchronize(where)
-            tries.append(time.perf_counter() - started_s)
-    return statistics.median(tries)
-
-
-def _synchronize(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
 
 
 # -- parts beside each other -------------------------------------------------------------------
@@ -439,7 +341,7 @@ def _measure_links(device: ComputeDevice) -> dict[str, Link]:
             ("host to device", far, near),
             ("device to host", near, far),
         ):
-            seconds = _typical_s(
+            seconds = typical_s(
                 lambda _, s=source, t=target, n=size: copy_bytes(s[:n], t[:n]),  # type: ignore[misc]
                 device.torch_device,
             )

@@ -17,7 +17,9 @@ from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import Rows, WeightParts
 from freight.model.number_format import Compressed, Grouped, PerRow, find_compressed
-from freight.plan.layout import BLOCK, Part, Piece, SlotPart, UnitLayout, WeightLayout
+from freight.plan.forms import BLOCK
+from freight.plan.layout import UnitLayout, WeightLayout
+from freight.plan.parts import Part, Piece, SlotPart
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
 
@@ -52,12 +54,10 @@ class WeightStore:
         host: Arena,
         num_blocks: int,
         block_bytes: int,
-        dtype: torch.dtype,
         loader: RowLoader,
         files: CheckpointFiles | None,
     ) -> None:
         self._layout = layout
-        self._dtype = dtype
         self._files = files
         self._units = [_place_unit(unit, near, host, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
@@ -96,10 +96,10 @@ class WeightStore:
         return host[piece.offset : piece.offset + piece.num_bytes]
 
     def decode(self, unit: int, slot: int) -> None:
-        """Cast what arrived in another dtype than the computation's."""
+        """Cast what arrived in another dtype than it is kept in."""
         offset = 0
         for streamed in self._layout.all_units[unit].streamed:
-            if _is_foreign(streamed, self._dtype):
+            if streamed.is_foreign:
                 target = _view(self._decoded, offset, streamed.part)
                 target.copy_(_raw_view(self.slot(slot), streamed))
                 offset = _after(offset, streamed.part)
@@ -113,7 +113,7 @@ class WeightStore:
         offset = 0
         for streamed in self._layout.all_units[unit].streamed:
             part = streamed.part
-            if _is_foreign(streamed, self._dtype):
+            if streamed.is_foreign:
                 tensor = _view(self._decoded, offset, part)
                 offset = _after(offset, part)
             else:
@@ -147,13 +147,6 @@ class WeightStore:
         return rows
 
 
-def _is_foreign(streamed: SlotPart, dtype: torch.dtype) -> bool:
-    if streamed.part.compressed is not None:
-        return False
-    own = torch_dtype(streamed.dtype)
-    return own != dtype or bool(streamed.slot_offset % own.itemsize)
-
-
 def _as_rows(part: Part, tensor: torch.Tensor) -> Rows:
     """What a product takes: the rows, or the compressed rows with what they mean."""
     if isinstance(part.compressed, PerRow):
@@ -173,9 +166,9 @@ def _read_as(number_format: Compressed | None, tensor: torch.Tensor, columns: in
 
 
 def _select(rows: TableRows, ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Rows by their numbers, compressed ones made plain in the type of ``like``."""
+    """Rows by their numbers in the type of ``like``, compressed ones made plain."""
     if isinstance(rows, torch.Tensor):
-        return rows.index_select(0, ids)
+        return rows.index_select(0, ids).to(like.dtype)
     found = torch.empty(len(ids), rows.columns, dtype=like.dtype)
     dequantise(replace(rows, raw=rows.raw.index_select(0, ids)), found)
     return found
@@ -234,12 +227,10 @@ class EmbeddingTable:
         *,
         near: Arena,
         host: Arena,
-        dtype: torch.dtype,
         loader: RowLoader,
         files: CheckpointFiles | None,
     ) -> None:
         self._files = files
-        self._dtype = dtype
         if layout.tied_embeddings:
             self.near = store.resident_rows("head.weight")
             self._host = store.host_rows("head.weight")
@@ -297,7 +288,7 @@ class EmbeddingTable:
             raw = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
             rows = _read_as(find_compressed(source.dtype), raw, source.shape[1])
             found = _select(rows, torch.from_numpy(ids[begin:end] - first), out)
-            out.index_copy_(0, torch.from_numpy(places[begin:end]), found.to(out.dtype))
+            out.index_copy_(0, torch.from_numpy(places[begin:end]), found)
             begin = end
 
 

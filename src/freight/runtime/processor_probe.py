@@ -1,0 +1,161 @@
+"""How long a processor takes for products, passes over memory and calls: medians of some tries.
+
+Matrices come from memory, not from a cache, and so do what is read and written.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.integers import (
+    IntegerRows,
+    IntegerTokens,
+    integer_product,
+    quantise_rows,
+    quantise_tokens,
+)
+from freight.kernels.products import multiply, scratch_values
+from freight.memory.tier import system_memory_bytes
+from freight.model.number_format import SUMS, TILE_ROWS, Grouped
+from freight.quantities import GIB
+
+__all__ = [
+    "CODES",
+    "COLUMNS",
+    "ROWS",
+    "WIDTH",
+    "call_s",
+    "cold_copies",
+    "integer_matrices",
+    "integer_s",
+    "pass_bytes_per_s",
+    "plain_matrices",
+    "plain_per_s",
+    "product_s",
+    "sweep_s",
+    "typical_s",
+]
+
+WIDTH: Final = 2048
+COLUMNS: Final = 5632
+ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
+CODES: Final = Grouped(bits=4, group_size=64)
+_COLD_BYTES: Final = 1 * GIB
+"""Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
+_MOST_SHARE: Final = 0.1
+_LEAST_S: Final = 0.06
+
+
+def plain_matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
+    copies = cold_copies(COLUMNS * WIDTH * dtype.itemsize)
+    return [torch.rand(COLUMNS, WIDTH, dtype=dtype, device=where) for _ in range(copies)]
+
+
+def cold_copies(num_bytes: int) -> int:
+    """How many tensors of this size are larger than a cache; no more than a share of memory."""
+    return max(2, int(min(_COLD_BYTES, _MOST_SHARE * system_memory_bytes()) // num_bytes))
+
+
+def product_s(
+    weights: Sequence[torch.Tensor], rows: int, dtype: torch.dtype, where: torch.device
+) -> float:
+    x = torch.rand(rows, WIDTH, dtype=dtype, device=where)
+    out = torch.empty(rows, COLUMNS, dtype=dtype, device=where)
+    scratch = torch.empty(scratch_values(WIDTH), dtype=dtype, device=where)
+
+    def multiply_once(turn: int) -> None:
+        own = weights[turn % len(weights)]
+        multiply(x, own, None, out, lambda count: scratch[:count], adds=False)
+
+    return typical_s(multiply_once, where)
+
+
+def integer_matrices() -> list[IntegerRows]:
+    copies = cold_copies(COLUMNS * (WIDTH + 4))
+    raw = quantise_rows(torch.rand(COLUMNS, WIDTH))
+    return [IntegerRows(raw=raw.clone(), columns=WIDTH) for _ in range(copies)]
+
+
+def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> float:
+    """As layers do it: from tokens in ``dtype`` to results in it."""
+    x = torch.rand(rows, WIDTH, dtype=dtype)
+    out = torch.empty(rows, COLUMNS, dtype=dtype)
+    sums = torch.empty(min(SUMS, out.numel()), dtype=torch.int32)
+    tokens = IntegerTokens(codes=torch.empty(x.shape, dtype=torch.int8), scales=torch.empty(rows))
+
+    def multiply(turn: int) -> None:
+        quantise_tokens(x, tokens)
+        own = weights[turn % len(weights)]
+        integer_product(tokens, own, None, out, sums, adds=False)
+
+    return typical_s(multiply, x.device)
+
+
+def pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
+    """A product of two values of a chunk in the MLP: two are read, one is written. As between two
+    products of matrices, neither is in a cache."""
+    shape = (ROWS[-1] // 4, COLUMNS)
+    copies = cold_copies(math.prod(shape) * dtype.itemsize) // 2
+    pool = [torch.rand(shape, dtype=dtype, device=where) for _ in range(copies)]
+
+    def multiply(turn: int) -> None:
+        pool[turn % copies].mul_(pool[(turn + copies // 2) % copies])
+
+    return 3 * math.prod(shape) * dtype.itemsize / typical_s(multiply, where)
+
+
+def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
+    """Compressed weights made plain, a tile at a time as products use them."""
+    size = CODES.row_bytes(WIDTH)
+    raw = torch.zeros(64 * TILE_ROWS, size, dtype=torch.uint8, device=where)
+    rows = GroupedRows(raw=raw, columns=WIDTH, number_format=CODES)
+    tile = torch.empty(TILE_ROWS, WIDTH, dtype=dtype, device=where)
+
+    def make_plain(turn: int) -> None:
+        begin = turn % 64 * TILE_ROWS
+        dequantise(rows.rows(begin, begin + TILE_ROWS), tile)
+
+    return tile.numel() / typical_s(make_plain, where)
+
+
+def call_s(dtype: torch.dtype, where: torch.device) -> float:
+    """A dozen calls on next to nothing, as a unit makes them."""
+    x = torch.zeros(1, 16, dtype=dtype, device=where)
+
+    def calls(_: int) -> None:
+        for _ in range(12):
+            x.add_(x)
+
+    return typical_s(calls, where)
+
+
+def sweep_s(where: torch.device) -> float:
+    """Choosing a token for one row, and what comes before and after, is some tens of calls."""
+    logits = torch.rand(1, 64, device=where)
+    return 10 * typical_s(lambda _: logits.argmax(dim=-1).tolist(), where)
+
+
+def typical_s(work: Callable[[int], object], where: torch.device) -> float:
+    """The median of several tries, after one that does not count."""
+    tries: list[float] = []
+    with torch.inference_mode():
+        work(0)
+        while len(tries) < 3 or (sum(tries) < _LEAST_S and len(tries) < 300):
+            _synchronize(where)
+            started_s = time.perf_counter()
+            work(len(tries))
+            _synchronize(where)
+            tries.append(time.perf_counter() - started_s)
+    return statistics.median(tries)
+
+
+def _synchronize(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)

@@ -1,0 +1,123 @@
+"""Products of plain rows against float64: every way of computing them, narrow rows, odd shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.kernels import products
+from freight.kernels.products import multiply, scratch_values
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+CHOICE = products.loops_are_faster
+
+
+@pytest.fixture(params=["loops", "torch"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """By the loops, however small the product, and by torch."""
+    assert products.find_loops() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "loops_are_faster", lambda: request.param == "loops")
+        patch.setattr(products, "_LEAST_PRODUCTS", 1)
+        yield request.param
+
+
+def product(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    before: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The result lies within a wider value whose other columns stay."""
+    wide = torch.full((x.shape[0], rows.shape[0] + 5), 7.0, dtype=x.dtype)
+    out = wide[:, 2:-3]
+    if before is not None:
+        out.copy_(before)
+    room = [torch.full((scratch_values(rows.shape[1]),), torch.nan, dtype=x.dtype)]
+    multiply(x, rows, bias, out, lambda count: room.pop()[:count], adds=before is not None)
+    assert torch.equal(wide[:, :2], torch.full_like(wide[:, :2], 7.0))
+    assert torch.equal(wide[:, -3:], torch.full_like(wide[:, -3:], 7.0))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 300),
+    num_rows=st.integers(1, 70),
+    sixteens=st.integers(1, 40),
+    kept=st.sampled_from(TYPES),
+    has_bias=st.booleans(),
+    adds=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_shape(
+    tokens: int,
+    num_rows: int,
+    sixteens: int,
+    kept: torch.dtype,
+    has_bias: bool,
+    adds: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, 16 * sixteens, generator=generator)
+    rows = torch.randn(num_rows, 16 * sixteens, generator=generator).to(kept)
+    bias = torch.randn(num_rows, generator=generator) if has_bias else None
+    before = torch.randn(tokens, num_rows, generator=generator) if adds else None
+    expected = x.double() @ rows.double().t()
+    for other in (bias, before):
+        if other is not None:
+            expected += other.double()
+    found = product(x, rows, bias, before)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_tokens_that_are_part_of_a_wider_value(tokens: int) -> None:
+    x = torch.randn(tokens, 96)[:, 16:80]
+    rows = torch.randn(37, 64)
+    torch.testing.assert_close(product(x, rows), x @ rows.t(), rtol=1e-5, atol=1e-4)
+
+
+def test_columns_that_are_no_whole_vectors() -> None:
+    x, rows = torch.randn(9, 50), torch.randn(30, 50).bfloat16()
+    torch.testing.assert_close(product(x, rows), x @ rows.float().t(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", TYPES)
+def test_numbers_at_the_ends_of_a_type(kept: torch.dtype) -> None:
+    """The largest, the least that are there, zeros of both signs, infinities and no numbers."""
+    info = torch.finfo(kept)
+    edges = [info.max, info.min, info.tiny, info.smallest_normal / 4, 0.0, -0.0]
+    for edge in [*edges, float("inf"), float("nan")]:
+        rows = torch.zeros(20, 32, dtype=kept)
+        rows[:, 5] = edge
+        x = torch.zeros(10, 32)
+        x[:, 5] = 0.5
+        expected = x @ rows.float().t()
+        torch.testing.assert_close(product(x, rows), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
+    """Nor on how rows are cut, where the loops multiply many tokens."""
+    if way == "torch":
+        pytest.skip("a library chooses its loops by shape")
+    x, rows = torch.randn(200, 512), torch.randn(90, 512)
+    whole = product(x, rows)
+    assert torch.equal(product(x[64:100], rows), whole[64:100])
+    assert torch.equal(product(x, rows[13:51]), whole[:, 13:51])
+
+
+def test_sixteen_bits_are_left_to_torch() -> None:
+    x, rows = torch.randn(20, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    assert torch.equal(product(x, rows), torch.mm(x, rows.t()))
+
+
+def test_the_choice_is_made_once_and_leaves_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    assert CHOICE() is CHOICE()
+    assert torch.get_num_threads() == before
