@@ -25,7 +25,7 @@ from freight.kernels.vectors import (
     total,
 )
 
-__all__ = ["few_tokens", "lay_in_tiles", "many_tokens", "multiply_few"]
+__all__ = ["PANEL_ROWS", "few_tokens", "lay_in_tiles", "many_tokens", "multiply_few"]
 
 U = np.uintp
 F = np.float32

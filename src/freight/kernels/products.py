@@ -31,6 +31,8 @@ _MOST_TOKENS: Final = TILE_ROWS
 """Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
 _LEAST_ROWS: Final = 24
+_LEAST_PANELS: Final = 4
+_TURNS: Final = 4
 
 _TRIES: Final = 3
 _PROBE_TOKENS: Final = 16
@@ -136,7 +138,7 @@ def _by_loops(
         def few(first: int, last: int) -> None:
             loops.products.few_tokens(own[first:last], flat, added, adds, target, pitch, first)
 
-        share(np.ones(num_rows, np.int64), few, _LEAST_ROWS)
+        share(np.ones(num_rows, np.int64), few, _LEAST_ROWS, turns=_TURNS)
         return
     num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
     room: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * rows.shape[1]).numpy()
@@ -152,11 +154,13 @@ def _by_loops(
             count: int = count,
             own_target: npt.NDArray[np.float32] = own_target,
         ) -> None:
+            top, bottom = (loops.products.PANEL_ROWS * place for place in (first, last))
             loops.products.many_tokens(
-                own[first:last], tiles, count, added, adds, own_target, pitch, first
+                own[top:bottom], tiles, count, added, adds, own_target, pitch, top
             )
 
-        share(np.ones(num_rows, np.int64), many, _LEAST_ROWS)
+        panels = np.ones(-(-num_rows // loops.products.PANEL_ROWS), np.int64)
+        share(panels, many, _LEAST_PANELS, turns=_TURNS)
 
 
 def _in_tiles(

@@ -7,8 +7,9 @@ wanted; where it is not installed, or fails, the caller uses the reference.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -130,19 +131,31 @@ def _lines(
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
-def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
-    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
-    core, but for none that weighs less than ``least``."""
-    grown = np.cumsum(weights)
-    whole = int(grown[-1]) if len(grown) else 0
-    shares = max(1, min(torch.get_num_threads(), whole // least))
+def share(
+    weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int, *, turns: int = 1
+) -> None:
+    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, but for none
+    that weighs less than ``least``: one for each core, or up to ``turns``. Cores take them as they
+    come, for one that is busy with something else must not be waited for."""
+    grown = np.concatenate((np.zeros(1, np.int64), np.cumsum(weights)))
+    whole = int(grown[-1])
+    cores = torch.get_num_threads()
+    shares = max(1, min(turns * cores, whole // least))
     inner = np.searchsorted(grown, [whole * number // shares for number in range(1, shares)])
     borders = [0, *inner.tolist(), len(weights)]
-    others = [_pool().submit(work, borders[n], borders[n + 1]) for n in range(1, shares)]
-    work(borders[0], borders[1])
-    wait(others)
+    ranges = iter(list(itertools.pairwise(borders)))
+
+    def take_turns() -> None:
+        # Taking the next one is a single step of the interpreter.
+        for first, last in ranges:
+            work(first, last)
+
+    others = [_pool().submit(take_turns) for _ in range(min(cores, shares) - 1)]
+    take_turns()
     for other in others:
-        other.result()
+        # One that has not begun, as others use its thread, has nothing left to do.
+        if not other.cancel():
+            other.result()
 
 
 def dequantise_on_cpu(
