@@ -9,6 +9,8 @@ sizes and no tensors.
 
 from __future__ import annotations
 
+from functools import cache
+
 from freight.errors import InputError
 from freight.partition.layout import Layout
 
@@ -21,6 +23,11 @@ def product(left: Layout, right: Layout, out_dims: tuple[str, ...]) -> Layout:
     Dims are letters of the einsum: those of either operand that are not in ``out_dims`` are summed
     over.
     """
+    return _product(left, right, out_dims)
+
+
+@cache  # of no size: a planner multiplies the same layouts on every mesh
+def _product(left: Layout, right: Layout, out_dims: tuple[str, ...]) -> Layout:
     what = f"{left} times {right} to {' '.join(out_dims)}"
     if left.partial or right.partial:
         raise _refusal(what, "A partial sum cannot be multiplied.")

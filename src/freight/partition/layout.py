@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import permutations, product
 from math import prod
 from typing import Final
@@ -34,8 +35,10 @@ class Mesh:
     """
 
     axes: tuple[tuple[str, int], ...]
+    _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_sizes", dict(self.axes))
         wrong = [name for name, _ in self.axes if not re.fullmatch("[a-z]", name)]
         small = [f"{name} of {size}" for name, size in self.axes if size < 1]
         if wrong or small or len(set(self.names)) < len(self.axes):
@@ -60,8 +63,10 @@ class Mesh:
 
     def size(self, axes: Iterable[str]) -> int:
         """Chips that these axes have together."""
-        sizes = dict(self.axes)
-        return prod(sizes[axis] for axis in axes)
+        found = 1
+        for axis in axes:
+            found *= self._sizes[axis]
+        return found
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a chip is, by axis."""
@@ -96,22 +101,7 @@ class Layout:
     @classmethod
     def parse(cls, text: str) -> Layout:
         """What ``str`` prints, as "B L E_x {+yz}". Raises InputError for anything else."""
-        dims, cuts, partial = [], [], ""
-        for word in text.split():
-            dim, sums = _DIM.fullmatch(word), _PARTIAL.fullmatch(word)
-            if dim is not None and not partial:
-                dims.append(dim[1])
-                cuts.append(dim[2] or "")
-            elif sums is not None and not partial:
-                partial = sums[1]
-            else:
-                raise InputError(
-                    f"The layout {text!r} was given.",
-                    f"{word!r} is neither a dim with the axes that cut it nor, at the end, the "
-                    "axes over which values are partial sums.",
-                    "Write it like 'B L E_x F_yz' or 'B L E {+x}'.",
-                )
-        return cls(tuple(dims), tuple(cuts), partial)
+        return _parsed(text)
 
     @property
     def axes(self) -> str:
@@ -131,7 +121,7 @@ class Layout:
         cut may be a mean, as tokens per expert are."""
         found = []
         for dim, axes in zip(self.dims, self.cuts, strict=True):
-            parts = mesh.size(axes)
+            parts = mesh.size(axes) if axes else 1
             if parts > 1 and sizes[dim] % parts:
                 raise InputError(
                     f"The dim {dim} of {sizes[dim]} was to be cut over {parts} chips, {self}.",
@@ -150,6 +140,26 @@ class Layout:
             f"{dim}_{axes}" if axes else dim for dim, axes in zip(self.dims, self.cuts, strict=True)
         ]
         return " ".join([*words, *([f"{{+{self.partial}}}"] if self.partial else [])])
+
+
+@cache  # a planner writes the same layouts for every mesh
+def _parsed(text: str) -> Layout:
+    dims, cuts, partial = [], [], ""
+    for word in text.split():
+        dim, sums = _DIM.fullmatch(word), _PARTIAL.fullmatch(word)
+        if dim is not None and not partial:
+            dims.append(dim[1])
+            cuts.append(dim[2] or "")
+        elif sums is not None and not partial:
+            partial = sums[1]
+        else:
+            raise InputError(
+                f"The layout {text!r} was given.",
+                f"{word!r} is neither a dim with the axes that cut it nor, at the end, the axes "
+                "over which values are partial sums.",
+                "Write it like 'B L E_x F_yz' or 'B L E {+x}'.",
+            )
+    return Layout(tuple(dims), tuple(cuts), partial)
 
 
 def all_layouts(dims: tuple[str, ...], axes: str) -> Iterator[Layout]:

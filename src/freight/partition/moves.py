@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
 from typing import Literal
 
@@ -40,6 +41,11 @@ class Move:
 
 def move(layout: Layout, own: Move) -> Layout:
     """The layout after a move. Raises InputError where the move cannot be made."""
+    return _moved(layout, own)
+
+
+@cache  # of no size: a planner makes the same moves on every mesh
+def _moved(layout: Layout, own: Move) -> Layout:
     problem = _problem(layout, own)
     if problem:
         raise InputError(

@@ -12,7 +12,7 @@ Queries, keys and values are one matrix, and so are the MLP's gate and what it g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -21,7 +21,7 @@ from freight.model.switches import ModelConfig
 from freight.partition.einsum import product
 from freight.partition.layout import Layout, Mesh
 from freight.partition.moves import Move, legal_moves, move, moved_elements
-from freight.partition.schemes import Choice, Rules, Scheme
+from freight.partition.schemes import Choice, Rules, Scheme, beaten
 
 __all__ = ["find_schemes", "widths_of"]
 
@@ -119,7 +119,8 @@ class _Search:
         for state, schemes in found.items():
             for after, path in stage(state):
                 own = reached.setdefault(after, [])
-                own += [replace(scheme, choices=(*scheme.choices, *path)) for scheme in schemes]
+                more = Scheme(path, self.num_chips, self.widths)
+                own += [scheme.followed_by(more) for scheme in schemes]
         return {state: _undominated(schemes) for state, schemes in reached.items()}
 
     def _moved(
@@ -265,10 +266,13 @@ def _followed(
 
 def _undominated(schemes: list[Scheme]) -> list[Scheme]:
     """Of schemes that cost the same, one."""
+    ordered = sorted(schemes, key=lambda scheme: (scheme.costs, scheme.num_collectives))
+    if len(ordered) < 2:
+        return ordered
+    lost = beaten(ordered).any(axis=0)
     kept: list[Scheme] = []
-    for own in sorted(schemes, key=lambda scheme: (scheme.costs, scheme.num_collectives)):
-        if not any(other.beats(own) or _equal(other, own) for other in kept):
-            kept = [other for other in kept if not own.beats(other)]
+    for own in (own for own, is_beaten in zip(ordered, lost, strict=True) if not is_beaten):
+        if not any(_equal(other, own) for other in kept):
             kept.append(own)
     return kept
 

@@ -6,16 +6,19 @@ Letters of terms: s tokens, h model width, q width of all queries, k of all keys
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from freight.partition.layout import Layout
 from freight.partition.moves import Move
 
-__all__ = ["LITERAL", "PAPER", "Choice", "Polynomial", "Rules", "Scheme"]
+__all__ = ["LITERAL", "PAPER", "Choice", "Polynomial", "Rules", "Scheme", "beaten"]
 
 _Terms = Mapping[str, float]
 _TOLERANCE: Final = 1e-9
@@ -157,10 +160,26 @@ class Scheme:
             powers[letters.count("s")] += count * widths
         return Polynomial(*powers)
 
+    def followed_by(self, path: Scheme) -> Scheme:
+        """This, then what ``path`` does. Costs are sums over choices, so those of both are added
+        here, where they would otherwise be reckoned again for all that both have done."""
+        made = replace(self, choices=(*self.choices, *path.choices))
+        pairs = zip(self.costs, path.costs, strict=True)
+        made.__dict__["costs"] = tuple(own + more for own, more in pairs)
+        made.__dict__["num_collectives"] = self.num_collectives + path.num_collectives
+        return made
+
     def beats(self, other: Scheme) -> bool:
         """No worse in any coefficient and better in one, or with fewer collectives."""
-        pairs = [*zip(self.costs, other.costs, strict=True)]
-        if any(a > b * (1 + _TOLERANCE) for a, b in pairs):
-            return False
-        better = any(a < b * (1 - _TOLERANCE) for a, b in pairs)
-        return better or self.num_collectives < other.num_collectives
+        return bool(beaten([self, other])[0, 1])
+
+
+def beaten(schemes: Sequence[Scheme]) -> NDArray[np.bool_]:
+    """[i, j]: whether scheme i beats scheme j."""
+    collectives = np.array([own.num_collectives for own in schemes])
+    better = collectives[:, None] < collectives
+    worse = np.zeros_like(better)
+    for costs in np.array([own.costs for own in schemes]).T:
+        worse |= costs[:, None] > costs * (1 + _TOLERANCE)
+        better |= costs[:, None] < costs * (1 - _TOLERANCE)
+    return np.asarray(better & ~worse)

@@ -170,7 +170,6 @@ class Writer:
             return
         own, before = Move(kind, axes, source, target), self.layouts[value]
         after = move(before, own)
-        after.shape(self.sizes, self.mesh)
         self._steps.append(
             Transfer(
                 value=value,
