@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from freight.errors import BudgetError, InputError
 from freight.hardware.chip import find_chip
 from freight.model.config import ModelConfig, parse_config
-from freight.model.decoder import count_parameters
+from freight.model.decoder import count_parameters, tensor_shapes
 from freight.model.families import FAMILIES
-from freight.partition.cost import Cost, Setting, Step
+from freight.partition.cost import Cost, Setting, Step, parameters_of_token
 from freight.partition.efficiency import Efficiency, Phase
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
@@ -154,6 +156,23 @@ def test_experts_are_priced(experts: str) -> None:
     names = ("experts in", "experts out")
     done = sum(step.flops for step in layer.computes if set(step.operands) & set(names))
     assert done * 16 == pytest.approx(2 * 64 * chosen)
+
+
+def test_model_flops_are_of_the_experts_that_a_token_chooses() -> None:
+    """arXiv 2401.04088: of 47B parameters a token uses 13B. Exactly: all tensors but those of the
+    experts from the third on."""
+    config = mixtral()
+    used = sum(
+        prod(shape)
+        for name, shape in tensor_shapes(config).items()
+        if not re.search(r"\.experts\.[2-9]\.", name)
+    )
+    assert parameters_of_token(config) == used == pytest.approx(13e9, rel=0.02)
+    own = Cost(config, Mesh.of(x=1, y=8, z=1), Cut(), decode(64), H100)
+    peak = 8 * H100.chip.dense_flops * own.seconds
+    assert own.mfu == pytest.approx(2 * used * 64 / peak, rel=1e-12)
+    plain = bundled("llama-2-7b")
+    assert parameters_of_token(plain) == count_parameters(plain)
 
 
 def test_experts_that_no_token_chose_are_not_read() -> None:

@@ -277,6 +277,19 @@ def test_a_bound_is_kept_by_stages() -> None:
     assert bound / 4 <= kept.block_s <= bound
 
 
+def test_a_bound_is_filled_where_ranks_send_on_top() -> None:
+    """What is sent is no part of what a chip's own search knows. The bound is that of one block
+    shape; what keeps to it is as good as that, not just the shortest block."""
+    shares = Shares(1, 1, 4)
+    shape = replace(ZIGZAG, micro_batch_size=8, num_micro_batches=1)
+    alone = chips("opt-66b", 4, wishes=shape).price(shares, is_rough=True)
+    assert sum(alone.stages[0].sent_s) > 0.1 * alone.seconds
+    bound = 1.02 * alone.block_s
+    kept = chips("opt-66b", 4, max_block_s=bound).price(shares, is_rough=True)
+    assert kept.block_s <= bound
+    assert kept.tokens_per_s > 0.9 * alone.tokens_per_s
+
+
 def test_a_bound_that_none_keeps_says_what_is_nearest() -> None:
     own = chips("opt-6.7b", 2, rows=64, max_block_s=0.01)
     with pytest.raises(BudgetError, match=r"The least that was found is .* s, with ") as caught:

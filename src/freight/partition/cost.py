@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from freight.errors import InputError
@@ -23,7 +23,7 @@ from freight.partition.padding import Padding, pad
 from freight.partition.sharded import Compute, Sharded
 from freight.partition.timing import moves_s
 
-__all__ = ["Cost", "Line", "Setting", "Step"]
+__all__ = ["Cost", "Line", "Setting", "Step", "parameters_of_token"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,9 +218,9 @@ class Cost:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, two per parameter and token, over what the chips could have done: padding
-        and attention's core count nothing (Pope et al., section 2)."""
-        done = 2.0 * _parameters(self.config) * self.step.num_tokens
+        """Model FLOPs, two per parameter that a token meets, over what the chips could have done:
+        padding and attention's core count nothing (Pope et al., section 2)."""
+        done = 2.0 * parameters_of_token(self.config) * self.step.num_tokens
         peak = self.mesh.num_chips * self.setting.chip.dense_flops
         return done / (peak * self.seconds)
 
@@ -341,5 +341,12 @@ class Cost:
 
 
 @cache
-def _parameters(config: ModelConfig) -> int:
-    return count_parameters(config)
+def parameters_of_token(config: ModelConfig) -> int:
+    """Those that a token is computed with: of each layer's experts the ones that it chooses."""
+    experts = config.experts
+    if experts is None:
+        return count_parameters(config)
+    left_out = experts.num_experts - experts.per_token
+    chosen = replace(config, experts=replace(experts, num_experts=experts.per_token))
+    routed = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    return count_parameters(chosen) + routed * left_out * config.hidden_size  # routers are whole

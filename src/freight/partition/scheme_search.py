@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import numpy as np
+
 from freight.errors import InputError
 from freight.model.switches import ModelConfig
 from freight.partition.einsum import product
@@ -269,9 +271,8 @@ def _undominated(schemes: list[Scheme]) -> list[Scheme]:
     ordered = sorted(schemes, key=lambda scheme: (scheme.costs, scheme.num_collectives))
     if len(ordered) < 2:
         return ordered
-    lost = beaten(ordered).any(axis=0)
     kept: list[Scheme] = []
-    for own in (own for own, is_beaten in zip(ordered, lost, strict=True) if not is_beaten):
+    for own in (ordered[n] for n in np.flatnonzero(~beaten(ordered).any(axis=0))):
         if not any(_equal(other, own) for other in kept):
             kept.append(own)
     return kept

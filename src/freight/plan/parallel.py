@@ -31,12 +31,12 @@ from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import build_programme, count_parameters
 from freight.model.sources import TensorSource
-from freight.partition.cost import Cost, Setting, Step
-from freight.partition.layout import Mesh
-from freight.partition.named import FEED_FORWARD
+from freight.partition.cost import Step
+from freight.plan.bounded import best_within
 from freight.plan.default import Planner, Wishes
 from freight.plan.policy import Policy, Tier
 from freight.plan.search import Choice, Search
+from freight.plan.sending import sending_s
 from freight.plan.shares import (
     Shares,
     cut_over,
@@ -53,7 +53,6 @@ __all__ = ["Answer", "Parallel", "Refused", "Stage"]
 
 _ROUNDS: Final = (1, 2)
 """Blocks in flight, over stages."""
-_TRIES: Final = 3
 _NEARER: Final = 0.95
 """How much of a bound, or of the best speed, counts as near."""
 
@@ -313,22 +312,11 @@ class Parallel:
         searches = self.searches[shares][in_flight]
         weights = [sum(search.planner.elements) for search in searches]
         lead = weights.index(max(weights))
-        bound = self.max_block_s / in_flight
-        for _ in range(_TRIES):
-            try:
-                search = searches[lead].within(bound)
-                choice = search.sketch() if is_rough else search.best()
-            except BudgetError:
-                shortest = searches[lead].frontier(1) if bound < math.inf else []
-                if not shortest:
-                    raise
-                choice, bound = shortest[0], 0.0
-            answer = self._assembled(shares, in_flight, ranges, searches, lead, choice, is_rough)
-            if answer.block_s <= self.max_block_s or not bound:
-                break
-            bound = min(bound, choice.forecast.block_s) * _NEARER
-            bound *= self.max_block_s / answer.block_s
-        return answer
+
+        def told(choice: Choice) -> Answer:
+            return self._assembled(shares, in_flight, ranges, searches, lead, choice, is_rough)
+
+        return best_within(searches[lead], told, self.max_block_s, in_flight, is_rough=is_rough)
 
     def _assembled(
         self,
@@ -389,31 +377,14 @@ class Parallel:
         prefill = Step(phase="prefill", rows=size, new_tokens=max(1, past))
         decode = Step(phase="decode", rows=size, new_tokens=1, past=past)
         later = max(0.0, lane.mean_new_tokens - 1)
-        first_s, later_s = (self._step_s(shares, num_layers, step) for step in (prefill, decode))
+        chip, size = self.chip, DTYPE_BYTES[self.dtype]
+        if chip.host_chips:  # as many in a host as are
+            chip = replace(chip, host_chips=self.host_chips)
+        layers = with_layers(self.config, range(num_layers), with_ends=True)
+        first_s, later_s = (
+            sending_s(layers, chip, size, shares, step) for step in (prefill, decode)
+        )
         return batches * first_s, batches * later * later_s
-
-    def _step_s(self, shares: Shares, num_layers: int, step: Step) -> float:
-        """Sending of a micro-batch between ranks, and to the next stage."""
-        setting = Setting(chip=self._linked, activation_bytes=DTYPE_BYTES[self.dtype])
-        seconds = 0.0
-        if shares.ranks > 1:
-            cut = FEED_FORWARD["1D weight-stationary"].cut
-            layers = with_layers(self.config, range(num_layers), with_ends=True)
-            mesh = Mesh.of(x=shares.ranks, y=1, z=1)
-            seconds += Cost(layers, mesh, cut, step, setting).link_s
-        if shares.stages > 1:
-            chip = setting.chip
-            is_inside = not chip.host_chips or shares.stages * shares.ranks <= chip.host_chips
-            rate = chip.link_bytes_per_s if is_inside else chip.outer_bytes_per_s
-            size = step.num_tokens * self.config.hidden_size * setting.activation_bytes
-            seconds += size / shares.ranks / rate
-            seconds += chip.link_latency_s if is_inside else chip.outer_latency_s
-        return seconds
-
-    @property
-    def _linked(self) -> Chip:
-        """The chip, with as many in a host as are."""
-        return replace(self.chip, host_chips=self.host_chips) if self.chip.host_chips else self.chip
 
 
 def _wishing(search: Search, **wishes: object) -> Search:

@@ -19,7 +19,7 @@ from freight.entrypoints.partition.inputs import (
     read_work,
 )
 from freight.model.decoder import count_parameters
-from freight.partition.cost import Cost, Line
+from freight.partition.cost import Cost, Line, parameters_of_token
 from freight.partition.handover import hand_over
 from freight.partition.layers import feed_forward
 from freight.partition.named import FEED_FORWARD
@@ -181,7 +181,7 @@ def _total_record(plans: list[Cost], work: Work) -> dict[str, Any]:
                 "bytes": handed.num_bytes,
                 "seconds": handed.seconds,
             },
-            "mfu": 2.0 * count_parameters(decode.config) * tokens / (peak * per_row),
+            "mfu": 2.0 * parameters_of_token(decode.config) * tokens / (peak * per_row),
             "chip_seconds_per_new_token": spent,
             "dollars_per_new_token": None if price is None else spent * price / 3600,
         }
@@ -193,7 +193,7 @@ def _describe(model: str, plans: list[Cost], work: Work) -> Iterator[str]:
     chip = first.setting.chip
     yield (
         f"model    {model}: {first.config.num_layers} layers, "
-        f"{count_parameters(first.config) / 1e9:.4g} B parameters, "
+        f"{count_parameters(first.config) / 1e9:.4g} B parameters{_chosen(first)}, "
         f"{8 * first.setting.weight_bytes:.3g} bits each"
     )
     yield f"chips    {first.mesh.num_chips} {chip.name} as {first.mesh}: {chip.description}"
@@ -219,6 +219,12 @@ def _describe(model: str, plans: list[Cost], work: Work) -> Iterator[str]:
             f"{total['mfu']:.1%} MFU, {total['chip_seconds_per_new_token']:.3g} chip-s per new "
             f"token{_price(total['dollars_per_new_token'])}"
         )
+
+
+def _chosen(own: Cost) -> str:
+    """How many parameters a token meets, where that is not all."""
+    met = parameters_of_token(own.config)
+    return "" if own.config.experts is None else f", {met / 1e9:.4g} B to a token"
 
 
 def _describe_step(own: Cost) -> Iterator[str]:
@@ -250,7 +256,9 @@ def _describe_step(own: Cost) -> Iterator[str]:
         f"{rates.link:.3g} of links: {provenance(rates, own.setting.chip)}"
     )
     found = _shortest(own)
-    if found is not None:
+    if found is None:
+        yield "path     not searched for: the shortest path is one through layers without experts"
+    else:
         fits = "" if found["fits"] else f", in {format_bytes(found['memory_bytes'])} a chip"
         yield (
             f"path     {_time(found['seconds'])} with the shortest path through a layer over all "
