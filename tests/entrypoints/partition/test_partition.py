@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from freight.entrypoints.cli import main
+from freight.entrypoints.partition.sweep import describe_sweep
 
 PALM = ["--model", "palm-540b", "--chip", "tpu-v4", "--chips", "64"]
 
@@ -170,9 +171,33 @@ def test_charts_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     best = found["frontier-decode"]["frontier"]
     assert [cost for _, cost in best] == sorted((cost for _, cost in best), reverse=True)
     assert found["max_context"]["attention by rows"]["128 rows"] > 0
+    # What a frontier's points are, and what a person is told beside the charts.
+    assert found["rows"]["frontier-decode"]["2 chips"] == [1, 4, 16, 64, 256, 1024]
+    assert all(len(found["rows"][name]) > 1 for name in ("mfu-prefill", "shapes"))
+    _, crossing, heads, rows, charts = describe_sweep(found, tmp_path / "charts")
+    assert "1D weight-stationary, XY-weight-gathered from 24,576" in crossing
+    longest = found["max_context"]["attention by heads"]["512 rows"]
+    assert f"{longest:,} tokens for 512 rows" in heads and rows.startswith("context  attention by")
+    assert charts.count(".png") == 10
     (tmp_path / "file").write_text("")
     assert run("plan", *given, "--sweep", str(tmp_path / "file")) == 2
     assert "cannot be made" in capsys.readouterr().err
+
+
+def test_experts_are_told_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No path is searched through them and no closed form knows them: said, and left out."""
+    path = tmp_path / "config.json"
+    config = {"model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config |= {"vocab_size": 512, "num_local_experts": 8, "num_experts_per_tok": 2}
+    path.write_text(json.dumps(config), "utf-8")
+    given = ["--model", str(path), "--chips", "2", "--batch", "8", "--context", "64"]
+    assert record(capsys, "plan", *given)["steps"][0]["shortest"] is None
+    assert run("plan", *given, "--sweep", str(tmp_path / "charts")) == 0
+    out = capsys.readouterr().out
+    assert " B to a token" in out and "path     not searched for" in out
+    assert "charts   in" in out and "contexts.png" in out
+    assert "crossing" not in out and "crossovers" not in out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from freight.entrypoints.partition.inputs import (
@@ -42,9 +43,11 @@ def plan_partition(arguments: argparse.Namespace) -> int:
         print("\n".join(_describe(arguments.model, plans, work)))
     charts: dict[str, Any] = {}
     if arguments.sweep is not None:
-        from freight.entrypoints.partition.sweep import sweep
+        from freight.entrypoints.partition.sweep import describe_sweep, sweep
 
         charts["sweep"] = sweep(arguments, config, setting)
+        if not arguments.json:
+            print("\n".join(describe_sweep(charts["sweep"], Path(arguments.sweep))))
     if arguments.json:
         record: dict[str, Any] = {
             "model": arguments.model,

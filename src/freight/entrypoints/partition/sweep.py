@@ -6,7 +6,8 @@ Reckons with ``partition.frontier`` and hands curves to ``charts``; a curve is a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from freight.partition.layers import Cut, layer_sizes
 from freight.partition.layout import Mesh
 from freight.partition.planner import best_plan, meshes
 
-__all__ = ["sweep"]
+__all__ = ["describe_sweep", "sweep"]
 
 _BATCHES: Final = (1, 4, 16, 64, 256, 1024)
 _ROWS_OF_CONTEXTS: Final = (128, 512)
@@ -40,7 +41,8 @@ _KV_SHARE: Final = 0.3
 
 
 def sweep(arguments: argparse.Namespace, config: ModelConfig, setting: Setting) -> dict[str, Any]:
-    """Write charts into the directory that was named; returns their numbers."""
+    """Write charts into the directory that was named; returns their numbers, [x, y] by chart and
+    curve, and the ``rows`` of the points where they have batches of different sizes."""
     require_plots()
     folder = Path(arguments.sweep)
     try:
@@ -53,23 +55,55 @@ def sweep(arguments: argparse.Namespace, config: ModelConfig, setting: Setting) 
         ) from error
     chips, context = arguments.chips, arguments.context
     box = read_mesh(arguments.mesh, chips) or _box(chips)
-    numbers: dict[str, Any] = {"mesh": dict(box.axes)}
+    rows: dict[str, dict[str, list[int]]] = {}
+    numbers: dict[str, Any] = {"mesh": dict(box.axes), "rows": rows}
     for chart, curves in (
         *_frontiers(config, chips, context, setting),
-        _crossovers(config, box, setting),
+        *_crossovers(config, box, setting),
         _stationary(config, chips, context, setting),
         _prefill(config, box, context, setting),
         _contexts(config, box, setting),
         _single(config, chips, setting),
         _shapes(config, chips, setting),
     ):
-        draw(folder / f"{chart.name}.png", chart, curves)
+        title = f"{chart.title}\n{_asked(arguments, setting)}"
+        draw(folder / f"{chart.name}.png", replace(chart, title=title), curves)
         numbers[chart.name] = curves
+        if chart.marks:
+            rows[chart.name] = {
+                name: [int(own) for own in marks] for name, marks in chart.marks.items()
+            }
     numbers["max_context"] = _max_contexts(config, box, setting)
     own = {key: getattr(setting, f"{key}_bytes") for key in ("activation", "weight")}
-    sizes = layer_sizes(config, rows=1, new_tokens=1)
-    numbers["crossover_tokens"] = dict(crossovers(sizes, box, own["activation"], own["weight"]))
+    if config.experts is None:
+        sizes = layer_sizes(config, rows=1, new_tokens=1)
+        numbers["crossover_tokens"] = dict(crossovers(sizes, box, own["activation"], own["weight"]))
     return numbers
+
+
+def _asked(arguments: argparse.Namespace, setting: Setting) -> str:
+    """What a chart is of, for whoever finds it later."""
+    return (
+        f"{arguments.model}, weights in {arguments.weight_bits} bits, keys and values in "
+        f"{arguments.kv_bits}; {setting.chip.name}"
+    )
+
+
+def describe_sweep(numbers: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """What charts do not say at a glance, and where they are."""
+    box = " ".join(f"{axis}={size}" for axis, size in numbers["mesh"].items())
+    yield ""
+    layouts = ", ".join(
+        f"{name} from {tokens:,.0f}" if tokens else name
+        for name, tokens in numbers.get("crossover_tokens", {}).items()
+    )
+    if layouts:
+        yield f"crossing by tokens in a batch on {box}, an MLP moves least as {layouts}"
+    for name, found in numbers["max_context"].items():
+        contexts = " or ".join(f"{own:,} tokens for {rows}" for rows, own in found.items())
+        yield f"context  {name}: {contexts}, with {_KV_SHARE:.0%} of memory for keys and values"
+    charts = sorted(path.name for path in folder.glob("*.png"))
+    yield f"charts   in {folder}: {', '.join(charts)}"
 
 
 def _box(num_chips: int) -> Mesh:
@@ -86,8 +120,8 @@ def _frontiers(
 ) -> Iterable[tuple[Chart, Curves]]:
     """Fig. 1 and C.1: one curve for each number of chips, and the frontier of all."""
     phases: tuple[tuple[Phase, str], ...] = (
-        ("decode", "seconds per token"),
-        ("prefill", "seconds per batch of prompts"),
+        ("decode", "time of a step, one token of each row"),
+        ("prefill", "time of a batch of prompts"),
     )
     for phase, what in phases:
         new, past = (1, context) if phase == "decode" else (context, 0)
@@ -99,23 +133,50 @@ def _frontiers(
         every = [own for found in by_chips.values() for own in found]
         curves = {f"{number} chips": _latency_and_cost(found) for number, found in by_chips.items()}
         curves["frontier"] = _latency_and_cost(frontier(every))
+        marks = {
+            f"{number} chips": [str(own.cost.step.rows) for own in found]
+            for number, found in by_chips.items()
+        }
+        after = f"{context} tokens of {'context' if phase == 'decode' else 'each prompt'}"
+        about = f"{after}; numbers at points are rows"
         yield (
-            Chart(f"frontier-{phase}", f"{phase}: cost and latency", what, "chip-s per token"),
+            Chart(
+                name=f"frontier-{phase}",
+                title=f"{phase}: cost and latency, {about}",
+                x=what,
+                y="chip-seconds per token",
+                x_unit="s",
+                marks=marks,
+            ),
             curves,
         )
         mfu = {
             f"{number} chips": [(own.seconds, own.mfu) for own in found]
             for number, found in by_chips.items()
         }
-        yield Chart(f"mfu-{phase}", f"{phase}: MFU and latency", what, "MFU", log_y=False), mfu
+        yield (
+            Chart(
+                name=f"mfu-{phase}",
+                title=f"{phase}: MFU and latency, {about}",
+                x=what,
+                y="MFU",
+                x_unit="s",
+                y_unit="share",
+                log_y=False,
+                marks=marks,
+            ),
+            mfu,
+        )
 
 
 def _latency_and_cost(found: Sequence[Point]) -> list[tuple[float, float]]:
     return [(own.seconds, own.chip_seconds) for own in found]
 
 
-def _crossovers(config: ModelConfig, box: Mesh, setting: Setting) -> tuple[Chart, Curves]:
-    """Fig. 3."""
+def _crossovers(config: ModelConfig, box: Mesh, setting: Setting) -> Iterator[tuple[Chart, Curves]]:
+    """Fig. 3; none for experts, which no closed form knows."""
+    if config.experts is not None:
+        return
     sizes = layer_sizes(config, rows=1, new_tokens=1)
     curves: Curves = {}
     for power in range(6, 24):
@@ -123,8 +184,14 @@ def _crossovers(config: ModelConfig, box: Mesh, setting: Setting) -> tuple[Chart
         sent = moved_bytes(sizes, box, tokens, setting.activation_bytes, setting.weight_bytes)
         for name, num_bytes in sent.items():
             curves.setdefault(name, []).append((tokens, num_bytes))
-    title = f"feed-forward layouts on {box}"
-    return Chart("crossovers", title, "tokens in a batch", "bytes sent per chip and layer"), curves
+    chart = Chart(
+        name="crossovers",
+        title=f"what feed-forward layouts move on {box}",
+        x="tokens in a batch",
+        y="sent by each chip, per layer",
+        y_unit="B",
+    )
+    yield chart, curves
 
 
 def _stationary(
@@ -142,8 +209,15 @@ def _stationary(
             best = stationary(config, own, step, setting)
             if best is not None:
                 curves[name].append((number, best.seconds))
-    title = "decoding 512 rows with stationary weights"
-    return Chart("stationary", title, "chips", "seconds per token"), curves
+    chart = Chart(
+        name="stationary",
+        title=f"decoding 512 rows after {context} tokens with stationary weights",
+        x="chips",
+        y="time per token",
+        y_unit="s",
+        log_y=False,
+    )
+    return chart, curves
 
 
 def _prefill(
@@ -154,18 +228,37 @@ def _prefill(
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         for name, own in by_shape(config, box, "prefill", rows, context, setting).items():
             curves.setdefault(name, []).append((rows * context, own.mfu))
-    title = f"prefill of prompts of {context} tokens on {box}"
-    return Chart("prefill-mfu", title, "tokens in a batch", "MFU", log_y=False), curves
+    chart = Chart(
+        name="prefill-mfu",
+        title=f"prefill of prompts of {context} tokens on {box}",
+        x="tokens in a batch",
+        y="MFU",
+        y_unit="share",
+        log_y=False,
+    )
+    return chart, curves
 
 
 def _contexts(config: ModelConfig, box: Mesh, setting: Setting) -> tuple[Chart, Curves]:
     """Fig. 8."""
     contexts = [2**power for power in range(7, 18)]
-    curves: Curves = {
-        f"attention {name}": [*own]
-        for name, own in by_context(config, box, 256, contexts, setting).items()
+    found = by_context(config, box, 256, contexts, setting)
+    curves: Curves = {f"attention {name}": [*own] for name, own in found.items()}
+    notes = {
+        name: f" ({contexts[len(own)]:,} tokens do not fit)"
+        for name, own in curves.items()
+        if len(own) < len(contexts)
     }
-    return Chart("contexts", f"decoding 256 rows on {box}", "context", "seconds per token"), curves
+    chart = Chart(
+        name="contexts",
+        title=f"decoding 256 rows on {box}",
+        x="tokens of context",
+        y="time per token",
+        y_unit="s",
+        log_y=False,
+        notes=notes,
+    )
+    return chart, curves
 
 
 def _single(config: ModelConfig, chips: int, setting: Setting) -> tuple[Chart, Curves]:
@@ -177,12 +270,20 @@ def _single(config: ModelConfig, chips: int, setting: Setting) -> tuple[Chart, C
             (own.cost.step.new_tokens, own.seconds)
             for own in points(config, [number], steps, setting)
         ]
-    return Chart("one-prompt", "prefill of one prompt", "tokens", "seconds"), curves
+    chart = Chart(
+        name="one-prompt",
+        title="prefill of one prompt",
+        x="tokens of the prompt",
+        y="time",
+        y_unit="s",
+    )
+    return chart, curves
 
 
 def _shapes(config: ModelConfig, chips: int, setting: Setting) -> tuple[Chart, Curves]:
     """Fig. 9 and appendix D: prompts and answers together, from small batches to large ones."""
     curves: Curves = {}
+    marks: dict[str, list[str]] = {}
     for prompt, new in _SHAPES:
         curve = curves.setdefault(f"{prompt}:{new}", [])
         for rows in _BATCHES:
@@ -197,8 +298,18 @@ def _shapes(config: ModelConfig, chips: int, setting: Setting) -> tuple[Chart, C
             seconds = plans[0].seconds + new * plans[1].seconds
             done = plans[0].mfu * plans[0].seconds + new * plans[1].mfu * plans[1].seconds
             curve.append((seconds, done / seconds))
-    title = f"prompts and answers on {chips} chips"
-    return Chart("shapes", title, "seconds of a batch", "MFU", log_y=False), curves
+            marks.setdefault(f"{prompt}:{new}", []).append(str(rows))
+    chart = Chart(
+        name="shapes",
+        title=f"prompt and new tokens, on {chips} chips; numbers at points are rows",
+        x="time of a batch, prompts and answers",
+        y="MFU",
+        x_unit="s",
+        y_unit="share",
+        log_y=False,
+        marks=marks,
+    )
+    return chart, curves
 
 
 def _max_contexts(config: ModelConfig, box: Mesh, setting: Setting) -> dict[str, dict[str, int]]:
