@@ -40,8 +40,8 @@ class Step:
             raise InputError(
                 f"A step of {self.rows} rows, {self.new_tokens} new tokens after {self.past} was "
                 "described.",
-                "It has one row and one new token at least.",
-                "Raise what is below.",
+                "It has one row and one new token at least, after none or more.",
+                "Raise what is below that.",
             )
 
     @property

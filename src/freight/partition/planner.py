@@ -16,7 +16,7 @@ from freight.partition.block_route import best_block
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
-from freight.partition.padding import next_divisor
+from freight.partition.padding import next_divisor, pad
 from freight.partition.shortest import Prices
 from freight.quantities import format_bytes
 
@@ -80,6 +80,8 @@ def best_plan(
     """For each step the fastest cut, all on the mesh on which these steps, each so many times, take
     least. InputError where nothing divides, BudgetError where nothing fits; both say what would do.
     """
+    if mesh is None and num_chips > 0:
+        pad(config, Mesh.of(x=1, y=num_chips, z=1), Cut())  # a width divides by all boxes or none
     best: list[Cost] = []
     least = float("inf")
     for box in [mesh] if mesh is not None else meshes(num_chips):

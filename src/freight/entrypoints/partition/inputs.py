@@ -81,6 +81,7 @@ def read_mesh(text: str | None, num_chips: int) -> Mesh | None:
 def read_work(arguments: argparse.Namespace) -> Work:
     """One step, or both phases of a workload with batches of their own."""
     if arguments.workload is None:
+        _refuse_batches_of_phases(arguments)
         is_prefill = arguments.phase == "prefill"
         step = Step(
             phase=arguments.phase,
@@ -105,6 +106,17 @@ def read_work(arguments: argparse.Namespace) -> Work:
     middle = cached + prompt + (new - 1) // 2
     decode = Step(phase="decode", rows=rows[1], new_tokens=1, past=middle)
     return Work(steps=((prefill, rows[1] / rows[0]), (decode, float(new))), new_tokens=new)
+
+
+def _refuse_batches_of_phases(arguments: argparse.Namespace) -> None:
+    """What only a workload has is not silently left out."""
+    for name in ("prefill_batch", "decode_batch"):
+        if getattr(arguments, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')} was given without --workload.",
+                "One step was asked for, of one phase.",
+                "Give its rows as --batch, or both phases as --workload 512:32.",
+            )
 
 
 def read_setting(arguments: argparse.Namespace, config: ModelConfig) -> Setting:
