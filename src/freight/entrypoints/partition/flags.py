@@ -71,6 +71,17 @@ def _add_plan(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     numbers.add_argument(
         "--kv-bits", type=int, choices=(8, 16), default=16, help="of keys and values (16)"
     )
+    _add_rates(plan)
+    plan.add_argument("--dollars-per-hour", type=float, metavar="DOLLARS", help="rent of one chip")
+    plan.add_argument(
+        "--sweep",
+        metavar="DIR",
+        help="also go over chips, batches and lengths, and write charts (needs matplotlib)",
+    )
+    plan.add_argument("--json", action="store_true", help="a JSON object instead of a table")
+
+
+def _add_rates(plan: argparse.ArgumentParser) -> None:
     rates = plan.add_argument_group(
         "rates",
         "shares of the data sheet's peaks; the defaults say in the plan where they are from",
@@ -92,13 +103,6 @@ def _add_plan(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help='JSON list of measured steps to fit these to, each like {"phase": "decode", "rows": '
         '64, "new_tokens": 1, "past": 2016, "seconds": 0.0284}',
     )
-    plan.add_argument("--dollars-per-hour", type=float, metavar="DOLLARS", help="rent of one chip")
-    plan.add_argument(
-        "--sweep",
-        metavar="DIR",
-        help="also go over chips, batches and lengths, and write charts (needs matplotlib)",
-    )
-    plan.add_argument("--json", action="store_true", help="a JSON object instead of a table")
 
 
 def _add_search(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,22 +102,23 @@ def as_record(own: Cost) -> dict[str, Any]:
             "source": own.efficiency.source,
             "is_calibrated": own.efficiency.chip == own.setting.chip.name,
         },
-        "parts": [
+        "parts": [_part(*part) for part in own.lines()],
+    }
+
+
+def _part(name: str, count: int, lines: Sequence[Line]) -> dict[str, Any]:
+    return {
+        "part": name,
+        "count": count,
+        "steps": [
             {
-                "part": name,
-                "count": count,
-                "steps": [
-                    {
-                        "what": line.what,
-                        "layout": line.layout,
-                        "bytes": line.num_bytes,
-                        "seconds": line.seconds,
-                        "waited_s": line.waited_s,
-                    }
-                    for line in lines
-                ],
+                "what": line.what,
+                "layout": line.layout,
+                "bytes": line.num_bytes,
+                "seconds": line.seconds,
+                "waited_s": line.waited_s,
             }
-            for name, count, lines in own.lines()
+            for line in lines
         ],
     }
 
