@@ -4,16 +4,17 @@
 
 Runs part of the example dataset through the demo model once in peace, in one process. Then the same
 command is started under torchrun with 1 to 4 ranks, and one of them is killed (SIGKILL) after a
-random time, until the wanted number of kills has hit a run that was under way; every next run goes
-on from what the last one left. The run must end within seconds of the kill, and where the first
-rank lives it must name the one that was lost, its part and the command to go on with. A job that
-finishes before its kill is begun anew. Every finished output must equal the undisturbed one. Knows
-the command only.
+random time, until the wanted number of kills has hit a run that was under way; every next run has
+another number of ranks and goes on from what the last one left. The run must end within seconds of
+the kill, and where the first rank lives it must name the one that was lost, its part and the
+command to go on with. A job that finishes before its kill is begun anew. Every finished output must
+have each row once, and equal the undisturbed one byte for byte. Knows the command only.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -87,6 +88,13 @@ def check_message(log: Path, rank: int, size: int) -> None:
         raise SystemExit(f"rank {rank} of {size} was killed, and this was said:\n{told}")
 
 
+def check_rows(output: Path, num_rows: int) -> None:
+    """Each row is there, once."""
+    ids = [json.loads(line)["id"] for line in output.read_text().splitlines()]
+    if len(ids) != num_rows or len({*ids}) != num_rows:
+        raise SystemExit(f"{len(ids)} rows of {num_rows}, {len({*ids})} of them different")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
@@ -104,10 +112,11 @@ def main() -> int:
         rows.write_text("".join(lines))
         if start(1, job(rows, calm, "layers"), log).wait():
             raise SystemExit(log.read_text())
-        kills = finished = messages = 0
+        kills = finished = messages = size = 0
         while True:
             # The width of the model divides by these.
-            size = draw.choice((2, MOST_RANKS)) if is_cut else draw.randint(1, MOST_RANKS)
+            sizes = (2, MOST_RANKS) if is_cut else range(1, MOST_RANKS + 1)
+            size = draw.choice([other for other in sizes if other != size])
             process = start(size, job(rows, output, arguments.split), log)
             rank = -1
             if kills < arguments.kills:
@@ -128,6 +137,7 @@ def main() -> int:
                 continue
             if process.wait() or output.read_bytes() != calm.read_bytes():
                 raise SystemExit(f"the resumed job differs:\n{log.read_text()}")
+            check_rows(output, arguments.rows)
             finished += 1
             output.unlink()
             shutil.rmtree(output.with_name(output.name + ".freight"), ignore_errors=True)

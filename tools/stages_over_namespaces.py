@@ -7,7 +7,10 @@ what each sends is held to ``--rate``. First the example dataset goes through th
 and 4 stages by every rule of admission, and each output is held against one process's. Then
 prompts of random weights are timed: weights cross a simulated link that is slow enough to be all
 that counts, so that stages do not compete for this machine's cores. T blocks on S stages should
-take S T / (T + S - 1) times less than on one. Needs root; removes what it made.
+take S T / (T + S - 1) times less than on one. Last, a model that fits into neither of two machines:
+each rank is put into a memory control group of its own that holds what it needs for half of the
+layers and some, and has a budget just below it; weights may not go to disk. One process must refuse
+that budget, and two stages must make what one makes with room. Needs root; removes what it made.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from freight.demo import EXAMPLES
+from freight.entrypoints.bench.groups import GroupMaker
+from freight.quantities import format_bytes, parse_bytes
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 BRIDGE = "freight-br"
 PORT = 29511
 BLOCKS = 4
 ROWS = 4
+MARGIN_BYTES = 32 << 20
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -59,6 +65,10 @@ def address_of(stage: int) -> str:
     return f"10.213.7.{stage + 1}"
 
 
+def inside(stage: int) -> list[str]:
+    return ["nsenter", f"--net=/var/run/netns/{name_of(stage)}"]
+
+
 @contextmanager
 def namespaces(count: int, rate: str) -> Iterator[None]:
     """So many, each with an interface ``eth0`` that sends at ``rate`` at most."""
@@ -86,25 +96,34 @@ def namespaces(count: int, rate: str) -> Iterator[None]:
 
 def run(stages: int, command: list[str]) -> str:
     """What the first rank says; with one stage it is a plain process."""
+    statuses, told = attempt(stages, command, [[]] * stages)
+    if any(statuses):
+        raise SystemExit("\n".join(told))
+    return told[0]
+
+
+def attempt(
+    stages: int, command: list[str], before: list[list[str]]
+) -> tuple[list[int], list[str]]:
+    """How each rank's machine ends and what it says; ``before`` is what starts each rank itself,
+    torchrun being another process."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    if stages == 1:
-        commands = [[sys.executable, *command]]
-    else:
+    commands = [[*own, sys.executable, *command] for own in before]
+    if stages > 1:
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
         start += ["--nnodes", str(stages), "--master-addr", address_of(0)]
-        start += ["--master-port", str(PORT)]
+        start += ["--master-port", str(PORT), "--no-python"]
         commands = [
-            ["ip", "netns", "exec", name_of(stage), *start, "--node-rank", str(stage), *command]
-            for stage in range(stages)
+            # Not ``ip netns exec``, which hides control groups.
+            [*inside(stage), *start, "--node-rank", str(stage), *own]
+            for stage, own in enumerate(commands)
         ]
     processes = [
         subprocess.Popen(own, env=environment, stderr=subprocess.PIPE, text=True)
         for own in commands
     ]
     told = [process.communicate(timeout=300)[1] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit("\n".join(told))
-    return told[0]
+    return [process.returncode for process in processes], told
 
 
 def compare(directory: Path, counts: list[int], num_rows: int) -> None:
@@ -151,20 +170,72 @@ def time_prompts(directory: Path, counts: list[int], link: str, prompt_tokens: i
         )
 
 
+def hold(directory: Path, limit_bytes: int, num_layers: int) -> None:
+    """A model that neither of two machines could hold: both groups' peaks, and what one process
+    says and how it ends under the same limit."""
+    model, rows = directory / "wide", directory / "few.jsonl"
+    model.mkdir()
+    wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": num_layers}
+    (model / "config.json").write_text(json.dumps({**CONFIG, **wide}))
+    rows.write_text("".join(json.dumps({"prompt": [i, i + 1, 7]}) + "\n" for i in range(ROWS)))
+    weights = 4 * (num_layers * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 256 * 1024)
+    print(f"{format_bytes(weights)} of weights, {format_bytes(limit_bytes)} for each process")
+    groups = GroupMaker(limit_bytes=limit_bytes)
+
+    def grouped(stages: int, budget_bytes: int, name: str) -> tuple[list[int], list[str], str]:
+        own = [groups.make() for _ in range(stages)]
+        enter = 'echo 0 > "$0"/cgroup.procs && exec "$@"'
+        command = ["-m", "freight", "run", str(rows), "--output", str(directory / name)]
+        command += ["--model", str(model), "--dummy-weights", "--dtype", "float32"]
+        command += ["--device", "cpu", "--weights", "0/100/0", "--max-tokens", "4"]
+        command += ["--cpu-memory", str(budget_bytes)]
+        try:
+            before = [["sh", "-c", enter, str(group.path)] for group in own]
+            statuses, told = attempt(stages, command, before)
+            peaks = ", ".join(format_bytes(group.peak_bytes() or 0) for group in own)
+        finally:
+            for group in own:
+                group.remove()
+        return statuses, told, peaks
+
+    budget_bytes = limit_bytes - MARGIN_BYTES
+    statuses, told, _ = grouped(1, budget_bytes, "none.jsonl")
+    if not statuses[0] or "Raise --cpu-memory" not in told[0]:
+        raise SystemExit(f"one process does not refuse:\n{told[0]}")
+    print(f"one process, told of {format_bytes(budget_bytes)}, refuses:\n{told[0]}", flush=True)
+    statuses, told, peaks = grouped(2, budget_bytes, "two.jsonl")
+    if any(statuses):
+        raise SystemExit("\n".join(told))
+    print(f"two stages, told of {format_bytes(budget_bytes)}:\n{told[0]}peaks {peaks}", flush=True)
+    groups = GroupMaker(limit_bytes=8 << 30)
+    statuses, told, peaks = grouped(1, 4 << 30, "one.jsonl")
+    if (
+        statuses[0]
+        or (directory / "one.jsonl").read_bytes() != (directory / "two.jsonl").read_bytes()
+    ):
+        raise SystemExit(f"another output:\n{told[0]}")
+    print(f"one process with room answers the same, peak {peaks}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rate", default="100mbit", help="what each stage may send (tc's units)")
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
     parser.add_argument(
-        "--rows", type=int, default=60, help="of the example dataset; 0: prompts are timed alone"
+        "--rows", type=int, default=60, help="of the example dataset; 0: not compared"
     )
     parser.add_argument("--link", default="32MiB", help="of weights, a second")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="0: not timed")
+    parser.add_argument("--hold", default="784MiB", help="memory of each machine; 0: left out")
+    parser.add_argument("--hold-layers", type=int, default=9)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, namespaces(max(arguments.stages), arguments.rate):
         if arguments.rows:
             compare(Path(name), arguments.stages, arguments.rows)
-        time_prompts(Path(name), arguments.stages, arguments.link, arguments.prompt_tokens)
+        if arguments.prompt_tokens:
+            time_prompts(Path(name), arguments.stages, arguments.link, arguments.prompt_tokens)
+        if (limit_bytes := parse_bytes(arguments.hold)) > 0:
+            hold(Path(name), limit_bytes, arguments.hold_layers)
     return 0
 
 

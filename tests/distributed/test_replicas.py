@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from freight.demo import EXAMPLES
 from freight.distributed.ranks import Ranks
 from freight.distributed.replicas import ReplicaEngine
 from freight.runtime.engine import build_engine
@@ -19,9 +15,10 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request, SamplingParams
 
 from ..runtime import tiny
+from .commands import SMALL, job, lose_a_rank
+from .forks import Forks
 from .pipeline.stages import on_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
 PROMPTS = tiny.prompts(23, 20)
 WORK = tiny.workload(PROMPTS, STEPS)
@@ -78,24 +75,21 @@ def test_what_breaks_the_first_rank_is_raised(tmp_path: Path) -> None:
         on_ranks(2, work)
 
 
-def test_a_job_under_torchrun(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(EXAMPLES.read_text().splitlines(keepends=True)[:40]))
-    flags = ["--model", "demo", "--dtype", "float32", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    many = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    for start, name in (([], "one"), (many, "two")):
-        command = ["-m", "freight", "run", str(rows), "--output", str(tmp_path / name), *flags]
-        if start:
-            command += ["--split", "rows"]
-        done = subprocess.run(
-            [sys.executable, *start, *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    assert "replica 2 of 2" in done.stderr
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+def test_ranks_write_the_output_of_one(
+    rows: Path, alone: bytes, forks: Forks, tmp_path: Path
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    status, told = forks.finish(2, job(rows, output, "--split", "rows"))
+    assert status == 0, told
+    assert "replica 2 of 2" in told and output.read_bytes() == alone
+
+
+def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
+    rows: Path, alone: bytes, forks: Forks, tmp_path: Path
+) -> None:
+    output = tmp_path / "answers.jsonl"
+    command = job(rows, output, "--split", "rows", *SMALL)
+    assert "It ran replica 2 of 2" in lose_a_rank(forks, 2, command, output)
+    status, told = forks.finish(3, command)
+    assert status == 0, told
+    assert "going on: " in told and output.read_bytes() == alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,10 @@ CUTS = (
 )
 
 
-def config(heads: int = 64, key_heads: int = 64, *, experts: int = 0, **switches) -> ModelConfig:
+def config(
+    heads: int = 64, key_heads: int = 64, *, head_dim: int = 64, experts: int = 0, **switches
+) -> ModelConfig:
+    """A head's width divides by the number of chips: no more of it than that costs time alone."""
     raw = {
         "model_type": "mixtral" if experts else "llama",
         "hidden_size": WIDTH,
@@ -60,7 +64,7 @@ def config(heads: int = 64, key_heads: int = 64, *, experts: int = 0, **switches
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_key_value_heads": key_heads,
-        "head_dim": 64,
+        "head_dim": head_dim,
         "vocab_size": 128,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
@@ -85,30 +89,31 @@ def cases(mesh: Mesh, *, some: bool = False) -> Iterator[Case]:
     """All named layouts on a mesh x, y, z and every cut of whole layers; of these ``some`` only."""
     for gated in (False, True):
         for name, named in FEED_FORWARD.items():
-            own = config(gated_mlp=gated)
+            own = config(head_dim=mesh.num_chips, gated_mlp=gated)
             sizes = layer_sizes(own, rows=ROWS, new_tokens=NEW)
             yield Case(name, own, feed_forward(mesh, sizes, named.cut), "mlp", plain_mlp)
     for key_heads in (64, 4, 1):
-        own = config(64, key_heads)
+        own = config(64, key_heads, head_dim=mesh.num_chips)
         sizes = layer_sizes(own, rows=ROWS, new_tokens=NEW)
         for cut in (Cut(), Cut(batch="zyx"), Cut(batch="yx"), Cut(gathered="x", batch="y")):
             part = attention(mesh, sizes, cut)
             yield Case(f"attention {cut}", own, part, "attention", plain_attention)
     yield from blocks(mesh, some=some)
     for cut in (Cut(), Cut(gathered="xy")):
-        own = config()
+        own = config(head_dim=mesh.num_chips)
         sizes = layer_sizes(own, rows=ROWS, new_tokens=NEW)
         yield Case(f"embedding {cut}", own, embedding(mesh, sizes, cut), "x", plain_embedding)
         yield Case(f"logits {cut}", own, logits(mesh, sizes, cut), "logits", plain_logits)
 
 
 def blocks(mesh: Mesh, *, some: bool) -> Iterator[Case]:
+    make = partial(config, head_dim=mesh.num_chips)
     models = {
-        "multi-head": config(),
-        "multi-query, parallel": config(64, 1, parallel=True),
-        "grouped": config(8, 2, norm_place="both"),
-        "layer norm after": config(4, 4, norm="layer", norm_place="after"),
-        "experts": config(64, 8, experts=16),
+        "multi-head": make(),
+        "multi-query, parallel": make(64, 1, parallel=True),
+        "grouped": make(8, 2, norm_place="both"),
+        "layer norm after": make(4, 4, norm="layer", norm_place="after"),
+        "experts": make(64, 8, experts=16),
     }
     for number, (name, own) in enumerate(models.items()):
         sizes = layer_sizes(own, rows=ROWS, new_tokens=NEW)
@@ -121,7 +126,7 @@ def blocks(mesh: Mesh, *, some: bool) -> Iterator[Case]:
 def schemes(chips: int) -> Iterator[Case]:
     """Of Ong & Kwon, over one axis."""
     mesh = Mesh.of(x=chips)
-    own = config()
+    own = config(head_dim=chips)
     sizes = layer_sizes(own, rows=1, new_tokens=ROWS)
     for name, scheme in {**DYNAMIC, **EXCHANGED}.items():
         yield Case(name, own, dynamic_layer(mesh, sizes, scheme), "out", plain_block)
@@ -130,7 +135,7 @@ def schemes(chips: int) -> Iterator[Case]:
 def searched(mesh: Mesh, *, literal: bool) -> Iterator[Case]:
     """What searches have found: routes from few tokens to many, over links fast and slow, and
     schemes by the paper's rules and with all-to-all, ``literal`` ones too."""
-    own = config()
+    own = config(head_dim=mesh.num_chips)
     names = set()
     for tokens in (1, 4, 64, 1024):
         sizes = {**layer_sizes(own, rows=ROWS, new_tokens=NEW), "L": tokens}
@@ -170,10 +175,22 @@ def draw(own: Sharded) -> dict[str, torch.Tensor]:
     return found
 
 
-def check(ranks: Ranks, case: Case, *, looped: bool = False) -> Counter:
-    """The own ranks' parts of the result are those of the plain computation; bytes that they sent,
-    less those that the algebra counts on average, by kind."""
-    own, tensors = case.own, draw(case.own)
+def whole(case: Case) -> tuple[Tensors, torch.Tensor]:
+    """All that goes in, and what is to come out."""
+    tensors = draw(case.own)
+    return tensors, case.plain(case.config, tensors)
+
+
+def check(
+    ranks: Ranks,
+    case: Case,
+    known: tuple[Tensors, torch.Tensor] | None = None,
+    *,
+    looped: bool = False,
+) -> Counter:
+    """The own ranks' parts of the result are those of the plain computation, ``whole`` where it is
+    not ``known``; bytes that they sent, less those that the algebra counts on average, by kind."""
+    own, (tensors, wanted) = case.own, known or whole(case)
     layouts = {**own.inputs, **own.weights}
     given = {
         name: [
@@ -193,7 +210,6 @@ def check(ranks: Ranks, case: Case, *, looped: bool = False) -> Counter:
         case.config, ranks, Vectors(), Attention(case.config, ranks, rows), agrees=agrees
     )
     found = executor.run(own, given, functions)[case.out]
-    wanted = case.plain(case.config, tensors)
     scale, layout = wanted.abs().max(), own.outputs[case.out]
     for rank, part in zip(ranks.own, found, strict=True):
         mine = own_part(wanted, layout.dims, layout, own.mesh, rank)

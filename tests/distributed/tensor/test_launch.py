@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from freight.runtime.params import SamplingParams
 
 from ...runtime import tiny
 from ...runtime.test_engine_parity import CONFIGS
+from ..commands import few_wide_layers
 
 RATES = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9, collective_s=1e-5)
 OPTIONS = TensorOptions(memory_bytes=1 << 30)
@@ -78,6 +80,26 @@ def test_phases_have_ways_of_their_own(tmp_path: Path) -> None:
     assert plan_ways(config, 4, RATES, asked, torch.float32, tight).rows < 64
     with pytest.raises(BudgetError):
         plan_ways(config, 4, RATES, asked, torch.float32, replace(OPTIONS, memory_bytes=100_000))
+
+
+def test_the_fastest_way_gives_place_to_one_that_fits(tmp_path: Path) -> None:
+    """Where messages are slow to begin weights are gathered, which takes the memory of several
+    layers; where that is not there they stay. What a refusal asks for is enough."""
+    model, _, _ = few_wide_layers(tmp_path, 10)
+    config, asked = read_config(model), work(4, 3)
+    rates = replace(RATES, link_bytes_per_s=1e10, collective_s=0.01)
+    with pytest.raises(BudgetError) as refused:
+        plan_ways(config, 2, rates, asked, torch.float32, replace(OPTIONS, memory_bytes=1 << 20))
+    needed = re.search(r"needs ([\d.]+) MiB at least", refused.value.limit)
+    assert needed is not None, refused.value.limit
+    for memory_bytes, are_gathered in (
+        (int((float(needed[1]) + 0.01) * 2**20), False),
+        (1 << 30, True),
+    ):
+        own = replace(OPTIONS, memory_bytes=memory_bytes)
+        found = plan_ways(config, 2, rates, asked, torch.float32, own)
+        assert found.footprint.total <= memory_bytes
+        assert isinstance(found.prefill, Cut) and bool(found.prefill.gathered) == are_gathered
 
 
 @pytest.mark.parametrize("name", ["1d-weight-stationary", "xy-weight-gathered", "mlp-gathered"])

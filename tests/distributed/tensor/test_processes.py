@@ -10,7 +10,10 @@ import freight.demo
 
 from ...runtime import tiny
 from ...runtime.test_engine_parity import CONFIGS
+from .bed import CUTS
 from .processes import run_ranks
+
+STEPS = len(CUTS)
 
 
 def test_every_layout_on_eight_processes(tmp_path: Path) -> None:
@@ -32,13 +35,13 @@ def test_models_on_eight_processes(tmp_path: Path) -> None:
     for name in ("llama", "falcon 7b", "mixtral"):
         reference = tiny.make_model(tmp_path / name, config=CONFIGS[name])
         prompts = tiny.prompts(5, 17)
-        asked.append((str(tmp_path / name), prompts, 7))
-        wanted[str(tmp_path / name)] = tiny.tokens(tiny.reference(reference, prompts, 7))
+        asked.append((str(tmp_path / name), prompts, STEPS))
+        wanted[str(tmp_path / name)] = tiny.tokens(tiny.reference(reference, prompts, STEPS))
     demo = Path(freight.demo.__file__).parent / "model"
     prompts = tiny.prompts(4, 20, vocab=1000)
-    asked.append((str(demo), prompts, 8))
-    with tiny.engine(demo, prompts, 8, device="cpu") as engine:
-        wanted[str(demo)] = tiny.run(engine, prompts, 8, ignore_eos=True)
+    asked.append((str(demo), prompts, STEPS))
+    with tiny.engine(demo, prompts, STEPS, device="cpu") as engine:
+        wanted[str(demo)] = tiny.run(engine, prompts, STEPS, ignore_eos=True)
     (tmp_path / "models.json").write_text(json.dumps(asked))
     for found in run_ranks("models", 8, tmp_path):
         assert {path: [list(row) for row in own] for path, own in found.items()} == wanted

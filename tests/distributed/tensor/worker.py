@@ -12,6 +12,7 @@ import pickle
 import sys
 import traceback
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,9 +35,18 @@ from freight.runtime.request import Request
 
 def layouts(directory: Path) -> list[tuple[str, Counter]]:
     """Every layout, and what was sent beside what the algebra counts."""
+    return [
+        (case.name, bed.check(ProcessRanks(case.own.mesh), case, known))
+        for case, known in all_layouts()
+    ]
+
+
+@cache
+def all_layouts() -> list[tuple[bed.Case, tuple[bed.Tensors, torch.Tensor]]]:
+    """And what they must come to: found before the processes fork, once for all of them."""
     mesh = Mesh.of(x=2, y=2, z=2)
     own = [*bed.cases(mesh, some=True), *bed.schemes(8), *bed.searched(mesh, literal=False)]
-    return [(case.name, bed.check(ProcessRanks(case.own.mesh), case)) for case in own]
+    return [(case, bed.whole(case)) for case in own]
 
 
 def models(directory: Path) -> dict[str, list[list[int]]]:
@@ -88,6 +98,9 @@ JOBS = {"layouts": layouts, "models": models, "answers": answers}
 
 
 def main(job: str, num_ranks: int, directory: Path) -> int:
+    torch.set_num_threads(1)
+    if job == "layouts":
+        all_layouts()
     children = []
     for rank in range(num_ranks):
         child = os.fork()
@@ -98,7 +111,6 @@ def main(job: str, num_ranks: int, directory: Path) -> int:
 
 
 def _rank(job: str, rank: int, num_ranks: int, directory: Path) -> int:
-    torch.set_num_threads(1)
     try:
         store = dist.FileStore(str(directory / "store"), num_ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)

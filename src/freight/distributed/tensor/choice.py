@@ -7,6 +7,7 @@ many tokens in a call, as there is memory for. Every rank comes to the same plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -96,30 +97,40 @@ def plan_ways(
     """The planner's choice on chips of these rates: for a prefill of as many prompts as are in a
     call and a step of decoding of all rows. BudgetError where nothing fits; InputError where
     nothing divides, or no layout of the name is there."""
-    least: Footprint | None = None
-    rows = 1
+
+    def fit(chosen: _Chosen, rows: int, call_tokens: int) -> Planned:
+        held = _footprint(config, chosen, rows, call_tokens, workload, dtype, options)
+        return Planned(
+            mesh=chosen.mesh,
+            prefill=chosen.prefill,
+            decode=chosen.decode,
+            rows=rows,
+            call_tokens=call_tokens,
+            footprint=held,
+        )
+
+    setting = _setting(rates, dtype, options, options.memory_bytes)
     for rows in _row_counts(workload, options):
-        setting = _setting(rates, dtype, options, options.memory_bytes)
         try:
             chosen = _choose(config, num_ranks, rows, workload, setting, options)
         except BudgetError:
             continue
         for call_tokens in _call_sizes(options, rows):
-            held = _footprint(config, chosen, rows, call_tokens, workload, dtype, options)
-            if held.total <= options.memory_bytes:
-                return Planned(
-                    mesh=chosen.mesh,
-                    prefill=chosen.prefill,
-                    decode=chosen.decode,
-                    rows=rows,
-                    call_tokens=call_tokens,
-                    footprint=held,
-                )
-            least = held
-    if least is None:
-        setting = _setting(rates, dtype, options, _ENDLESS)
-        chosen = _choose(config, num_ranks, rows, workload, setting, options)
-        least = _footprint(config, chosen, rows, _LEAST_CALL, workload, dtype, options)
+            planned = fit(chosen, rows, call_tokens)
+            if planned.footprint.total <= options.memory_bytes:
+                return planned
+    # What is fastest does not fit: what takes least might, in calls as small as there are.
+    rows = min(_row_counts(workload, options))
+    endless = _setting(rates, dtype, options, _ENDLESS)
+    fastest = _choose(config, num_ranks, rows, workload, endless, options)
+    found = [fit(fastest, rows, _LEAST_CALL)]
+    for chosen in _stationary(config, num_ranks) if options.pin is None else ():
+        with suppress(InputError):  # a dim does not divide by what is to cut it
+            found.append(fit(chosen, rows, _LEAST_CALL))
+    leanest = min(found, key=lambda planned: planned.footprint.total)
+    least = leanest.footprint
+    if least.total <= options.memory_bytes:
+        return leanest
     raise BudgetError(
         f"A {config.family} model was to be cut over {num_ranks} ranks, {rows} "
         f"row{'s' if rows > 1 else ''} of {workload.max_total_tokens} tokens at once.",
@@ -128,6 +139,14 @@ def plan_ways(
         "Raise --cpu-memory, start more ranks, or shorten the rows"
         f"{'' if options.rows is None else '; or lower --micro-batch-size'}.",
     )
+
+
+def _stationary(config: ModelConfig, num_ranks: int) -> Iterator[_Chosen]:
+    """All ways that move no weights: a rank then holds its own alone."""
+    for mesh in meshes(num_ranks):
+        for cut in cuts(mesh, config):
+            if not cut.gathered:
+                yield _Chosen(mesh, cut, cut)
 
 
 def _row_counts(workload: Workload, options: TensorOptions) -> Iterator[int]:
