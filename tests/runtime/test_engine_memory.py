@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import Arena, process_bytes
-from freight.model import attention
+from freight.model import attention, kv_view
 from freight.plan import scratch
 from freight.quantities import MIB, align_up, parse_bytes
 from freight.runtime import device
@@ -119,8 +119,9 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         st.sampled_from([{}, {"n": 3, "temperature": 1.0, "logprobs": 1}, {"prompt_logprobs": 3}])
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, scratch):
+        for module in (kv_view, scratch):
             patch.setattr(module, "GROUP_BYTES", floor)
+        for module in (attention, kv_view, scratch):
             patch.setattr(module, "QUERY_BLOCK", 16)
         patch.setattr(device, "computes_int8", lambda _: True)
         asked = SamplingParams(**asks)

@@ -22,7 +22,8 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.kernels.products import multiply, multiply_by_torch
-from freight.model.attention import KVView, append, attend
+from freight.model.attention import append, attend
+from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,

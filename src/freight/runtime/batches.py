@@ -15,9 +15,9 @@ import torch
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
-from freight.model.attention import KVView, index_rows
 from freight.model.batch import MicroBatch, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
+from freight.model.kv_view import KVView, index_rows
 from freight.model.programme import Programme
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
