@@ -294,12 +294,14 @@ def test_merged_parts_are_the_whole(sizes: list[int], num_queries: int, seed: in
     heads, width = 3, 8
     q = 3 * torch.randn(num_queries, heads, width, generator=generator)
     k, v = (torch.randn(sum(sizes), heads, width, generator=generator) for _ in range(2))
-    outs, lses = [], []
+    parts = []
     for keys, values in zip(k.split(sizes), v.split(sizes), strict=True):
         scores = torch.einsum("tnh,snh->tns", q, keys) * width**-0.5
-        outs.append(torch.einsum("tns,snh->tnh", scores.softmax(-1), values))
-        lses.append(scores.logsumexp(-1))
-    merged, total = merge(outs, lses)
+        attended = torch.einsum("tns,snh->tnh", scores.softmax(-1), values)
+        parts.append((attended, scores.logsumexp(-1)))
+    merged, total = parts[0]
+    for other in parts[1:]:
+        merge(merged, total, *other)
     whole = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)))
     torch.testing.assert_close(merged, whole[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
     scores = torch.einsum("tnh,snh->tns", q, k) * width**-0.5

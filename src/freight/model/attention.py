@@ -11,19 +11,21 @@ sweep brought them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
 import torch
-import torch.nn.functional as F
 
 from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
 from freight.kernels.pages import Pages
-from freight.model.batch import QUERY_BLOCK
-from freight.model.kv_view import KVCopy, KVView, RowGroup
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
-__all__ = ["append", "attend", "merge"]
+__all__ = ["append", "attend", "attend_stems", "merge"]
+
+_HIDDEN: Final = -1e30
+"""A score that no other comes near, but a number: a query may see nothing of a stem."""
 
 
 def append(pool: Pages, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -43,25 +45,30 @@ def attend(
     workspace: Workspace,
     lse: torch.Tensor | None = None,
 ) -> None:
-    """out [T, N, H] = attention of q [T, N, H] over the view's keys; lse [T, N] where asked for.
+    """out [T, N, H] = attention of q [T, N, H] over the keys of the view's groups; lse [T, N],
+    float32, where asked for.
 
     Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
     """
-    is_fused = q.device.type == "cpu" and lse is None and step.softcap is None
+    is_fused = _is_fused(step, q.device)
     for group in view.groups:
         if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
         with workspace.frame():
-            keys = _gather(pool, group.key_rows, group, step, workspace)
-            values = _gather(pool, group.value_rows, group, step, workspace)
+            keys = _gather(pool, group.key_rows, group.num_keys, step, workspace)
+            values = _gather(pool, group.value_rows, group.num_keys, step, workspace)
             if is_fused and not _is_sparse(step, group):
-                _attend_fused(step, q, keys, values, view.start, group, out)
+                _attend_fused(step, q, keys, values, view.start, group, out, lse)
                 continue
             for block in range(0, group.num_queries, QUERY_BLOCK):
                 with workspace.frame():
                     _attend_block(
                         step, q, keys, values, view.start, group, block, out, workspace, lse
                     )
+
+
+def _is_fused(step: Attend, device: torch.device) -> bool:
+    return device.type == "cpu" and step.softcap is None
 
 
 def _is_sparse(step: Attend, group: RowGroup) -> bool:
@@ -105,38 +112,55 @@ def _attend_fused(
     view_start: int,
     group: RowGroup,
     out: torch.Tensor,
+    lse: torch.Tensor | None,
 ) -> None:
     """All queries of a group by torch's own kernel, which holds no scores."""
     R, N, K, H = group.num_rows, step.num_heads, step.num_kv_heads, step.head_dim
     tokens = slice(view_start + group.start, view_start + group.start + R * group.num_queries)
     k_RKSH, v_RKSH = keys.view(R, K, -1, H), values.view(R, K, -1, H)
+    sums = None if lse is None else lse[tokens]
     if group.num_queries == 1:
         # The heads that share keys are rows of one product.
-        found = F.scaled_dot_product_attention(
-            q[tokens].view(R, K, N // K, H),
-            k_RKSH,
-            v_RKSH,
-            attn_mask=_seen(group, 0, 1, step.window),
-            scale=step.scale,
-        )
+        seen = _seen(group, 0, 1, step.window)
+        found, total = _fused(q[tokens].view(R, K, N // K, H), k_RKSH, v_RKSH, step.scale, seen)
         out[tokens].view(R, K, N // K, H).copy_(found)
+        if sums is not None:
+            sums.view(R, K, N // K).copy_(total)
         return
-    q_RNQH = q[tokens].view(R, -1, N, H).transpose(1, 2)
-    out_RNQH = out[tokens].view(R, -1, N, H).transpose(1, 2)
+    k_RNSH, v_RNSH = (x.repeat_interleave(N // K, dim=1) for x in (k_RKSH, v_RKSH))
+    q_RNQH, out_RNQH = (x[tokens].view(R, -1, N, H).transpose(1, 2) for x in (q, out))
+    sums_RNQ = None if sums is None else sums.view(R, -1, N).transpose(1, 2)
     whole = group.is_fresh and (step.window is None or step.window >= group.num_keys)
     size = group.num_queries if whole else QUERY_BLOCK
     for first in range(0, group.num_queries, size):
-        last = min(first + size, group.num_queries)
-        found = F.scaled_dot_product_attention(
-            q_RNQH[:, :, first:last],
-            k_RKSH,
-            v_RKSH,
-            attn_mask=None if whole else _seen(group, first, last - first, step.window),
-            is_causal=whole,
-            scale=step.scale,
-            enable_gqa=True,
+        own = slice(first, min(first + size, group.num_queries))
+        seen = None if whole else _seen(group, first, own.stop - first, step.window)
+        found, total = _fused(q_RNQH[:, :, own], k_RNSH, v_RNSH, step.scale, seen, is_causal=whole)
+        out_RNQH[:, :, own].copy_(found)
+        if sums_RNQ is not None:
+            sums_RNQ[:, :, own].copy_(total)
+
+
+def _fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    seen: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q [R, N, Q, H] over k, v [R, N, S, H] and its log-sum-exp [R, N, Q]: what
+    ``scaled_dot_product_attention`` calls on the CPU, which keeps the second to itself."""
+    mask = None
+    if seen is not None:
+        mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
+    found: tuple[torch.Tensor, torch.Tensor] = (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
         )
-        out_RNQH[:, :, first:last].copy_(found)
+    )
+    return found
 
 
 def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> torch.Tensor | None:
@@ -145,17 +169,18 @@ def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
 
 
 def _gather(
-    pool: Pages, rows: torch.Tensor, group: RowGroup, step: Attend, workspace: Workspace
+    pool: Pages, rows: torch.Tensor, num_keys: int, step: Attend, workspace: Workspace
 ) -> torch.Tensor:
-    """Keys or values of a group, [R·K, S, H]."""
+    """Keys or values of R rows, or of a stem, [R·K, S, H]: of each row so many pages in ``rows``
+    as ``num_keys`` tokens fill."""
     tokens = pool.page_tokens
     gathered = workspace.take(rows.numel(), tokens * step.head_dim, dtype=pool.dtype)
     with workspace.frame():
         size = 0 if pool.number_format is None else pool.token_bytes
         raw = workspace.take(rows.numel(), tokens, size, dtype=torch.uint8)
         gather_plain(pool, rows, gathered, raw)
-    batch = group.num_rows * step.num_kv_heads
-    return gathered.view(batch, -1, step.head_dim)[:, : group.num_keys]
+    batch = rows.numel() // -(-num_keys // tokens)
+    return gathered.view(batch, -1, step.head_dim)[:, :num_keys]
 
 
 def _attend_block(
@@ -183,17 +208,7 @@ def _attend_block(
 
     q_RKGQH = workspace.take(R, K, G, Q, H, dtype=q.dtype)
     q_RKGQH.copy_(heads_first(q))
-    scores = workspace.take(R * K, G * Q, group.num_keys, dtype=q.dtype)
-    torch.baddbmm(
-        scores,
-        q_RKGQH.view(R * K, G * Q, H),
-        keys.transpose(1, 2),
-        beta=0,
-        alpha=step.scale,
-        out=scores,
-    )
-    if step.softcap is not None:
-        scores.div_(step.softcap).tanh_().mul_(step.softcap)
+    scores = _score(step, q_RKGQH.view(R * K, G * Q, H), keys, workspace)
     mask = _mask(group, block, Q, step.window)
     if mask is not None:
         scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))
@@ -206,6 +221,15 @@ def _attend_block(
     torch.softmax(scores, dim=-1, out=weights)
     torch.bmm(weights, values, out=q_RKGQH.view(R * K, G * Q, H))
     heads_first(out).copy_(q_RKGQH)
+
+
+def _score(step: Attend, q: torch.Tensor, keys: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """Scores [B, Q, S] of q [B, Q, H] and keys [B, S, H], scaled and capped."""
+    scores = workspace.take(*q.shape[:2], keys.shape[1], dtype=q.dtype)
+    torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=step.scale, out=scores)
+    if step.softcap is not None:
+        scores.div_(step.softcap).tanh_().mul_(step.softcap)
+    return scores
 
 
 def _keep_highest(
@@ -233,12 +257,95 @@ def _mask(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
     return mask
 
 
+def attend_stems(
+    step: Attend,
+    q: torch.Tensor,
+    pool: Pages,
+    view: KVView,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """Take the stems of a view into out [T, N, H], whose log-sum-exps are lse [T, N]: the keys that
+    rows share, attended once by all of their tokens."""
+    for stem in view.stems:
+        is_cut = step.window is not None and step.window <= stem.last_position
+        is_fused = _is_fused(step, q.device) and not is_cut
+        size = _stem_block(step, stem, q.element_size(), is_fused)
+        with workspace.frame():
+            keys = _gather(pool, stem.key_rows, stem.num_keys, step, workspace)
+            values = _gather(pool, stem.value_rows, stem.num_keys, step, workspace)
+            for first in range(0, len(stem.tokens), size):
+                tokens = stem.tokens[first : first + size]
+                hidden = None
+                if is_cut:
+                    assert step.window is not None
+                    places = stem.positions[first : first + size, None] - step.window
+                    hidden = torch.arange(stem.num_keys, device=q.device) <= places
+                with workspace.frame():
+                    _attend_stem(
+                        step, q, keys, values, tokens, hidden, is_fused, out, lse, workspace
+                    )
+
+
+def _stem_block(step: Attend, stem: Stem, size: int, is_fused: bool) -> int:
+    """How many tokens attend a stem at once."""
+    most = STEM_BYTES // (step.num_heads * step.head_dim * size)
+    if not is_fused:
+        scores = GROUP_BYTES // (step.num_heads * stem.num_keys * size)
+        most = min(most, scores, QUERY_BLOCK * stem.num_rows)
+    return max(1, most)
+
+
+def _attend_stem(
+    step: Attend,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor | None,
+    is_fused: bool,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """The queries of T ``tokens`` over keys and values [K, S, H], as rows of one product for each
+    head of keys; ``hidden`` [T, S] is true where a token must not see a key."""
+    T, K, H = len(tokens), step.num_kv_heads, step.head_dim
+    G = step.num_heads // K
+    chosen = workspace.take(T, K, G, H, dtype=q.dtype)
+    torch.index_select(q, 0, tokens, out=chosen.view(T, -1, H))
+    folded = workspace.take(K, T * G, H, dtype=q.dtype)
+    folded.view(K, T, G, H).copy_(chosen.transpose(0, 1))
+    if is_fused:
+        (found,), (sums,) = _fused(folded[None], keys[None], values[None], step.scale)
+    else:
+        scores = _score(step, folded, keys, workspace)
+        if hidden is not None:
+            scores.view(K, T, G, -1).masked_fill_(hidden[:, None], _HIDDEN)
+        top = scores.amax(dim=-1, keepdim=True)
+        scores.sub_(top).exp_()
+        weight = scores.sum(dim=-1, keepdim=True, dtype=torch.float32)
+        found = torch.bmm(scores, values, out=folded).div_(weight)
+        sums = (top + weight.log())[..., 0]
+    torch.index_select(out, 0, tokens, out=chosen.view(T, -1, H))
+    merged = workspace.take(T, K, G, H, dtype=torch.float32)
+    merged.copy_(chosen)
+    total = lse.index_select(0, tokens)
+    merge(
+        merged,
+        total.view(T, K, G),
+        found.view(K, T, G, H).transpose(0, 1),
+        sums.view(K, T, G).transpose(0, 1),
+    )
+    out.index_copy_(0, tokens, chosen.copy_(merged).view(T, -1, H))
+    lse.index_copy_(0, tokens, total)
+
+
 def merge(
-    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge attention over parts of the keys: outs [T, N, H] with lses [T, N] (float32)."""
-    stacked = torch.stack(tuple(lses))
-    total = torch.logsumexp(stacked, dim=0)
-    shares = torch.exp(stacked - total)[..., None]
-    merged = (torch.stack(tuple(out.float() for out in outs)) * shares).sum(dim=0)
-    return merged.to(outs[0].dtype), total
+    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> None:
+    """Take attention over other keys into out [..., H] with lse [...], both float32."""
+    share = torch.sigmoid(other_lse - lse)[..., None]
+    out.mul_(1 - share).addcmul_(other, share)
+    torch.logaddexp(lse, other_lse, out=lse)

@@ -16,7 +16,7 @@ from freight.kernels.paged import attends_any_rows
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
 from freight.quantities import align_up
 
-__all__ = ["KVCopy", "KVView", "RowGroup", "index_rows"]
+__all__ = ["KVCopy", "KVView", "RowGroup", "Stem", "index_rows", "index_stem"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +51,32 @@ class KVCopy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stem:
+    """What R rows begin with: S keys that all their new tokens see, but for a window.
+
+    ``tokens`` [T] are the places of these tokens in q, ``positions`` [T] those in their rows, of
+    which none is above ``last_position``. ``key_rows`` and ``value_rows`` index the pool's [page,
+    head] rows (K·pages of them).
+    """
+
+    num_rows: int
+    num_keys: int
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    last_position: int
+    key_rows: torch.Tensor
+    value_rows: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KVView:
     """How some consecutive rows' tokens and keys lie in a pool of pages.
 
     ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
     the first of these tokens in the flat tokens that q, k and v hold. ``copies`` are rows that get
     keys and values of tokens which another row has brought; nothing attends over them here.
+    ``stems`` in this pool are attended by tokens of this view or of others, whose groups are then
+    indexed without them.
     """
 
     start: int
@@ -65,6 +85,7 @@ class KVView:
     token_places: torch.Tensor
     groups: tuple[RowGroup, ...]
     copies: tuple[KVCopy, ...] = ()
+    stems: tuple[Stem, ...] = ()
 
 
 def index_rows(
@@ -79,6 +100,7 @@ def index_rows(
     element_bytes: int,
     device: torch.device,
     copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
+    stems: Sequence[Stem] = (),
     share_of_keys: float = 1.0,
 ) -> KVView:
     """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
@@ -122,7 +144,39 @@ def index_rows(
             KVCopy(start=first, token_pages=ids(own), token_places=ids(within))
             for first, own, within in copied
         ),
+        stems=tuple(stems),
     )
+
+
+def index_stem(
+    rows: Sequence[RowSpan],
+    pages: Sequence[int],
+    *,
+    start: int,
+    page_tokens: int,
+    num_kv_heads: int,
+    device: torch.device,
+) -> Stem:
+    """Index what ``rows`` share, which has the pages ``pages``; q begins with token ``start`` of
+    the micro-batch."""
+    tokens = [place - start for span in rows for place in range(span.start, span.end)]
+    positions = [place for span in rows for place in range(span.kv_len, span.total_len)]
+    key_rows = _head_rows(torch.tensor(pages)[None], num_kv_heads)
+    return Stem(
+        num_rows=len(rows),
+        num_keys=len(pages) * page_tokens,
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        last_position=max(positions),
+        key_rows=key_rows.to(device),
+        value_rows=(key_rows + num_kv_heads).to(device),
+    )
+
+
+def _head_rows(table: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """The pool's [page, head] rows of the keys in ``table`` [R, pages], by row, head and page."""
+    heads = torch.arange(num_kv_heads)
+    return (table[:, None, :] * 2 * num_kv_heads + heads[None, :, None]).flatten()
 
 
 def _index_tokens(
@@ -177,8 +231,7 @@ def _index_group(
     ]
     # A row with fewer pages reads its last one again; the mask hides it.
     table = torch.tensor([own + own[-1:] * (num_pages - len(own)) for own in padded])
-    heads = torch.arange(num_kv_heads)
-    key_rows = (table[:, None, :] * 2 * num_kv_heads + heads[None, :, None]).flatten()
+    key_rows = _head_rows(table, num_kv_heads)
     return RowGroup(
         start=start,
         num_rows=len(rows),
