@@ -145,21 +145,30 @@ def test_what_fits_nowhere_is_refused_with_reasons() -> None:
         search("llama-3-8b", find_machine("t4"), room)
 
 
-@pytest.mark.parametrize("admission", ["zigzag", "diagonal", "refill"])
-def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission) -> None:
-    """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
-    else on a unit whose passes over memory cost next to nothing."""
+def machine_for_which_only(what: str, rate: float) -> Machine:
+    """A T4 of which everything but ``what`` takes next to no time."""
     machine = find_machine("t4")
+    products, attended = (
+        Curve.constant(rate if what == own else 1e18) for own in ("products", "attended")
+    )
     gpu = replace(
         machine.units["gpu"],
         memory_bytes_per_s=1e15,
         attention_flops={"float16": 1e18},
-        attended_bytes_per_s=Curve.constant(1e15),
-        products={"float16": Curve.constant(1e13)},
+        attended_bytes_per_s=attended,
+        attended_head_s=0.0,
+        products={"float16": products},
         call_s=0.0,
         sweep_s=0.0,
     )
-    machine = replace(machine, units={**machine.units, "gpu": gpu})
+    return replace(machine, units={**machine.units, "gpu": gpu})
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "diagonal", "refill"])
+def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission) -> None:
+    """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
+    else on a unit whose passes over memory cost next to nothing."""
+    machine = machine_for_which_only("products", 1e13)
     room: dict[Tier, int] = {"gpu": 64 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
     wishes = Wishes(
         weights=Split(gpu=1.0), micro_batch_size=32, num_micro_batches=2, admission=admission
@@ -183,18 +192,7 @@ def test_keys_that_rows_share_are_read_once(
     """Where only reading the keys of single tokens takes time, a job takes what rows' own keys do:
     what they begin with alike is attended together, by arithmetic. Of sweeps that differ some are
     told from others."""
-    machine = find_machine("t4")
-    gpu = replace(
-        machine.units["gpu"],
-        memory_bytes_per_s=1e15,
-        attention_flops={"float16": 1e18},
-        attended_bytes_per_s=Curve.constant(1e9),
-        attended_head_s=0.0,
-        products={"float16": Curve.constant(1e18)},
-        call_s=0.0,
-        sweep_s=0.0,
-    )
-    machine = replace(machine, units={**machine.units, "gpu": gpu})
+    machine = machine_for_which_only("attended", 1e9)
     room: dict[Tier, int] = {"gpu": 400 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
     wishes = Wishes(
         weights=Split(gpu=1.0),
