@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, use_kernels
 from freight.kernels.pages import Pages
-from freight.model import attention
-from freight.model.attention import KVView, append, attend, index_rows, merge
+from freight.model import attention, kv_view
+from freight.model.attention import append, attend, merge
 from freight.model.batch import RowKey, RowSpan
+from freight.model.kv_view import KVView, index_rows
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
@@ -227,8 +228,9 @@ def test_neither_do_groups_and_blocks(case: Case, size: int, block: int) -> None
     """Rows attended in other company, and queries in smaller blocks."""
     expected = plain(Run(case))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "GROUP_BYTES", size)
+        patch.setattr(kv_view, "GROUP_BYTES", size)
         patch.setattr(attention, "QUERY_BLOCK", block)
+        patch.setattr(kv_view, "QUERY_BLOCK", block)
         for mine, wanted in zip(Run(case).attend(), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
 
@@ -255,7 +257,7 @@ def test_rows_attended_in_place_are_one_group() -> None:
         return [group.num_rows for group in view.groups]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "GROUP_BYTES", 1)
+        patch.setattr(kv_view, "GROUP_BYTES", 1)
         assert sizes(1.0) == [1] * 5
         use_kernels(cpu, Kernels(attend=lambda *_, **__: None))
         try:
@@ -292,12 +294,14 @@ def test_merged_parts_are_the_whole(sizes: list[int], num_queries: int, seed: in
     heads, width = 3, 8
     q = 3 * torch.randn(num_queries, heads, width, generator=generator)
     k, v = (torch.randn(sum(sizes), heads, width, generator=generator) for _ in range(2))
-    outs, lses = [], []
+    parts = []
     for keys, values in zip(k.split(sizes), v.split(sizes), strict=True):
         scores = torch.einsum("tnh,snh->tns", q, keys) * width**-0.5
-        outs.append(torch.einsum("tns,snh->tnh", scores.softmax(-1), values))
-        lses.append(scores.logsumexp(-1))
-    merged, total = merge(outs, lses)
+        attended = torch.einsum("tns,snh->tnh", scores.softmax(-1), values)
+        parts.append((attended, scores.logsumexp(-1)))
+    merged, total = parts[0]
+    for other in parts[1:]:
+        merge(merged, total, *other)
     whole = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)))
     torch.testing.assert_close(merged, whole[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
     scores = torch.einsum("tnh,snh->tns", q, k) * width**-0.5

@@ -33,6 +33,7 @@ def search(
     shape: tuple[int, int] = (128, 16),
     wishes: Wishes | None = None,
     table_dtype: str = "bfloat16",
+    shared_tokens: int = 0,
 ) -> Choice:
     file = resources.files("freight.model") / "configs" / f"{model}.json"
     with resources.as_file(file) as path:
@@ -45,7 +46,11 @@ def search(
         programme=build_programme(config),
         sources=sources,
         dtype="bfloat16",
-        workload=Workload.of_alike(rows, prompt, new),
+        workload=replace(
+            Workload.of_alike(rows, prompt, new),
+            least_prefix_tokens=shared_tokens,
+            held_prefix_tokens=shared_tokens,
+        ),
         compute_tier="gpu" if "gpu" in room else "cpu",
         room=room,
         taken={},
@@ -140,21 +145,30 @@ def test_what_fits_nowhere_is_refused_with_reasons() -> None:
         search("llama-3-8b", find_machine("t4"), room)
 
 
-@pytest.mark.parametrize("admission", ["zigzag", "diagonal", "refill"])
-def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission) -> None:
-    """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
-    else on a unit whose passes over memory cost next to nothing."""
+def machine_for_which_only(what: str, rate: float) -> Machine:
+    """A T4 of which everything but ``what`` takes next to no time."""
     machine = find_machine("t4")
+    products, attended = (
+        Curve.constant(rate if what == own else 1e18) for own in ("products", "attended")
+    )
     gpu = replace(
         machine.units["gpu"],
         memory_bytes_per_s=1e15,
         attention_flops={"float16": 1e18},
-        attended_bytes_per_s=Curve.constant(1e15),
-        products={"float16": Curve.constant(1e13)},
+        attended_bytes_per_s=attended,
+        attended_head_s=0.0,
+        products={"float16": products},
         call_s=0.0,
         sweep_s=0.0,
     )
-    machine = replace(machine, units={**machine.units, "gpu": gpu})
+    return replace(machine, units={**machine.units, "gpu": gpu})
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "diagonal", "refill"])
+def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission) -> None:
+    """In memory, a block's time is that of its arithmetic: products by their FLOPs, and little
+    else on a unit whose passes over memory cost next to nothing."""
+    machine = machine_for_which_only("products", 1e13)
     room: dict[Tier, int] = {"gpu": 64 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
     wishes = Wishes(
         weights=Split(gpu=1.0), micro_batch_size=32, num_micro_batches=2, admission=admission
@@ -168,6 +182,30 @@ def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission)
     head = sum(unit.matmul_flops(1) for unit in units if unit.kind == "head")
     flops = 256 * (128 + 15) * layers + 256 * 16 * head
     assert told.seconds == pytest.approx(flops / 1e13, rel=0.01)
+
+
+@pytest.mark.parametrize(("admission", "slack"), [("zigzag", 0.02), ("refill", 0.1)])
+@pytest.mark.parametrize("shared", [0, 384])
+def test_keys_that_rows_share_are_read_once(
+    admission: Admission, slack: float, shared: int
+) -> None:
+    """Where only reading the keys of single tokens takes time, a job takes what rows' own keys do:
+    what they begin with alike is attended together, by arithmetic. Of sweeps that differ some are
+    told from others."""
+    machine = machine_for_which_only("attended", 1e9)
+    room: dict[Tier, int] = {"gpu": 400 * GIB, "cpu": 64 * GIB, "disk": 500 * GIB}
+    wishes = Wishes(
+        weights=Split(gpu=1.0),
+        kv=Split(gpu=1.0),
+        micro_batch_size=32,
+        num_micro_batches=2,
+        admission=admission,
+    )
+    told = search(
+        "llama-2-7b", machine, room, rows=256, shape=(416, 16), wishes=wishes, shared_tokens=shared
+    ).forecast
+    keys = sum(256 * (416 - shared + step) for step in range(1, 16))
+    assert told.seconds == pytest.approx(32 * keys * 2 * 4096 * 2 / 1e9, rel=slack)
 
 
 def test_planning_175b_is_quick_light_and_without_torch() -> None:

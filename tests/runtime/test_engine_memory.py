@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from hypothesis import strategies as st
 
 from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import Arena, process_bytes
-from freight.model import attention
+from freight.model import attention, kv_view
 from freight.plan import scratch
 from freight.quantities import MIB, align_up, parse_bytes
-from freight.runtime import device
+from freight.runtime import batches, device
 from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
-from freight.runtime.request import SamplingParams
+from freight.runtime.request import Prefix, Request, SamplingParams
 
 from ..jobs.tiny_model import write_tiny_tokenizer
 from . import tiny
@@ -109,25 +110,77 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
     prompts = [[place % 5 for place in range(length)] for length in lengths]
     most, floor = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 4096, 65536]))
     chosen = {
-        "device": "sim",
-        "kv_percent": (50.0, 50.0, 0.0),
         "micro_batch_size": data.draw(st.integers(1, 6)),
-        "activations_percent": (60.0, 40.0, 0.0),
+        **data.draw(
+            st.sampled_from(
+                [
+                    {
+                        "device": "sim",
+                        "kv_percent": (kv, 100.0 - kv, 0.0),
+                        "activations_percent": (60.0, 40.0, 0.0),
+                    }
+                    for kv in (50.0, 100.0)
+                ]
+                + [{"device": "cpu", "kv_percent": (0.0, 100.0, 0.0)}]
+            )
+        ),
     }
+    shared, together = data.draw(st.sampled_from([16, 32])), data.draw(st.sampled_from([1, 65536]))
     chosen |= data.draw(st.sampled_from([{}, {"compute": "int8"}]))
     asks: dict[str, Any] = data.draw(
         st.sampled_from([{}, {"n": 3, "temperature": 1.0, "logprobs": 1}, {"prompt_logprobs": 3}])
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, scratch):
+        for module in (attention, kv_view, scratch):
             patch.setattr(module, "GROUP_BYTES", floor)
             patch.setattr(module, "QUERY_BLOCK", 16)
+        for module in (attention, scratch):
+            patch.setattr(module, "STEM_BYTES", together)
+        patch.setattr(batches, "LEAST_SHARERS", 2)
         patch.setattr(device, "computes_int8", lambda _: True)
         asked = SamplingParams(**asks)
         with tiny.engine(tmp_path, prompts, most, asked, dummy_seed=3, **chosen) as engine:
-            tiny.run(engine, prompts, most, **asks)
+            rows = (
+                Request(
+                    index=row,
+                    prompt_ids=prompt,
+                    params=replace(asked, max_tokens=most),
+                    prefix=Prefix(key=0, num_tokens=shared) if len(prompt) > shared else None,
+                )
+                for row, prompt in enumerate(prompts)
+            )
+            assert sum(1 for _ in engine.run(rows)) == len(prompts)
             assert 0 < engine.placement.workspace.peak_bytes
             check_memory(engine)
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+@pytest.mark.parametrize("shape", [0, 2], ids=["llama", "gemma2"])
+@pytest.mark.parametrize("together", [1, 1 << 20])
+def test_scratch_of_shared_beginnings(
+    place: str, shape: int, together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where attention takes most, sweeps are full, and what is shared is most of each row."""
+    sizes = {"hidden_size": 8, "intermediate_size": 2, "vocab_size": 320, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
+    write_config(tmp_path, **sizes, **heads, **SHAPES[shape])
+    for module in (attention, kv_view, scratch):
+        monkeypatch.setattr(module, "GROUP_BYTES", 1)
+    for module in (attention, scratch):
+        monkeypatch.setattr(module, "STEM_BYTES", together)
+    prompts = [[*range(32), *own] for own in tiny.prompts(8, 16)]
+    prompts = [(own * 2)[:48] for own in prompts]
+    kv = (0.0, 100.0, 0.0) if place == "cpu" else (100.0, 0.0, 0.0)
+    options = {"device": place, "kv_percent": kv, "micro_batch_size": 8, "batch_tokens": 64}
+    with tiny.engine(tmp_path, prompts, 2, dummy_seed=3, **options) as engine:
+        params, prefix = SamplingParams(max_tokens=2), Prefix(key=0, num_tokens=32)
+        rows = (
+            Request(index=row, prompt_ids=prompt, params=params, prefix=prefix)
+            for row, prompt in enumerate(prompts)
+        )
+        monkeypatch.setattr(batches, "LEAST_SHARERS", 2)
+        assert sum(1 for _ in engine.run(rows)) == len(prompts)
+        check_memory(engine)
 
 
 def test_closing_gives_files_back(tmp_path: Path) -> None:

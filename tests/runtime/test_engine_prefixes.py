@@ -1,4 +1,6 @@
-"""Prompts that begin alike: computed once, and the answers are those of each row by itself."""
+"""Prompts that begin alike: computed once, and the answers are those of each row by itself, whether
+their keys are attended together or row by row.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma2Config, MistralConfig
 
+from freight.model import layers
 from freight.model.batch import MicroBatch
+from freight.runtime import batches
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
@@ -86,6 +91,22 @@ def run(directory: Path, params: SamplingParams, **options: Any) -> tuple[Any, C
     return done, brought
 
 
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Beginnings of two rows or more are attended together; counts how often, by kind of row."""
+    counts: Counter[str] = Counter()
+    attend_stems = layers.attend_stems
+
+    def counted(step: Any, q: Any, pool: Any, view: Any, *others: Any) -> None:
+        for stem in view.stems:
+            counts["prompts" if len(stem.tokens) > stem.num_rows else "single tokens"] += 1
+        attend_stems(step, q, pool, view, *others)
+
+    monkeypatch.setattr(batches, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(layers, "attend_stems", counted)
+    return counts
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
@@ -98,10 +119,11 @@ def expected(model_dir: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_same_tokens_and_beginnings_computed_once(
-    name: str, model_dir: Path, expected: list[list[int]]
+    name: str, model_dir: Path, expected: list[list[int]], together: Counter[str]
 ) -> None:
     done, brought = run(model_dir, SamplingParams(max_tokens=STEPS), **POLICIES[name])
     assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected
+    assert (name == "row by row") == (not together["single tokens"])
     if "disk" in name or "mix" in name:
         assert any(row < 0 for row in brought), "nothing was shared: the case is too easy"
         return
@@ -112,8 +134,55 @@ def test_same_tokens_and_beginnings_computed_once(
         assert brought[row] == len(prompt) - len(first) + STEPS - 1
 
 
+@pytest.mark.parametrize("name", ["zigzag", "refill in chunks", "sim", "diagonal"])
+def test_attended_together_or_not(
+    name: str, model_dir: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens from keys attended together, row by row, and not shared at all."""
+    params = SamplingParams(max_tokens=STEPS)
+    for least in (2, 99):
+        monkeypatch.setattr(batches, "LEAST_SHARERS", least)
+        for shares in (True, False):
+            done, _ = run(model_dir, params, **POLICIES[name], share_prefixes=shares)
+            assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "windows shorter than the beginnings": {"sliding_window": 24},
+    "a window that some rows' beginnings outgrow": {"sliding_window": 44},
+    "capped scores": {"architecture": "gemma2"},
+    "8-bit keys": {"kv_bits": 8, "group_size": 32},
+    "the highest scores": {"sparse_attention": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["zigzag", "refill in chunks", "sim"])
+def test_of_all_kinds_of_attention(
+    name: str, policy: str, tmp_path: Path, together: Counter[str]
+) -> None:
+    """Windows, caps and compressed keys are attended together exactly; sparse attention is not."""
+    options = dict(MODELS[name])
+    window, is_capped = options.pop("sliding_window", None), options.pop("architecture", None)
+    sizes = {**tiny.SIZES, "head_dim": 32}
+    config = MistralConfig(**sizes, sliding_window=window) if window else None
+    if is_capped:
+        config = Gemma2Config(**{**sizes, "sliding_window": 24, "attn_logit_softcapping": 2.0})
+    model = tiny.make_model(tmp_path, config=config)
+    params, chosen = SamplingParams(max_tokens=STEPS), POLICIES[policy]
+    found = {
+        shares: run(tmp_path, params, **chosen, **options, share_prefixes=shares)[0]
+        for shares in (True, False)
+    }
+    tokens = {k: [list(own[row].token_ids) for row in range(12)] for k, own in found.items()}
+    assert tokens[True] == tokens[False]
+    if not options:
+        assert tokens[True] == tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    assert bool(together) == ("sparse_attention" not in options)
+
+
 @pytest.mark.parametrize("name", ["zigzag, K=4", "refill in chunks"])
-def test_samples_share_a_beginning_too(name: str, model_dir: Path) -> None:
+def test_samples_share_a_beginning_too(name: str, model_dir: Path, together: Counter[str]) -> None:
     params = SamplingParams(max_tokens=STEPS, n=3, temperature=1.0, seed=5)
     shared, brought = run(model_dir, params, **POLICIES[name])
     alone, _ = run(model_dir, params, **POLICIES[name], share_prefixes=False)

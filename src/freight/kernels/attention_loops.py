@@ -158,7 +158,7 @@ def _cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
-    """Scores to what their softmax would be but for the sum, which is returned."""
+    """Scores to what their softmax would be but for the sum; returns it, and the highest score."""
     top = splat(F(-3e38))
     for place in range(0, count, WIDTH):
         top = larger(load(scores, start + U(place)), top)
@@ -168,7 +168,7 @@ def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
         weight = _exponential(subtract(load(scores, start + U(place)), highest))
         sums = add(sums, weight)
         store(scores, start + U(place), weight)
-    return total(sums)
+    return total(sums), largest(top)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -380,14 +380,17 @@ def _sum_chosen(raw, halves, shape, pages, start, chosen, count, sums, own, plai
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def attend_heads(first, last, raw, halves, shape, pages, starts, ends, queries, sums, limit, share):  # type: ignore[no-untyped-def]
+def attend_heads(  # type: ignore[no-untyped-def]
+    first, last, raw, halves, shape, pages, starts, ends, queries, sums, lses, limit, share
+):
     """The heads ``first`` to ``last`` of all rows' heads of keys.
 
     raw: the pool as a flat array of float32, of uint16 that are bfloat16, or of bytes, which
     ``halves`` has as uint16. pages [rows, heads, pages]: numbers of [page, head]. starts, ends
     [rows]: the keys that a row's queries see. queries [heads * queries * padded], scaled; sums, of
-    the same shape, are zero and become what was attended. limit: of capped scores, else 0. share:
-    of a query's keys, those with the highest scores, that count.
+    the same shape, are zero and become what was attended; lses [heads * queries] become the
+    log-sum-exps. limit: of capped scores, else 0. share: of a query's keys, those with the highest
+    scores, that count.
     """
     num_heads = pages.shape[1]
     count = U(queries.shape[0]) // (U(pages.shape[0] * num_heads) * shape.padded)
@@ -414,7 +417,9 @@ def attend_heads(first, last, raw, halves, shape, pages, starts, ends, queries, 
                 scores[base + U(place)] = F(-np.inf)
             if keep < seen:
                 _choose(scores, base, seen, length, keep, chosen)
-            factor = F(1.0) / _weigh(scores, base, length)
+            weight, highest = _weigh(scores, base, length)
+            lses[U(job) * count + U(query)] = highest + np.log(weight)
+            factor = F(1.0) / weight
             for place in range(0, length, WIDTH):
                 at = base + U(place)
                 store(scores, at, multiply(load(scores, at), splat(factor)))

@@ -151,7 +151,7 @@ def attend_single_queries(
             workspace=workspace,
         )
         return True
-    loops = find_loops() if q.device.type == "cpu" and lse is None else None
+    loops = find_loops() if q.device.type == "cpu" else None
     if loops is None or not _has_loop(pages):
         return False
     num_rows, num_heads, width = q.shape
@@ -159,11 +159,13 @@ def attend_single_queries(
     queries = torch.zeros(num_rows, num_heads, padded)
     queries[..., :width].copy_(q).mul_(scale)
     found = torch.zeros_like(queries)
+    logs = torch.empty(num_rows, num_heads)
     ends = kv_lens.numpy() + 1
     starts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
     raw, halves, shape = _flat_pages(loops, pages, padded)
     table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
-    sums, limit = found.view(-1).numpy(), np.float32(softcap or 0.0)
+    sums, lses = found.view(-1).numpy(), logs.view(-1).numpy()
+    limit = np.float32(softcap or 0.0)
 
     def work(first: int, last: int) -> None:
         loops.attention.attend_heads(
@@ -177,12 +179,15 @@ def attend_single_queries(
             ends,
             queries.view(-1).numpy(),
             sums,
+            lses,
             limit,
             share_of_keys,
         )
 
     share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS)
     out.copy_(found[..., :width])
+    if lse is not None:
+        lse.copy_(logs)
     return True
 
 

@@ -1,211 +1,31 @@
 """Attention of a micro-batch's new tokens over paged keys and values.
 
-Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
-(which tier, or a slot they were copied to) is not known here: a pool of pages and a table of page
-ids come in. With ``lse`` the log-sum-exp comes out too, so that parts of one row's keys can be
-attended apart and merged. Single queries are attended by a loop, or on devices by a kernel, that
-reads the pages where they are. Otherwise the keys and values of some rows are put together first;
-torch's fused attention does the rest on the CPU where it can, and scores are computed in the open
-where they are capped, where their sum is asked for, and on devices. Compressed keys are used as
-they are kept, new ones too, so that it does not matter which sweep brought them.
+A pool of pages and a view that indexes it come in. With ``lse`` the log-sum-exp comes out too, so
+that parts of one row's keys can be attended apart and merged. Single queries are attended by a
+loop, or on devices by a kernel, that reads the pages where they are. Otherwise the keys and values
+of some rows are put together first; torch's fused attention does the rest on the CPU where it can,
+and scores are computed in the open where they are capped, where their sum is asked for, and on
+devices. Compressed keys are used as they are kept, new ones too, so that it does not matter which
+sweep brought them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import torch
-import torch.nn.functional as F
 
-from freight.kernels.paged import (
-    append_rows,
-    attend_single_queries,
-    attends_any_rows,
-    gather_plain,
-)
+from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
 from freight.kernels.pages import Pages
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
-from freight.quantities import align_up
 
-__all__ = ["KVCopy", "KVView", "RowGroup", "append", "attend", "index_rows", "merge"]
+__all__ = ["append", "attend", "attend_stems", "merge"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowGroup:
-    """R rows that bring Q new tokens each, attended together.
-
-    ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
-    the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys. A fresh
-    group has none. Of the keys of ``is_made`` ones, which follow the prompts, a share may count.
-    """
-
-    start: int
-    num_rows: int
-    num_queries: int
-    num_keys: int
-    num_pages: int
-    key_rows: torch.Tensor
-    value_rows: torch.Tensor
-    kv_lens: torch.Tensor
-    is_ragged: bool
-    is_fresh: bool
-    is_made: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVCopy:
-    """A further row that gets the keys of tokens ``start`` on: page and place of each, [T]."""
-
-    start: int
-    token_pages: torch.Tensor
-    token_places: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVView:
-    """How some consecutive rows' tokens and keys lie in a pool of pages.
-
-    ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
-    the first of these tokens in the flat tokens that q, k and v hold. ``copies`` are rows that get
-    keys and values of tokens which another row has brought; nothing attends over them here.
-    """
-
-    start: int
-    num_tokens: int
-    token_pages: torch.Tensor
-    token_places: torch.Tensor
-    groups: tuple[RowGroup, ...]
-    copies: tuple[KVCopy, ...] = ()
-
-
-def index_rows(
-    rows: Sequence[RowSpan],
-    pages: Sequence[Sequence[int]],
-    *,
-    start: int,
-    page_tokens: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    element_bytes: int,
-    device: torch.device,
-    copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
-    share_of_keys: float = 1.0,
-) -> KVView:
-    """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
-
-    ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
-    ``share_of_keys`` is what attention will be asked for.
-    """
-    places = [
-        _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
-    ]
-    token_pages = [page for own, _ in places for page in own]
-    token_places = [place for _, own in places for place in own]
-    copied = [(first, *_index_tokens(span, table, page_tokens)) for first, span, table in copies]
-
-    def ids(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
-
-    groups = []
-    place = 0
-    kv_width = num_kv_heads * head_dim
-    unbounded = attends_any_rows(device, share_of_keys)
-
-    def kind(span: RowSpan) -> tuple[int, bool]:
-        return span.num_new, share_of_keys < 1 and span.brings_made
-
-    for first, last in _group_ranges(
-        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded, kind
-    ):
-        group = _index_group(
-            rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
-        )
-        groups.append(group)
-        place += group.num_rows * group.num_queries
-    return KVView(
-        start=start,
-        num_tokens=len(token_pages),
-        token_pages=ids(token_pages),
-        token_places=ids(token_places),
-        groups=tuple(groups),
-        copies=tuple(
-            KVCopy(start=first, token_pages=ids(own), token_places=ids(within))
-            for first, own, within in copied
-        ),
-    )
-
-
-def _index_tokens(
-    span: RowSpan, table: Sequence[int], page_tokens: int
-) -> tuple[list[int], list[int]]:
-    """Page and place in it of each new token of a row that has the pages ``table``."""
-    positions = range(span.kv_len, span.total_len)
-    pages = [table[position // page_tokens] for position in positions]
-    return pages, [position % page_tokens for position in positions]
-
-
-def _group_ranges(
-    rows: Sequence[RowSpan],
-    page_tokens: int,
-    num_heads: int,
-    kv_width: int,
-    element_bytes: int,
-    unbounded: bool,
-    kind: Callable[[RowSpan], tuple[int, bool]],
-) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they need
-    in the workspace: nothing where single queries are ``unbounded``."""
-    first = 0
-    longest = 0
-    for place, span in enumerate(rows):
-        longest = max(longest, align_up(span.total_len, page_tokens))
-        count = place - first + 1
-        queries = min(span.num_new, QUERY_BLOCK)
-        per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
-        same = kind(span) == kind(rows[first])
-        fits = count * per_row <= GROUP_BYTES or (unbounded and span.num_new == 1)
-        if place > first and not (same and fits):
-            yield first, place
-            first, longest = place, align_up(span.total_len, page_tokens)
-    if rows:
-        yield first, len(rows)
-
-
-def _index_group(
-    rows: Sequence[RowSpan],
-    pages: Sequence[Sequence[int]],
-    start: int,
-    page_tokens: int,
-    num_kv_heads: int,
-    device: torch.device,
-) -> RowGroup:
-    num_keys = max(span.total_len for span in rows)
-    num_pages = -(-num_keys // page_tokens)
-    padded = [
-        [*table[: -(-span.total_len // page_tokens)]]
-        for span, table in zip(rows, pages, strict=True)
-    ]
-    # A row with fewer pages reads its last one again; the mask hides it.
-    table = torch.tensor([own + own[-1:] * (num_pages - len(own)) for own in padded])
-    heads = torch.arange(num_kv_heads)
-    key_rows = (table[:, None, :] * 2 * num_kv_heads + heads[None, :, None]).flatten()
-    return RowGroup(
-        start=start,
-        num_rows=len(rows),
-        num_queries=rows[0].num_new,
-        num_keys=num_keys,
-        num_pages=num_pages,
-        key_rows=key_rows.to(device),
-        value_rows=(key_rows + num_kv_heads).to(device),
-        kv_lens=torch.tensor([span.kv_len for span in rows], device=device),
-        is_ragged=any(span.total_len != num_keys for span in rows),
-        is_fresh=not any(span.kv_len for span in rows),
-        is_made=rows[0].brings_made,
-    )
+_HIDDEN: Final = -1e30
+"""A score that no other comes near, but a number: a query may see nothing of a stem."""
 
 
 def append(pool: Pages, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -225,25 +45,30 @@ def attend(
     workspace: Workspace,
     lse: torch.Tensor | None = None,
 ) -> None:
-    """out [T, N, H] = attention of q [T, N, H] over the view's keys; lse [T, N] where asked for.
+    """out [T, N, H] = attention of q [T, N, H] over the keys of the view's groups; lse [T, N],
+    float32, where asked for.
 
     Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
     """
-    is_fused = q.device.type == "cpu" and lse is None and step.softcap is None
+    is_fused = _is_fused(step, q.device)
     for group in view.groups:
         if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
         with workspace.frame():
-            keys = _gather(pool, group.key_rows, group, step, workspace)
-            values = _gather(pool, group.value_rows, group, step, workspace)
+            keys = _gather(pool, group.key_rows, group.num_keys, step, workspace)
+            values = _gather(pool, group.value_rows, group.num_keys, step, workspace)
             if is_fused and not _is_sparse(step, group):
-                _attend_fused(step, q, keys, values, view.start, group, out)
+                _attend_fused(step, q, keys, values, view.start, group, out, lse)
                 continue
             for block in range(0, group.num_queries, QUERY_BLOCK):
                 with workspace.frame():
                     _attend_block(
                         step, q, keys, values, view.start, group, block, out, workspace, lse
                     )
+
+
+def _is_fused(step: Attend, device: torch.device) -> bool:
+    return device.type == "cpu" and step.softcap is None
 
 
 def _is_sparse(step: Attend, group: RowGroup) -> bool:
@@ -287,38 +112,55 @@ def _attend_fused(
     view_start: int,
     group: RowGroup,
     out: torch.Tensor,
+    lse: torch.Tensor | None,
 ) -> None:
     """All queries of a group by torch's own kernel, which holds no scores."""
     R, N, K, H = group.num_rows, step.num_heads, step.num_kv_heads, step.head_dim
     tokens = slice(view_start + group.start, view_start + group.start + R * group.num_queries)
     k_RKSH, v_RKSH = keys.view(R, K, -1, H), values.view(R, K, -1, H)
+    sums = None if lse is None else lse[tokens]
     if group.num_queries == 1:
         # The heads that share keys are rows of one product.
-        found = F.scaled_dot_product_attention(
-            q[tokens].view(R, K, N // K, H),
-            k_RKSH,
-            v_RKSH,
-            attn_mask=_seen(group, 0, 1, step.window),
-            scale=step.scale,
-        )
+        seen = _seen(group, 0, 1, step.window)
+        found, total = _fused(q[tokens].view(R, K, N // K, H), k_RKSH, v_RKSH, step.scale, seen)
         out[tokens].view(R, K, N // K, H).copy_(found)
+        if sums is not None:
+            sums.view(R, K, N // K).copy_(total)
         return
-    q_RNQH = q[tokens].view(R, -1, N, H).transpose(1, 2)
-    out_RNQH = out[tokens].view(R, -1, N, H).transpose(1, 2)
+    k_RNSH, v_RNSH = (x.repeat_interleave(N // K, dim=1) for x in (k_RKSH, v_RKSH))
+    q_RNQH, out_RNQH = (x[tokens].view(R, -1, N, H).transpose(1, 2) for x in (q, out))
+    sums_RNQ = None if sums is None else sums.view(R, -1, N).transpose(1, 2)
     whole = group.is_fresh and (step.window is None or step.window >= group.num_keys)
     size = group.num_queries if whole else QUERY_BLOCK
     for first in range(0, group.num_queries, size):
-        last = min(first + size, group.num_queries)
-        found = F.scaled_dot_product_attention(
-            q_RNQH[:, :, first:last],
-            k_RKSH,
-            v_RKSH,
-            attn_mask=None if whole else _seen(group, first, last - first, step.window),
-            is_causal=whole,
-            scale=step.scale,
-            enable_gqa=True,
+        own = slice(first, min(first + size, group.num_queries))
+        seen = None if whole else _seen(group, first, own.stop - first, step.window)
+        found, total = _fused(q_RNQH[:, :, own], k_RNSH, v_RNSH, step.scale, seen, is_causal=whole)
+        out_RNQH[:, :, own].copy_(found)
+        if sums_RNQ is not None:
+            sums_RNQ[:, :, own].copy_(total)
+
+
+def _fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    seen: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q [R, N, Q, H] over k, v [R, N, S, H] and its log-sum-exp [R, N, Q]: what
+    ``scaled_dot_product_attention`` calls on the CPU, which keeps the second to itself."""
+    mask = None
+    if seen is not None:
+        mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
+    found: tuple[torch.Tensor, torch.Tensor] = (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
         )
-        out_RNQH[:, :, first:last].copy_(found)
+    )
+    return found
 
 
 def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> torch.Tensor | None:
@@ -327,17 +169,18 @@ def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
 
 
 def _gather(
-    pool: Pages, rows: torch.Tensor, group: RowGroup, step: Attend, workspace: Workspace
+    pool: Pages, rows: torch.Tensor, num_keys: int, step: Attend, workspace: Workspace
 ) -> torch.Tensor:
-    """Keys or values of a group, [R·K, S, H]."""
+    """Keys or values of R rows, or of a stem, [R·K, S, H]: of each row so many pages in ``rows``
+    as ``num_keys`` tokens fill."""
     tokens = pool.page_tokens
     gathered = workspace.take(rows.numel(), tokens * step.head_dim, dtype=pool.dtype)
     with workspace.frame():
         size = 0 if pool.number_format is None else pool.token_bytes
         raw = workspace.take(rows.numel(), tokens, size, dtype=torch.uint8)
         gather_plain(pool, rows, gathered, raw)
-    batch = group.num_rows * step.num_kv_heads
-    return gathered.view(batch, -1, step.head_dim)[:, : group.num_keys]
+    batch = rows.numel() // -(-num_keys // tokens)
+    return gathered.view(batch, -1, step.head_dim)[:, :num_keys]
 
 
 def _attend_block(
@@ -365,17 +208,7 @@ def _attend_block(
 
     q_RKGQH = workspace.take(R, K, G, Q, H, dtype=q.dtype)
     q_RKGQH.copy_(heads_first(q))
-    scores = workspace.take(R * K, G * Q, group.num_keys, dtype=q.dtype)
-    torch.baddbmm(
-        scores,
-        q_RKGQH.view(R * K, G * Q, H),
-        keys.transpose(1, 2),
-        beta=0,
-        alpha=step.scale,
-        out=scores,
-    )
-    if step.softcap is not None:
-        scores.div_(step.softcap).tanh_().mul_(step.softcap)
+    scores = _score(step, q_RKGQH.view(R * K, G * Q, H), keys, workspace)
     mask = _mask(group, block, Q, step.window)
     if mask is not None:
         scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))
@@ -388,6 +221,15 @@ def _attend_block(
     torch.softmax(scores, dim=-1, out=weights)
     torch.bmm(weights, values, out=q_RKGQH.view(R * K, G * Q, H))
     heads_first(out).copy_(q_RKGQH)
+
+
+def _score(step: Attend, q: torch.Tensor, keys: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """Scores [B, Q, S] of q [B, Q, H] and keys [B, S, H], scaled and capped."""
+    scores = workspace.take(*q.shape[:2], keys.shape[1], dtype=q.dtype)
+    torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=step.scale, out=scores)
+    if step.softcap is not None:
+        scores.div_(step.softcap).tanh_().mul_(step.softcap)
+    return scores
 
 
 def _keep_highest(
@@ -415,12 +257,95 @@ def _mask(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
     return mask
 
 
+def attend_stems(
+    step: Attend,
+    q: torch.Tensor,
+    pool: Pages,
+    view: KVView,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """Take the stems of a view into out [T, N, H], whose log-sum-exps are lse [T, N]: the keys that
+    rows share, attended once by all of their tokens."""
+    for stem in view.stems:
+        is_cut = step.window is not None and step.window <= stem.last_position
+        is_fused = _is_fused(step, q.device) and not is_cut
+        size = _stem_block(step, stem, q.element_size(), is_fused)
+        with workspace.frame():
+            keys = _gather(pool, stem.key_rows, stem.num_keys, step, workspace)
+            values = _gather(pool, stem.value_rows, stem.num_keys, step, workspace)
+            for first in range(0, len(stem.tokens), size):
+                tokens = stem.tokens[first : first + size]
+                hidden = None
+                if is_cut:
+                    assert step.window is not None
+                    places = stem.positions[first : first + size, None] - step.window
+                    hidden = torch.arange(stem.num_keys, device=q.device) <= places
+                with workspace.frame():
+                    _attend_stem(
+                        step, q, keys, values, tokens, hidden, is_fused, out, lse, workspace
+                    )
+
+
+def _stem_block(step: Attend, stem: Stem, size: int, is_fused: bool) -> int:
+    """How many tokens attend a stem at once."""
+    most = STEM_BYTES // (step.num_heads * step.head_dim * size)
+    if not is_fused:
+        scores = GROUP_BYTES // (step.num_heads * stem.num_keys * size)
+        most = min(most, scores, QUERY_BLOCK * stem.num_rows)
+    return max(1, most)
+
+
+def _attend_stem(
+    step: Attend,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor | None,
+    is_fused: bool,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """The queries of T ``tokens`` over keys and values [K, S, H], as rows of one product for each
+    head of keys; ``hidden`` [T, S] is true where a token must not see a key."""
+    T, K, H = len(tokens), step.num_kv_heads, step.head_dim
+    G = step.num_heads // K
+    chosen = workspace.take(T, K, G, H, dtype=q.dtype)
+    torch.index_select(q, 0, tokens, out=chosen.view(T, -1, H))
+    folded = workspace.take(K, T * G, H, dtype=q.dtype)
+    folded.view(K, T, G, H).copy_(chosen.transpose(0, 1))
+    if is_fused:
+        (found,), (sums,) = _fused(folded[None], keys[None], values[None], step.scale)
+    else:
+        scores = _score(step, folded, keys, workspace)
+        if hidden is not None:
+            scores.view(K, T, G, -1).masked_fill_(hidden[:, None], _HIDDEN)
+        top = scores.amax(dim=-1, keepdim=True)
+        scores.sub_(top).exp_()
+        weight = scores.sum(dim=-1, keepdim=True, dtype=torch.float32)
+        found = torch.bmm(scores, values, out=folded).div_(weight)
+        sums = (top + weight.log())[..., 0]
+    torch.index_select(out, 0, tokens, out=chosen.view(T, -1, H))
+    merged = workspace.take(T, K, G, H, dtype=torch.float32)
+    merged.copy_(chosen)
+    total = lse.index_select(0, tokens)
+    merge(
+        merged,
+        total.view(T, K, G),
+        found.view(K, T, G, H).transpose(0, 1),
+        sums.view(K, T, G).transpose(0, 1),
+    )
+    out.index_copy_(0, tokens, chosen.copy_(merged).view(T, -1, H))
+    lse.index_copy_(0, tokens, total)
+
+
 def merge(
-    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge attention over parts of the keys: outs [T, N, H] with lses [T, N] (float32)."""
-    stacked = torch.stack(tuple(lses))
-    total = torch.logsumexp(stacked, dim=0)
-    shares = torch.exp(stacked - total)[..., None]
-    merged = (torch.stack(tuple(out.float() for out in outs)) * shares).sum(dim=0)
-    return merged.to(outs[0].dtype), total
+    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> None:
+    """Take attention over other keys into out [..., H] with lse [...], both float32."""
+    share = torch.sigmoid(other_lse - lse)[..., None]
+    out.mul_(1 - share).addcmul_(other, share)
+    torch.logaddexp(lse, other_lse, out=lse)

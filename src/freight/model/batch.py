@@ -7,12 +7,14 @@ pad. Knows no tensors, no tier and no schedule.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 __all__ = [
     "GROUP_BYTES",
+    "LEAST_SHARERS",
     "QUERY_BLOCK",
+    "STEM_BYTES",
     "MicroBatch",
     "RowKey",
     "RowSpan",
@@ -25,6 +27,14 @@ may exceed it). Enough to keep the cores busy, and near the caches."""
 
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""
+
+LEAST_SHARERS: Final = 8
+"""Rows from which on it is worth to attend together what they share: with fewer single queries the
+keys are read sooner in place, once for each, than put together."""
+
+STEM_BYTES: Final = 1 << 20
+"""Queries of several rows that are attended together over what they share stay under this (one
+token's may exceed it)."""
 
 
 class RowKey(NamedTuple):
@@ -44,7 +54,8 @@ class RowSpan:
     ``scored`` those whose following token is scored, which for the last of them may be ``next_id``,
     the token after these. ``prompt_len`` counts the row's prompt, whose tokens are rotated alike
     whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that
-    have brought and bring the same tokens: they are computed once, and all get the keys.
+    have brought and bring the same tokens: they are computed once, and all get the keys. The first
+    ``shared_len`` keys are those of the row ``prefix``, which others have too.
     """
 
     row: RowKey
@@ -56,6 +67,8 @@ class RowSpan:
     next_id: int = -1
     prompt_len: int = 0
     siblings: tuple[RowKey, ...] = ()
+    prefix: RowKey | None = None
+    shared_len: int = 0
 
     @property
     def keys(self) -> tuple[RowKey, ...]:
@@ -78,6 +91,17 @@ class RowSpan:
     def is_single(self) -> bool:
         """One token of one row, behind others that have keys."""
         return self.num_new == 1 and self.kv_len > 0 and not self.siblings
+
+    def behind_prefix(self) -> RowSpan:
+        """The same tokens with the keys alone that no other row has. What is counted from one of
+        the row's tokens to another, as a window is, stays right."""
+        return replace(
+            self,
+            kv_len=self.kv_len - self.shared_len,
+            prompt_len=self.prompt_len - self.shared_len,
+            prefix=None,
+            shared_len=0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,8 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.kernels.products import multiply, multiply_by_torch
-from freight.model.attention import KVView, append, attend
+from freight.model.attention import append, attend, attend_stems
+from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
 from freight.model.programme import (
     Activate,
@@ -243,9 +244,16 @@ def _attend(step: Attend, frame: Frame) -> None:
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
     v = frame.values[step.v].view(-1, step.num_kv_heads, step.head_dim)
     out = frame.new(step.out, frame.values[step.q], step.num_heads * step.head_dim).view(q.shape)
-    for pool, view in frame.kv:
-        append(pool, view, k, v)
-        attend(step, q, pool, view, out, frame.workspace)
+    with frame.workspace.frame():
+        lse = None
+        if any(view.stems for _, view in frame.kv):
+            lse = frame.workspace.take(*q.shape[:2], dtype=torch.float32)
+        for pool, view in frame.kv:
+            append(pool, view, k, v)
+            attend(step, q, pool, view, out, frame.workspace, lse)
+        for pool, view in frame.kv:
+            if lse is not None:
+                attend_stems(step, q, pool, view, out, lse, frame.workspace)
     if frame.delegated is not None:
         tokens = slice(frame.delegated.first, None)
         for target, found in zip(frame.delegated.targets, (q, k, v), strict=True):

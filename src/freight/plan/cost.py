@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
-from freight.model.batch import MicroBatch, RowSpan, chunk_rows
+from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, Grouped, PerRow
 from freight.model.programme import (
     Activate,
@@ -296,8 +296,10 @@ class Cost:
         return 2 * step.num_kv_heads * step.head_dim * self.size * num_tokens
 
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
-        """Prompts by arithmetic, single queries by the keys and values they read."""
-        pairs = sum(_pairs(span, step.window) for span in spans if span.num_new > 1)
+        """Prompts by arithmetic, single queries by the keys and values they read; what rows share
+        and attend together by arithmetic too."""
+        spans, pairs = _own_parts(step, spans)
+        pairs += sum(_pairs(span, step.window) for span in spans if span.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
         prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
         return prompts_s + self._single_queries_s(step, spans, self.unit)
@@ -306,6 +308,22 @@ class Cost:
         """Tokens are chosen from the logits, in float32."""
         logits = 4 * self.config.vocab_size * (batch.num_logits + batch.num_scored)
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
+
+
+def _own_parts(step: Attend, spans: Sequence[RowSpan]) -> tuple[Sequence[RowSpan], float]:
+    """The rows without the keys that enough of them share, and the (query, key) pairs of those."""
+    counts = Counter(span.prefix for span in spans if span.prefix is not None)
+    if step.share < 1 or not counts:
+        return spans, 0.0
+    own: list[RowSpan] = []
+    pairs = 0.0
+    for span in spans:
+        if span.prefix is not None and counts[span.prefix] >= LEAST_SHARERS:
+            pairs += _pairs(span, step.window)
+            span = span.behind_prefix()
+            pairs -= _pairs(span, step.window)
+        own.append(span)
+    return own, pairs
 
 
 def _seen_keys(step: Attend, spans: Sequence[RowSpan]) -> float:

@@ -302,12 +302,14 @@ def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:
 
 def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int) -> int:
     """What a block's descriptions take, those of two sweeps: sines and cosines and places of all
-    tokens, keys and values by page and head, experts chosen; also what making one takes, and the
-    largest results that the libraries hand out in memory of their own."""
+    tokens, those that attend a beginning, keys and values by page and head, experts chosen; also
+    what making one takes, and the largest results that the libraries hand out in memory of their
+    own."""
     tokens = policy.max_batch_tokens
     batches = 2 * policy.num_micro_batches * policy.blocks_in_flight
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
-    per_token = config.rotary_dim * size + 5 * 8 + routes
+    places = 5 + 2 * policy.shares_prefixes
+    per_token = config.rotary_dim * size + places * 8 + routes
     per_row = row_pages * (2 * config.num_kv_heads + 2) * 8
     making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
     attended = policy.chunk_tokens * config.num_heads * config.head_dim * size

@@ -195,7 +195,7 @@ def make_sweep(
 def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     """Micro-batch ``k`` in a sweep to which rows bring this, with what it moves."""
     brought = sorted(brought, key=lambda own: (own.is_attended, own.seat, not own.is_single))
-    spans = list(_spans(brought))
+    spans = list(_spans(brought, sizes))
     num_tokens = spans[-1].end
     batch = MicroBatch(index=k, rows=tuple(spans), token_ids=range(num_tokens))
     policy = sizes.policy
@@ -236,9 +236,11 @@ def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> D
     )
 
 
-def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
+def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
+    """All that share something are taken to share it with each other."""
     start = 0
     for own in brought:
+        shared = sizes.shared_tokens if own.kv_len >= sizes.shared_tokens else 0
         yield RowSpan(
             row=RowKey(own.row.number),
             start=start,
@@ -246,6 +248,8 @@ def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
             kv_len=own.kv_len,
             logit_positions=(own.num_new - 1,) if own.makes_token else (),
             scored=own.scored,
+            prefix=RowKey(-1) if shared else None,
+            shared_len=shared,
         )
         start += own.num_new
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
 from freight.model.number_format import DTYPE_BYTES, SUMS, TILE_ROWS, Grouped, PerRow
 from freight.model.programme import (
     AddPositions,
@@ -160,11 +160,23 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, _longest_span(policy, workload))
     gathered = _gathered_bytes(step, keys, size, policy.most_spans)
-    if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
-        return gathered
-    scores = _group_bytes(keys * step.num_heads * queries * size, policy.most_spans)
     tokens = max(policy.chunk_tokens, _longest_span(policy, workload))
-    return gathered + 2 * scores + tokens * step.num_heads * step.head_dim * size
+    stems = _stem_bytes(step, policy, tokens, size)
+    scores = _group_bytes(keys * step.num_heads * queries * size, policy.most_spans)
+    if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
+        is_cut = step.window is not None and step.window < keys
+        return gathered + stems + (scores if stems and is_cut else 0)
+    return gathered + stems + 2 * scores + tokens * step.num_heads * step.head_dim * size
+
+
+def _stem_bytes(step: Attend, policy: Policy, tokens: int, size: int) -> int:
+    """What attending shared beginnings takes beside keys and scores: queries, twice, and what was
+    attended, in float32, of some tokens, and the log-sum-exps of all."""
+    if not policy.shares_prefixes or step.share < 1:
+        return 0
+    numbers = step.num_heads * step.head_dim
+    together = min(tokens, max(1, STEM_BYTES // (numbers * size)))
+    return together * numbers * (2 * size + 4) + tokens * step.num_heads * 4
 
 
 def _gathered_bytes(step: Attend, keys: int, size: int, num_rows: int) -> int:

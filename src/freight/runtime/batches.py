@@ -15,9 +15,9 @@ import torch
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
-from freight.model.attention import KVView, index_rows
-from freight.model.batch import MicroBatch, RowSpan, chunk_rows
+from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
+from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Programme
 from freight.model.rope import depends_on_length, inverse_frequencies
 from freight.plan.policy import Policy
@@ -295,6 +295,9 @@ class BatchPreparer:
     ) -> KVView | None:
         """What lies in one pool: the given spans, and of ``rows`` the chunk's siblings."""
         first, last = spans
+        own_rows, tables = batch.rows[first:last], homes.tables
+        stems = self._stems(own_rows) if rows.start == 0 else {}
+        shared = [s.shared_len if s.prefix in stems else 0 for s in own_rows]
         own = set(homes.first_rows)
         copies = [
             (homes.spans[row].start - chunk_start, homes.spans[row], homes.tables[row])
@@ -302,11 +305,34 @@ class BatchPreparer:
             if row not in own and chunk_start <= homes.spans[row].start < chunk_end
         ]
         return self._index(
-            batch.rows[first:last],
-            [homes.tables[row] for row in homes.first_rows[first:last]],
-            start=batch.rows[first].start - chunk_start if first < last else 0,
+            [s.behind_prefix() if count else s for s, count in zip(own_rows, shared, strict=True)],
+            [
+                tables[row][count // self._policy.page_tokens :]
+                for row, count in zip(homes.first_rows[first:last], shared, strict=True)
+            ],
+            start=own_rows[0].start - chunk_start if own_rows else 0,
             device=self._device,
             copies=copies,
+            stems=[self._index_stem(prefix, stems[prefix], chunk_start) for prefix in stems],
+        )
+
+    def _stems(self, spans: Sequence[RowSpan]) -> dict[RowKey, list[RowSpan]]:
+        """The rows by what they begin with, where some do with the same and attend all keys."""
+        stems: dict[RowKey, list[RowSpan]] = {}
+        if self._config.attended_share == 1:
+            for span in spans:
+                if span.prefix is not None:
+                    stems.setdefault(span.prefix, []).append(span)
+        return {prefix: own for prefix, own in stems.items() if len(own) >= LEAST_SHARERS}
+
+    def _index_stem(self, prefix: RowKey, spans: Sequence[RowSpan], start: int) -> Stem:
+        return index_stem(
+            spans,
+            self._kv.rows[prefix].pages,
+            start=start,
+            page_tokens=self._policy.page_tokens,
+            num_kv_heads=self._config.num_kv_heads,
+            device=self._device,
         )
 
     def _index(
@@ -317,6 +343,7 @@ class BatchPreparer:
         start: int,
         device: torch.device,
         copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
+        stems: Sequence[Stem] = (),
     ) -> KVView | None:
         if not spans and not copies:
             return None
@@ -331,6 +358,7 @@ class BatchPreparer:
             element_bytes=self._dtype.itemsize,
             device=device,
             copies=copies,
+            stems=stems,
             share_of_keys=self._config.attended_share,
         )
 

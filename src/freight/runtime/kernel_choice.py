@@ -16,8 +16,9 @@ import torch
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
 from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
-from freight.model.attention import KVView, append, attend, index_rows
+from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
+from freight.model.kv_view import KVView, index_rows
 from freight.model.number_format import Compressed, Grouped
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace

@@ -16,9 +16,9 @@ from freight.kernels.pages import Pages
 from freight.memory.activations import scatter
 from freight.memory.kv_cache import staged_pairs
 from freight.memory.transfer import Link, host_view
-from freight.model.attention import KVView
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
+from freight.model.kv_view import KVView
 from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit, select_rows
 from freight.model.programme import Embed, Programme, Unit
 from freight.plan.operation import Kind, Operation

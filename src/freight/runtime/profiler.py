@@ -25,8 +25,9 @@ from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
-from freight.model.attention import attend, index_rows
+from freight.model.attention import attend
 from freight.model.batch import RowKey, RowSpan
+from freight.model.kv_view import index_rows
 from freight.model.number_format import Grouped
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace

@@ -173,6 +173,8 @@ class Scheduler:
             next_id=prompt[end] if end < len(prompt) else -1,
             prompt_len=len(prompt),
             siblings=tuple(sibling.key for sibling in family[1:]),
+            prefix=None if row.prefix is None else row.prefix.key,
+            shared_len=row.num_shared_tokens,
         )
 
     def draws(self, batch: MicroBatch) -> list[Draw]:

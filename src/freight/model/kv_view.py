@@ -1,0 +1,247 @@
+"""Where the new tokens and the keys of a micro-batch's rows lie in a pool of pages, indexed once.
+
+Rows of different lengths share a batch where they bring equally many tokens. Where the pages are
+(which tier, or a slot they were copied to) is not known here: tables of page ids come in. Attention
+over a view is another file's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from freight.kernels.paged import attends_any_rows
+from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
+from freight.quantities import align_up
+
+__all__ = ["KVCopy", "KVView", "RowGroup", "Stem", "index_rows", "index_stem"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowGroup:
+    """R rows that bring Q new tokens each, attended together.
+
+    ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
+    the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys. A fresh
+    group has none. Of the keys of ``is_made`` ones, which follow the prompts, a share may count.
+    """
+
+    start: int
+    num_rows: int
+    num_queries: int
+    num_keys: int
+    num_pages: int
+    key_rows: torch.Tensor
+    value_rows: torch.Tensor
+    kv_lens: torch.Tensor
+    is_ragged: bool
+    is_fresh: bool
+    is_made: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCopy:
+    """A further row that gets the keys of tokens ``start`` on: page and place of each, [T]."""
+
+    start: int
+    token_pages: torch.Tensor
+    token_places: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stem:
+    """What R rows begin with: S keys that all their new tokens see, but for a window.
+
+    ``tokens`` [T] are the places of these tokens in q, ``positions`` [T] those in their rows, of
+    which none is above ``last_position``. ``key_rows`` and ``value_rows`` index the pool's [page,
+    head] rows (K·pages of them).
+    """
+
+    num_rows: int
+    num_keys: int
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    last_position: int
+    key_rows: torch.Tensor
+    value_rows: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVView:
+    """How some consecutive rows' tokens and keys lie in a pool of pages.
+
+    ``token_pages`` and ``token_places`` [T]: page and place in it of each new token; ``start`` is
+    the first of these tokens in the flat tokens that q, k and v hold. ``copies`` are rows that get
+    keys and values of tokens which another row has brought; nothing attends over them here.
+    ``stems`` in this pool are attended by tokens of this view or of others, whose groups are then
+    indexed without them.
+    """
+
+    start: int
+    num_tokens: int
+    token_pages: torch.Tensor
+    token_places: torch.Tensor
+    groups: tuple[RowGroup, ...]
+    copies: tuple[KVCopy, ...] = ()
+    stems: tuple[Stem, ...] = ()
+
+
+def index_rows(
+    rows: Sequence[RowSpan],
+    pages: Sequence[Sequence[int]],
+    *,
+    start: int,
+    page_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    element_bytes: int,
+    device: torch.device,
+    copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
+    stems: Sequence[Stem] = (),
+    share_of_keys: float = 1.0,
+) -> KVView:
+    """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
+
+    ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
+    ``share_of_keys`` is what attention will be asked for.
+    """
+    places = [
+        _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
+    ]
+    token_pages = [page for own, _ in places for page in own]
+    token_places = [place for _, own in places for place in own]
+    copied = [(first, *_index_tokens(span, table, page_tokens)) for first, span, table in copies]
+
+    def ids(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    groups = []
+    place = 0
+    kv_width = num_kv_heads * head_dim
+    unbounded = attends_any_rows(device, share_of_keys)
+
+    def kind(span: RowSpan) -> tuple[int, bool]:
+        return span.num_new, share_of_keys < 1 and span.brings_made
+
+    for first, last in _group_ranges(
+        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded, kind
+    ):
+        group = _index_group(
+            rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
+        )
+        groups.append(group)
+        place += group.num_rows * group.num_queries
+    return KVView(
+        start=start,
+        num_tokens=len(token_pages),
+        token_pages=ids(token_pages),
+        token_places=ids(token_places),
+        groups=tuple(groups),
+        copies=tuple(
+            KVCopy(start=first, token_pages=ids(own), token_places=ids(within))
+            for first, own, within in copied
+        ),
+        stems=tuple(stems),
+    )
+
+
+def index_stem(
+    rows: Sequence[RowSpan],
+    pages: Sequence[int],
+    *,
+    start: int,
+    page_tokens: int,
+    num_kv_heads: int,
+    device: torch.device,
+) -> Stem:
+    """Index what ``rows`` share, which has the pages ``pages``; q begins with token ``start`` of
+    the micro-batch."""
+    tokens = [place - start for span in rows for place in range(span.start, span.end)]
+    positions = [place for span in rows for place in range(span.kv_len, span.total_len)]
+    key_rows = _head_rows(torch.tensor(pages)[None], num_kv_heads)
+    return Stem(
+        num_rows=len(rows),
+        num_keys=len(pages) * page_tokens,
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        last_position=max(positions),
+        key_rows=key_rows.to(device),
+        value_rows=(key_rows + num_kv_heads).to(device),
+    )
+
+
+def _head_rows(table: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """The pool's [page, head] rows of the keys in ``table`` [R, pages], by row, head and page."""
+    heads = torch.arange(num_kv_heads)
+    return (table[:, None, :] * 2 * num_kv_heads + heads[None, :, None]).flatten()
+
+
+def _index_tokens(
+    span: RowSpan, table: Sequence[int], page_tokens: int
+) -> tuple[list[int], list[int]]:
+    """Page and place in it of each new token of a row that has the pages ``table``."""
+    positions = range(span.kv_len, span.total_len)
+    pages = [table[position // page_tokens] for position in positions]
+    return pages, [position % page_tokens for position in positions]
+
+
+def _group_ranges(
+    rows: Sequence[RowSpan],
+    page_tokens: int,
+    num_heads: int,
+    kv_width: int,
+    element_bytes: int,
+    unbounded: bool,
+    kind: Callable[[RowSpan], tuple[int, bool]],
+) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they need
+    in the workspace: nothing where single queries are ``unbounded``."""
+    first = 0
+    longest = 0
+    for place, span in enumerate(rows):
+        longest = max(longest, align_up(span.total_len, page_tokens))
+        count = place - first + 1
+        queries = min(span.num_new, QUERY_BLOCK)
+        per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
+        same = kind(span) == kind(rows[first])
+        fits = count * per_row <= GROUP_BYTES or (unbounded and span.num_new == 1)
+        if place > first and not (same and fits):
+            yield first, place
+            first, longest = place, align_up(span.total_len, page_tokens)
+    if rows:
+        yield first, len(rows)
+
+
+def _index_group(
+    rows: Sequence[RowSpan],
+    pages: Sequence[Sequence[int]],
+    start: int,
+    page_tokens: int,
+    num_kv_heads: int,
+    device: torch.device,
+) -> RowGroup:
+    num_keys = max(span.total_len for span in rows)
+    num_pages = -(-num_keys // page_tokens)
+    padded = [
+        [*table[: -(-span.total_len // page_tokens)]]
+        for span, table in zip(rows, pages, strict=True)
+    ]
+    # A row with fewer pages reads its last one again; the mask hides it.
+    table = torch.tensor([own + own[-1:] * (num_pages - len(own)) for own in padded])
+    key_rows = _head_rows(table, num_kv_heads)
+    return RowGroup(
+        start=start,
+        num_rows=len(rows),
+        num_queries=rows[0].num_new,
+        num_keys=num_keys,
+        num_pages=num_pages,
+        key_rows=key_rows.to(device),
+        value_rows=(key_rows + num_kv_heads).to(device),
+        kv_lens=torch.tensor([span.kv_len for span in rows], device=device),
+        is_ragged=any(span.total_len != num_keys for span in rows),
+        is_fresh=not any(span.kv_len for span in rows),
+        is_made=rows[0].brings_made,
+    )
