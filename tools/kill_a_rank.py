@@ -88,6 +88,14 @@ def check_message(log: Path, rank: int, size: int) -> None:
         raise SystemExit(f"rank {rank} of {size} was killed, and this was said:\n{told}")
 
 
+def wait_for_rows(process: subprocess.Popen[bytes], output: Path, more: int) -> None:
+    """Until a run that goes on has journalled so many, or ends. Moments between rows do not depend
+    on how fast a machine starts."""
+    wanted = max(0, journalled_rows(output)) + more
+    while more and process.poll() is None and journalled_rows(output) < wanted:
+        time.sleep(0.01)
+
+
 def check_rows(output: Path, num_rows: int) -> None:
     """Each row is there, once."""
     ids = [json.loads(line)["id"] for line in output.read_text().splitlines()]
@@ -100,6 +108,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rows", type=int, default=120)
     parser.add_argument("--longest", type=float, default=14.0, help="seconds until a kill")
+    parser.add_argument(
+        "--more-rows", type=int, default=0, help="rows to wait for, up to so many, before these"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--split", default="layers", choices=("layers", "rows", "tensor"))
     arguments = parser.parse_args()
@@ -120,8 +131,9 @@ def main() -> int:
             process = start(size, job(rows, output, arguments.split), log)
             rank = -1
             if kills < arguments.kills:
+                wait_for_rows(process, output, draw.randint(0, arguments.more_rows))
                 try:
-                    process.wait(timeout=draw.uniform(1.0, arguments.longest))
+                    process.wait(timeout=draw.uniform(0.0, arguments.longest))
                 except subprocess.TimeoutExpired:
                     rank = kill_one(process, size, draw)
             killed_s = time.monotonic()
