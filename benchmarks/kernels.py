@@ -1,15 +1,18 @@
 """The CPU's loops beside the best that plain torch has for the same: medians of alternating turns.
 
-    GOMP_SPINCOUNT=10000 python benchmarks/kernels.py [--turns 30]
+    GOMP_SPINCOUNT=10000 python benchmarks/kernels.py [--turns 30] [--part products]
 
 Attention: 32 rows, 8 heads of keys of 128, 4 queries each, 1024 tokens or 128 to 998. The loops
-read keys and values in pages; torch is given them side by side, which costs it nothing here. The
-last line is one JSON object, in milliseconds.
+read keys and values in pages; torch is given them side by side, which costs it nothing here.
+Products: tokens of 2048 numbers times 5632 rows, which come from memory, in float32 but where it is
+said; whether a run uses the loops for them is said, too. The last line is one JSON object, in
+milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -22,12 +25,14 @@ import torch.nn.functional as F
 from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference, quantise
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.products import loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
 from freight.model.number_format import Grouped
 
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
+TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
 Turns = Mapping[str, Callable[[], object]]
 
 
@@ -159,6 +164,35 @@ class Attention:
         }
 
 
+def multiplying(num_tokens: int) -> Turns:
+    """Tokens times rows that no cache holds: eight matrices in turn."""
+    columns, num_rows, copies = 2048, 5632, 8
+    wide = [torch.randn(num_rows, columns) for _ in range(copies)]
+    narrow = [rows.bfloat16() for rows in wide]
+    x, out = torch.randn(num_tokens, columns), torch.empty(num_tokens, num_rows)
+    x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
+    scratch, turn = torch.empty(scratch_values(columns)), itertools.count()
+
+    def by_loops(matrices: list[torch.Tensor]) -> None:
+        own = matrices[next(turn) % copies]
+        multiply(x, own, None, out, lambda size: scratch[:size], adds=False)
+
+    def by_torch() -> None:
+        torch.mm(x, wide[next(turn) % copies].t(), out=out)
+
+    def all_narrow() -> None:
+        torch.mm(x_narrow, narrow[next(turn) % copies].t(), out=out_narrow)
+
+    turns: dict[str, Callable[[], object]] = {
+        "a run's way": lambda: by_loops(wide),
+        "a run's way, rows in bfloat16": lambda: by_loops(narrow),
+        "torch": by_torch,
+    }
+    if num_tokens <= 64:
+        turns["torch, all in bfloat16"] = all_narrow
+    return {f"{num_tokens} tokens: {name}": work for name, work in turns.items()}
+
+
 def reading(size: int) -> Turns:
     """How fast this memory is read: the ceiling."""
     numbers = torch.ones(size // 4)
@@ -168,17 +202,26 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    turns = parser.parse_args().turns
+    parser.add_argument("--part", choices=("dequantise", "attention", "products"))
+    options = parser.parse_args()
+    turns, part = options.turns, options.part
     torch.manual_seed(0)
-    found = timed(dequantising(), turns)
-    equal = Attention(np.full(ROWS, 1024))
-    ragged = Attention(np.random.default_rng(0).integers(128, 999, ROWS))
-    size = equal.plain.raw.numel()
-    found |= timed({**equal.turns("equal"), **reading(size)}, turns)
-    found |= timed(ragged.turns("ragged"), turns)
+    found: dict[str, float] = {}
+    if part in (None, "dequantise"):
+        found |= timed(dequantising(), turns)
+    if part in (None, "attention"):
+        equal = Attention(np.full(ROWS, 1024))
+        ragged = Attention(np.random.default_rng(0).integers(128, 999, ROWS))
+        size = equal.plain.raw.numel()
+        found |= timed({**equal.turns("equal"), **reading(size)}, turns)
+        found |= timed(ragged.turns("ragged"), turns)
+        print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
+    if part in (None, "products"):
+        print(f"loops for products: {loops_are_faster()}")
+        for num_tokens in TOKENS:
+            found |= timed(multiplying(num_tokens), min(turns, 3 + 2048 // num_tokens))
     for name, milliseconds in found.items():
         print(f"{name:<42}{milliseconds:8.2f} ms")
-    print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 
