@@ -39,6 +39,12 @@ def test_a_person_reads_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--weights" in out and "of 8.00 GiB" in out and "(binds)" in out
 
 
+def test_the_demo_has_a_plan_as_it_has_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--model", "demo", "--machine", "t4") == 0
+    out = capsys.readouterr().out
+    assert "demo: 6 layers" in out and "\nmoved    nothing\n" in out
+
+
 def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "opt-6.7b", "--machine", "t4", "--json") == 0
     record = json.loads(capsys.readouterr().out)
