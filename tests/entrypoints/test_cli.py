@@ -414,6 +414,15 @@ def test_signals(desk: Desk, number: int, status: int) -> None:
     assert ids == list(range(100))
 
 
+def test_closed_standard_error(desk: Desk) -> None:
+    """As by `2>&-`: no file of the job may come to be where messages of libraries go."""
+    code = SLOW.format(tests=str(Path(__file__).parents[1] / "jobs"))
+    flags = ["run", str(desk.source), "-m", str(desk.model), "-o", str(desk.sink)]
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    assert subprocess.run([*shell, sys.executable, "-c", code, *flags]).returncode == 0
+    assert len(desk.sink.read_text().splitlines()) == 3
+
+
 def test_a_reader_that_leaves(desk: Desk) -> None:
     desk.source.write_text('{"prompt": [1, 2, 3]}\n' * 100)
     process = start(desk, "-o", "-")

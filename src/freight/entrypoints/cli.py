@@ -63,6 +63,8 @@ Policy flags fix what is given; what is left out is searched for.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     wait_briefly()
+    if sys.stderr is None:  # closed by the caller, as some schedulers do
+        sys.stderr = open(os.devnull, "w")
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,6 @@ class Output:
         self._next = journal.start if unordered else 0  # position or index of the next row
         self._hash = hashlib.blake2b(digest_size=16)
         self._path = sink if isinstance(sink, Path) else None
-        self._name = sink if isinstance(sink, Path) else "the output stream"
         if isinstance(sink, Path):
             with disk_errors(sink):
                 self._descriptor = os.open(sink, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -96,6 +96,11 @@ class Output:
         if self._path is not None:
             os.close(self._descriptor)
 
+    def _write_errors(self) -> AbstractContextManager[None]:
+        if self._path is not None:
+            return disk_errors(self._path)
+        return disk_errors("the output stream", kept="rows of a stream are kept with --job-dir")
+
     def _ready(self) -> Iterator[tuple[bytes, int]]:
         if self._unordered:
             return self._journal.rows_from(self._next)
@@ -108,7 +113,7 @@ class Output:
             yield row, index
 
     def _write(self, parts: list[bytes], reached: int) -> None:
-        with disk_errors(self._name):
+        with self._write_errors():
             data = b"".join(parts)
             write_all(self._descriptor, data)
         self._hash.update(data)
