@@ -274,6 +274,24 @@ def test_a_profile_of_another_machine_says_so(tmp_path: Path) -> None:
         read_own_profile({**HOST, "cpu": "this one"}, path)
 
 
+@pytest.mark.parametrize("place", ["a-file/machine.json", "."])
+def test_a_profile_that_cannot_be_kept_is_not_measured(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from freight.runtime import profiler
+
+    def measure(*_: object) -> None:
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr(profiler, "profile", measure)
+    (tmp_path / "a-file").touch()
+    assert main(["profile", "--device", "cpu", "--output", str(tmp_path / place)]) == 2
+    assert "was to be written to" in capsys.readouterr().err
+
+
 def test_short_work_is_not_worth_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long work is: once, by another process, whose profile is used; where that fails, work goes on
     without."""
