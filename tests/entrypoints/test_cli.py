@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from freight.entrypoints.cli import _build_parser, main
+from freight.entrypoints.progress import Progress
 from freight.entrypoints.run import job_spec
 from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
@@ -88,6 +89,50 @@ def test_a_job(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     assert "already complete" in capfd.readouterr().err
     assert desk.run("--restart", "--quiet") == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_rows_with_errors_and_the_exit_status(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.run("--fail-on-error") == 3
+    assert "1 of 3 rows cannot be used, and become errors. Line 2 of" in capfd.readouterr().err
+    assert len(desk.sink.read_text().splitlines()) == 3
+    assert desk.run("--fail-on-error") == 3, "of a job that is complete, too"
+    assert desk.run() == 0
+    desk.source.write_text("prompt,max_tokens\nhello,3\n")
+    assert desk.run("--restart") == 3, "no row was answered"
+    err = capfd.readouterr().err
+    assert "2 of 2 rows cannot be used" in err and "It was read as JSON" in err
+
+
+def test_keys_without_effect_are_said(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": [1], "max_token": 3, "label": "x"}, {"prompt": [2], "label": None}]
+    desk.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert desk.run() == 0
+    err = capfd.readouterr().err
+    assert "max_token (did you mean max_tokens?) in 1 of 2 rows" in err
+    assert "label in 1 of 2 rows" in err
+
+
+def test_a_log_gets_a_line_from_time_to_time() -> None:
+    file = io.StringIO()
+    with Progress(file, is_quiet=False, line_every_s=0.001) as progress:
+        progress.on_start(num_rows=7, num_done=2, status=lambda: "all is well")
+        wait_for(file, "2 of 7 rows done, 0.0 token/s, all is well\n")
+        progress.on_row(num_new_tokens=1)
+        wait_for(file, "3 of 7 rows done")
+
+
+def wait_for(file: io.StringIO, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in file.getvalue():
+        assert time.monotonic() < deadline, file.getvalue()
+        time.sleep(0.001)
+
+
+def test_a_missing_disk_dir(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+    assert desk.run("--disk-dir", "/nowhere/at/all") == 2
+    assert "There is no such directory" in capfd.readouterr().err and not desk.sink.exists()
 
 
 def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:
@@ -367,6 +412,15 @@ def test_signals(desk: Desk, number: int, status: int) -> None:
     assert desk.run() == 0
     ids = [json.loads(line)["id"] for line in desk.sink.read_text().splitlines()]
     assert ids == list(range(100))
+
+
+def test_closed_standard_error(desk: Desk) -> None:
+    """As by `2>&-`: no file of the job may come to be where messages of libraries go."""
+    code = SLOW.format(tests=str(Path(__file__).parents[1] / "jobs"))
+    flags = ["run", str(desk.source), "-m", str(desk.model), "-o", str(desk.sink)]
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh"]
+    assert subprocess.run([*shell, sys.executable, "-c", code, *flags]).returncode == 0
+    assert len(desk.sink.read_text().splitlines()) == 3
 
 
 def test_a_reader_that_leaves(desk: Desk) -> None:

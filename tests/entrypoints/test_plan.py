@@ -39,6 +39,12 @@ def test_a_person_reads_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--weights" in out and "of 8.00 GiB" in out and "(binds)" in out
 
 
+def test_the_demo_has_a_plan_as_it_has_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--model", "demo", "--machine", "t4") == 0
+    out = capsys.readouterr().out
+    assert "demo: 6 layers" in out and "\nmoved    nothing\n" in out
+
+
 def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--model", "opt-6.7b", "--machine", "t4", "--json") == 0
     record = json.loads(capsys.readouterr().out)
@@ -266,6 +272,24 @@ def test_a_profile_of_another_machine_says_so(tmp_path: Path) -> None:
     assert found is not None and found.units["cpu"].memory_bytes == 32 * GIB
     with pytest.raises(InputError, match="of another machine: cpu an imagined one"):
         read_own_profile({**HOST, "cpu": "this one"}, path)
+
+
+@pytest.mark.parametrize("place", ["a-file/machine.json", "."])
+def test_a_profile_that_cannot_be_kept_is_not_measured(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from freight.runtime import profiler
+
+    def measure(*_: object) -> None:
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr(profiler, "profile", measure)
+    (tmp_path / "a-file").touch()
+    assert main(["profile", "--device", "cpu", "--output", str(tmp_path / place)]) == 2
+    assert "was to be written to" in capsys.readouterr().err
 
 
 def test_short_work_is_not_worth_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,12 +74,16 @@ class Watcher:
 
     def __init__(self) -> None:
         self.num_read = 0
+        self.remarks: list[str] = []
         self.started: tuple[int, int] | None = None
         self.num_rows = 0
         self.ended = False
 
     def on_reading(self, num_rows: int) -> None:
         self.num_read = num_rows
+
+    def on_remark(self, text: str) -> None:
+        self.remarks.append(text)
 
     def on_start(self, *, num_rows: int, num_done: int, status: Callable[[], str]) -> None:
         assert status() in ("fake", "")

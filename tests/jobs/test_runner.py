@@ -126,6 +126,42 @@ def test_a_finished_job_is_left_alone(bench: Bench) -> None:
     assert len(bench.rows()) == 8
 
 
+def test_an_edit_that_keeps_the_size_is_seen(bench: Bench) -> None:
+    bench.run()
+    whole = bench.sink.read_bytes()
+    bench.sink.write_bytes(whole.replace(b"seed", b"sead"))
+    with pytest.raises(JobError, match="changed since"):
+        bench.run()
+    bench.sink.write_bytes(whole)
+    assert bench.run().already_complete
+
+
+def test_the_hash_of_an_output_that_was_continued(bench: Bench) -> None:
+    with pytest.raises(RuntimeError, match="broke"):
+        bench.run(engine={"fail_after": 3})
+    bench.run()
+    assert bench.run().already_complete
+
+
+def test_a_finished_job_is_not_forgotten_for_another_output(bench: Bench, tmp_path: Path) -> None:
+    bench.run()
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    with open(tmp_path / "stream", "wb") as stream:
+        for sink in (stream.fileno(), elsewhere):
+            with pytest.raises(JobError, match=r"finished, and its rows are in .*out\.jsonl"):
+                bench.run(sink=sink, job_dir=bench.job_dir)
+    assert not elsewhere.exists() and bench.run().already_complete
+    assert bench.run(sink=elsewhere, job_dir=bench.job_dir, restart=True).num_rows == 7
+
+
+def test_a_finished_job_may_move(bench: Bench, tmp_path: Path) -> None:
+    bench.run()
+    (tmp_path / "moved").mkdir()
+    for name in ("out.jsonl", "out.jsonl.freight"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert bench.run(sink=tmp_path / "moved" / "out.jsonl").already_complete
+
+
 @pytest.mark.parametrize("unordered", [False, True])
 @pytest.mark.parametrize("fail_after", range(6))
 def test_an_engine_that_breaks_costs_nothing(
@@ -327,7 +363,10 @@ def test_bad_paths(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_full_disk_under_the_output(bench: Bench) -> None:
-    with open("/dev/full", "wb") as full, pytest.raises(BudgetError, match="no room"):
+    with (
+        open("/dev/full", "wb") as full,
+        pytest.raises(BudgetError, match=r"no room(.|\n)*kept with --job-dir"),
+    ):
         bench.run(sink=full.fileno(), job_dir=bench.directory / "kept")
     with open(bench.directory / "stream", "wb") as stream:
         report = bench.run(sink=stream.fileno(), job_dir=bench.directory / "kept")

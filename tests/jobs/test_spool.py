@@ -42,6 +42,7 @@ def spool_of(
         limits=limits,
         defaults=DEFAULTS,
         on_rows=lambda num_rows: None,
+        on_remark=lambda text: None,
     )
 
 
@@ -224,6 +225,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: Tokenizer
             limits=LIMITS,
             defaults=DEFAULTS,
             on_rows=lambda num_rows: None,
+            on_remark=lambda text: None,
         )
     gc.collect()  # Python keeps freed tuples for later; these are not ours
     kept, peak = tracemalloc.get_traced_memory()

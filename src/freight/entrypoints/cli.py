@@ -45,7 +45,11 @@ examples:
 Each input line is a JSON object with "prompt" (text or token ids) or "messages", and if wanted
 "id" and sampling parameters by the names of the flags, like "max_tokens" or "logit_bias"; stop
 tokens are "stop_token_ids". Each output line has "id", "text", "prompt_tokens",
-"completion_tokens" and "finish_reason", or "id" and "error"; with several answers, "outputs".
+"completion_tokens" and "finish_reason", or "id" and "error"; with several answers, "outputs". A row
+with a "continuation" is scored instead. Lines of OpenAI's batch files are answered in their shape.
+
+Exit status: 0 the output is complete; 3 it is, but no row was answered (with --fail-on-error: not
+every row); 2 input or flags cannot be used; 1 anything else; 130 or 143 stopped by a signal.
 """
 
 _PLAN_EXAMPLES = """\
@@ -63,6 +67,8 @@ Policy flags fix what is given; what is left out is searched for.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     wait_briefly()
+    if sys.stderr is None:  # closed by the caller, as some schedulers do
+        sys.stderr = open(os.devnull, "w")
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:

@@ -108,6 +108,11 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         help="where finished rows are kept until the job is done (default OUTPUT.freight; "
         "for standard output a temporary directory, so such a run cannot be continued)",
     )
+    group.add_argument(
+        "--fail-on-error",
+        action="store_true",
+        help="end with status 3 if any row has an error (default: if all have)",
+    )
     group.add_argument("--quiet", action="store_true", help="errors only on standard error")
     group.add_argument(
         "--recalibrate",

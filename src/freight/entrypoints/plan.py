@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from freight.demo import MODEL_DIR as DEMO_DIR
 from freight.entrypoints.frontier import draw, frontiers, require_plots
 from freight.entrypoints.plan_report import (
     Question,
@@ -215,6 +216,8 @@ def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSourc
         file = resources.files("freight.model") / "configs" / f"{name}.json"
         with resources.as_file(file) as path:
             return read_config(path), {}
+    if name == "demo":
+        return read_config(DEMO_DIR), {}
     if not Path(name).exists():
         close = difflib.get_close_matches(name.lower(), bundled_configs(), n=3)
         raise InputError(

@@ -292,7 +292,8 @@ def _memory(question: Question, choice: Choice, tier: Tier) -> str:
 
 def _moved(choice: Choice) -> str:
     moved = choice.forecast.num_bytes
-    return ", ".join(f"{lane.value} {format_bytes(moved[lane])}" for lane in Lane if lane in moved)
+    parts = [f"{lane.value} {format_bytes(moved[lane])}" for lane in Lane if lane in moved]
+    return ", ".join(parts) or "nothing"
 
 
 def costs_of(question: Question, tokens_per_s: float) -> dict[str, float]:

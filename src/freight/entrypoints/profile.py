@@ -6,10 +6,12 @@ Knows where profiles are kept; measuring is done elsewhere.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from freight.errors import InputError
@@ -60,18 +62,31 @@ def profile_machine(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print(f"freight: measuring {text}", file=sys.stderr, flush=True)
 
-    machine = profile(find_device(arguments.device), directory, report)
-    try:
+    device = find_device(arguments.device)
+    with _refusals(path):  # before a minute of measuring, which would be lost
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    machine = profile(device, directory, report)
+    with _refusals(path):
         write_machine(machine, path)
+    print("\n".join(describe_machine(machine)))
+    print(f"written to {path}")
+    return 0
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(
             f"The profile was to be written to {path}.",
             f"The system refused: {error.strerror}.",
             "Name another file with --output.",
         ) from error
-    print("\n".join(describe_machine(machine)))
-    print(f"written to {path}")
-    return 0
 
 
 def describe_machine(machine: Machine) -> Iterator[str]:

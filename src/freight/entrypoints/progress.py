@@ -16,15 +16,17 @@ from freight.jobs.spec import JobReport
 __all__ = ["Progress", "format_report"]
 
 _REFRESH_S = 1.0
+_LINE_S = 60.0
 
 
 class Progress:
-    """A progress bar on a terminal, and nothing but the counts elsewhere.
+    """A progress bar on a terminal, elsewhere, as in a log, a line from time to time.
 
-    A thread redraws it once a second: with offloading, minutes can pass between two rows.
+    A thread keeps them fresh: with offloading, minutes can pass between two rows.
     """
 
-    def __init__(self, file: TextIO, *, is_quiet: bool) -> None:
+    def __init__(self, file: TextIO, *, is_quiet: bool, line_every_s: float = _LINE_S) -> None:
+        self._line_every_s = line_every_s
         self._file = file
         self._is_quiet = is_quiet
         self._bar: Any = None
@@ -58,6 +60,11 @@ class Progress:
         if self._bar is not None:
             self._bar.update(num_rows - self._bar.n)
 
+    def on_remark(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        self.say(text)
+
     def on_start(self, *, num_rows: int, num_done: int, status: Callable[[], str]) -> None:
         self.on_end()
         self.num_rows, self.num_done = num_rows, num_done
@@ -66,7 +73,7 @@ class Progress:
         self._status = status
         self._started_s = time.monotonic()
         self._bar = self._make_bar(total=num_rows, initial=num_done, unit="row")
-        if self._bar is not None:
+        if not self._is_quiet:
             self._stopped.clear()
             self._thread = threading.Thread(target=self._keep_fresh, daemon=True)
             self._thread.start()
@@ -95,9 +102,13 @@ class Progress:
         return tqdm(file=self._file, dynamic_ncols=True, leave=False, **settings)
 
     def _keep_fresh(self) -> None:
-        while not self._stopped.wait(_REFRESH_S):
+        while not self._stopped.wait(self._line_every_s if self._bar is None else _REFRESH_S):
             rate = self._num_new_tokens / (time.monotonic() - self._started_s)
-            self._bar.set_postfix_str(f"{rate:.1f} token/s, {self._status()}")
+            state = f"{rate:.1f} token/s, {self._status()}"
+            if self._bar is not None:
+                self._bar.set_postfix_str(state)
+            else:
+                self.say(f"{self.num_done} of {self.num_rows} rows done, {state}")
 
 
 def format_report(report: JobReport) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Final, TextIO
 
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model, open_tokenizer
@@ -35,7 +35,18 @@ from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import SamplingParams
 
-__all__ = ["answer_rows", "engine_options", "farewell", "identify", "job_spec", "run"]
+__all__ = [
+    "answer_rows",
+    "engine_options",
+    "exit_status",
+    "farewell",
+    "identify",
+    "job_spec",
+    "run",
+]
+
+
+_ROWS_FAILED: Final = 3
 
 
 class _Terminated(BaseException):
@@ -57,7 +68,17 @@ def run(arguments: argparse.Namespace) -> int:
             return 130 if isinstance(stop, KeyboardInterrupt) else 143
         for line in format_report(report):
             progress.say(line)
-    return 0
+    return exit_status(report, fails_on_error=arguments.fail_on_error)
+
+
+def exit_status(report: JobReport, *, fails_on_error: bool) -> int:
+    """3 where no row was answered, or with ``fails_on_error`` where one was not; else 0.
+
+    The output is complete in any case. One bad row in a large dataset is a row like others, but a
+    job that answered nothing was given the wrong file.
+    """
+    has_failed = report.num_failed == report.num_rows
+    return _ROWS_FAILED if has_failed or (fails_on_error and report.num_failed) else 0
 
 
 def job_spec(arguments: argparse.Namespace) -> JobSpec:
@@ -109,7 +130,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         dtype=arguments.dtype,
         cpu_memory_bytes=_parse_size(arguments.cpu_memory),
         gpu_memory_bytes=_parse_size(arguments.gpu_memory),
-        disk_dir=None if arguments.disk_dir is None else Path(arguments.disk_dir),
+        disk_dir=_existing_directory(arguments.disk_dir),
         weights_percent=parse_shares("--weights", arguments.weights),
         kv_percent=parse_shares("--kv", arguments.kv),
         activations_percent=parse_shares("--activations", arguments.activations),
@@ -144,6 +165,17 @@ def _parse_biases(text: str | None) -> Mapping[int, float]:
             "It must be a JSON object of token ids with numbers from -100 to 100.",
             """Write it like '{"50256": -100}'.""",
         ) from error
+
+
+def _existing_directory(text: str | None) -> Path | None:
+    """Asked for early: a directory that no policy comes to need would never be missed."""
+    if text is None or Path(text).is_dir():
+        return _parse_path(text)
+    raise InputError(
+        f"--disk-dir {text} was given.",
+        "There is no such directory.",
+        "Make it first, or name another one on a fast disk.",
+    )
 
 
 def _parse_path(text: str | None) -> Path | None:

@@ -26,12 +26,17 @@ __all__ = ["DoneRecord", "JobDirectory"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoneRecord:
-    """What stays of a finished job: whose rows they were, how many, how large the output is."""
+    """What stays of a finished job: whose rows they were, how many, where and what the output is.
+
+    Records of earlier versions have neither the output's hash nor its path.
+    """
 
     fingerprint: Fingerprint
     num_rows: int
     num_failed: int
     output_bytes: int
+    output_hash: str = ""
+    output_path: str = ""
 
 
 class JobDirectory:

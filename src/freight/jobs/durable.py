@@ -19,9 +19,13 @@ __all__ = ["disk_errors", "sync_directory", "write_all", "write_atomically"]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+_KEPT = "rows that are done are kept"
+
+
 @contextmanager
-def disk_errors(path: Path | str) -> Iterator[None]:
-    """Turn the operating system's refusals to write ``path`` into Freight's errors."""
+def disk_errors(path: Path | str, *, kept: str = _KEPT) -> Iterator[None]:
+    """Turn the operating system's refusals to write ``path`` into Freight's errors; ``kept`` says
+    what becomes of rows that are done."""
     try:
         yield
     except BrokenPipeError:
@@ -31,7 +35,7 @@ def disk_errors(path: Path | str) -> Iterator[None]:
             raise BudgetError(
                 f"{path} was being written.",
                 f"The disk has no room for it: {os.strerror(error.errno)}.",
-                "Free some space and run the same command again; rows that are done are kept.",
+                f"Free some space and run the same command again; {kept}.",
             ) from error
         raise JobError(
             f"{path} was being written.",

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freight.errors import InputError
+from freight.jobs.api_names import Batch, is_envelope, open_envelope, rename
+from freight.jobs.chats import read_messages
 from freight.jobs.json_values import (
     kind_of,
     read_biases,
@@ -26,13 +28,16 @@ from freight.jobs.json_values import (
 from freight.runtime.request import Completion, CompletionOutput, Logprob, SamplingParams
 
 __all__ = [
+    "ROW_KEYS",
     "Row",
     "RowId",
     "RowLimits",
     "completion_row",
+    "dump_row",
     "error_row",
     "fit_max_tokens",
     "load_record",
+    "logprob_record",
     "parse_row",
     "score_row",
 ]
@@ -54,7 +59,9 @@ class Row:
 
     ``continuation`` is to be scored behind them, text behind text and token ids behind token ids.
     ``row_id`` is ``None`` where the row has none of its own; ``overrides`` are the fields of
-    ``SamplingParams`` that the row sets for itself.
+    ``SamplingParams`` that the row sets for itself, ``unread`` the keys that mean nothing here.
+    ``batch`` is set where the row is a line of a batch file, and empty where such a line has an
+    error.
     """
 
     row_id: RowId | None = None
@@ -64,6 +71,8 @@ class Row:
     continuation: str | Sequence[int] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    batch: Batch | None = None
+    unread: Sequence[str] = ()
 
 
 def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
@@ -72,15 +81,23 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
     Keys that are null count as absent, and keys that are not ours belong to the user.
     """
     row_id: RowId | None = None
+    batch: Batch | None = None
     try:
-        record = load_record(line)
-        row_id = _read_id(record.get("id"))
+        record: Mapping[str, Any] = load_record(line)
+        if is_envelope(record):
+            batch, row_id = {}, _read_id(record["custom_id"])
+            batch, record = open_envelope(record)
+        else:
+            row_id = _read_id(record.get("id"))
+        record = rename(record)
+        unread = [key for key, value in record.items() if value is not None and key not in ROW_KEYS]
         if record.get("continuation") is not None:
-            return replace(_read_pair(record), row_id=row_id)
+            return replace(_read_pair(record), row_id=row_id, unread=unread)
         overrides = _read_overrides(record, defaults)
-        return replace(_read_prompt(record), row_id=row_id, overrides=overrides)
+        row = replace(_read_prompt(record), row_id=row_id, overrides=overrides)
+        return replace(row, batch=batch, unread=unread)
     except InputError as error:
-        return Row(row_id=row_id, error=f"{where}: {error}")
+        return Row(row_id=row_id, error=f"{where}: {error}", batch=batch)
 
 
 def fit_max_tokens(num_prompt_tokens: int, max_tokens: int, limits: RowLimits) -> int:
@@ -115,14 +132,14 @@ def completion_row(row_id: RowId, completion: Completion) -> bytes:
         record["outputs"] = outputs
     if completion.prompt_logprobs is not None:
         record["prompt_logprobs"] = [
-            None if item is None else _logprob(item) for item in completion.prompt_logprobs
+            None if item is None else logprob_record(item) for item in completion.prompt_logprobs
         ]
-    return _dump(record)
+    return dump_row(record)
 
 
 def score_row(row_id: RowId, completion: Completion) -> bytes:
     """The output row of a continuation that was scored, without its newline."""
-    return _dump(
+    return dump_row(
         {
             "id": row_id,
             "logprob": _rounded(completion.log_likelihood),
@@ -140,11 +157,11 @@ def _output(output: CompletionOutput) -> dict[str, Any]:
     }
     if output.logprobs is not None:
         record["cumulative_logprob"] = _rounded(output.cumulative_logprob or 0.0)
-        record["logprobs"] = {"content": [_logprob(item) for item in output.logprobs]}
+        record["logprobs"] = {"content": [logprob_record(item) for item in output.logprobs]}
     return record
 
 
-def _logprob(item: Logprob) -> dict[str, Any]:
+def logprob_record(item: Logprob) -> dict[str, Any]:
     """The shape that OpenAI gives it in chats, and the token's id beside its text."""
     return {**_token(item), "top_logprobs": [_token(other) for other in item.top]}
 
@@ -160,10 +177,11 @@ def _rounded(logprob: float) -> float:
 
 def error_row(row_id: RowId, error: str) -> bytes:
     """The output row of a row that could not be used, without its newline."""
-    return _dump({"id": row_id, "error": error})
+    return dump_row({"id": row_id, "error": error})
 
 
-def _dump(record: Mapping[str, Any]) -> bytes:
+def dump_row(record: Mapping[str, Any]) -> bytes:
+    """A line of JSON, without its newline, that every reader takes for one."""
     text = json.dumps(record, ensure_ascii=False)
     # Many readers take these for the end of a line, though JSON does not.
     for character in "\x85\u2028\u2029":
@@ -213,7 +231,7 @@ def _read_prompt(record: Mapping[str, Any]) -> Row:
             'Write it like {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}]}.',
         )
     if messages is not None:
-        return Row(messages=_read_messages(messages))
+        return Row(messages=read_messages(messages))
     if isinstance(prompt, str):
         refuse_broken_text(prompt, "prompt")
         return Row(text=prompt)
@@ -255,12 +273,6 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(token_id) is int for token_id in value)
 
 
-def _read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
-    if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
-        return messages
-    raise wrong_kind("messages", messages, "a list of at least one object")
-
-
 def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:
     overrides = {
         key: read(key, value)
@@ -298,3 +310,6 @@ _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
     "logprobs": read_integer,
     "prompt_logprobs": read_integer,
 }
+
+ROW_KEYS = frozenset(("id", "prompt", "messages", "continuation", *_OVERRIDES))
+"""The keys of a row that mean something."""

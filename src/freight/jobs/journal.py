@@ -198,4 +198,4 @@ def _is_json(raw: bytes) -> bool:
 
 
 def _is_error(row: bytes) -> bool:
-    return b'"error"' in row and "error" in json.loads(row)
+    return b'"error"' in row and json.loads(row).get("error") is not None

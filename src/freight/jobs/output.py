@@ -8,8 +8,10 @@ the journal stays, the rest is written again.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +31,8 @@ class Output:
         self._journal = journal
         self._unordered = unordered
         self._next = journal.start if unordered else 0  # position or index of the next row
+        self._hash = hashlib.blake2b(digest_size=16)
         self._path = sink if isinstance(sink, Path) else None
-        self._name = sink if isinstance(sink, Path) else "the output stream"
         if isinstance(sink, Path):
             with disk_errors(sink):
                 self._descriptor = os.open(sink, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -58,10 +60,16 @@ class Output:
             for row, after in self._ready():
                 if existing.read(len(row) + 1) != row + b"\n":
                     break
+                self._hash.update(row + b"\n")
                 kept += len(row) + 1
                 self._next = after
             os.ftruncate(self._descriptor, kept)
             os.lseek(self._descriptor, kept, os.SEEK_SET)
+
+    @property
+    def digest(self) -> str:
+        """The blake2b of all that the output holds, as ``hash_stream`` finds it in a file."""
+        return self._hash.hexdigest()
 
     def emit(self) -> None:
         """Write every row that is ready."""
@@ -88,6 +96,11 @@ class Output:
         if self._path is not None:
             os.close(self._descriptor)
 
+    def _write_errors(self) -> AbstractContextManager[None]:
+        if self._path is not None:
+            return disk_errors(self._path)
+        return disk_errors("the output stream", kept="rows of a stream are kept with --job-dir")
+
     def _ready(self) -> Iterator[tuple[bytes, int]]:
         if self._unordered:
             return self._journal.rows_from(self._next)
@@ -100,6 +113,8 @@ class Output:
             yield row, index
 
     def _write(self, parts: list[bytes], reached: int) -> None:
-        with disk_errors(self._name):
-            write_all(self._descriptor, b"".join(parts))
+        with self._write_errors():
+            data = b"".join(parts)
+            write_all(self._descriptor, data)
+        self._hash.update(data)
         self._next = reached

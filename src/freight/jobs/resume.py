@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from freight.errors import InputError, JobError
-from freight.jobs.directory import JobDirectory
+from freight.jobs.directory import DoneRecord, JobDirectory
 from freight.jobs.formats import RowLimits
 from freight.jobs.identity import job_fingerprint
 from freight.jobs.journal import (
@@ -31,7 +31,7 @@ from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["Resumption"]
 
-_SPOOL_VERSION: Final = 3
+_SPOOL_VERSION: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +51,11 @@ class Resumption:
             return None
         sink = self.spec.sink
         if isinstance(sink, int) or not sink.exists():
+            self._refuse_elsewhere(done)
             self.directory.clear()  # its output was removed: the rows are wanted again
             return None
         self._compare(done.fingerprint, self._hash_input())
-        if sink.stat().st_size != done.output_bytes:
+        if not _is_unchanged(sink, done):
             raise JobError(
                 f"The output {sink} was to be completed.",
                 "It was complete, and has been changed since.",
@@ -66,6 +67,17 @@ class Resumption:
             num_failed=done.num_failed,
             num_resumed=done.num_rows,
             already_complete=True,
+        )
+
+    def _refuse_elsewhere(self, done: DoneRecord) -> None:
+        """A job whose output stands somewhere else is finished: its record is worth keeping."""
+        output = Path(done.output_path)
+        if not done.output_path or not _is_unchanged(output, done):
+            return
+        raise JobError(
+            f"The job in {self.directory.path} was to be run.",
+            f"It is finished, and its rows are in {output}.",
+            "Read them there, or choose another --job-dir; --restart computes them again.",
         )
 
     def refuse_foreign_output(self) -> None:
@@ -118,6 +130,7 @@ class Resumption:
                 limits=self.limits,
                 defaults=self.spec.sampling,
                 on_rows=observer.on_reading,
+                on_remark=observer.on_remark,
             )
         if spool.num_rows == 0:
             spool.close()
@@ -156,3 +169,13 @@ class Resumption:
     def _spool_key(self, input_hash: str) -> str:
         parts = (_SPOOL_VERSION, asdict(self.limits), dict(self._fingerprint(input_hash)))
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def _is_unchanged(output: Path, done: DoneRecord) -> bool:
+    """Whether a file is the output that a finished job left; its size is told first."""
+    if not output.is_file() or output.stat().st_size != done.output_bytes:
+        return False
+    if not done.output_hash:
+        return True
+    with open_input(output) as file:
+        return hash_stream(file) == done.output_hash

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from freight.jobs.batch_rows import batch_error_row, batch_row
 from freight.jobs.directory import DoneRecord, JobDirectory
 from freight.jobs.formats import RowLimits, completion_row, error_row, score_row
 from freight.jobs.journal import Journal
@@ -60,6 +61,7 @@ def run_job(
         ):
             order = spool.order()
             pending = order[~journal.done[order]]
+            _remark_failed(spool, observer)
             engine = build_engine(spool.workload(pending)) if len(pending) else _Idle()
             # The output is touched only now: a job whose engine is refused leaves none behind.
             with closing(engine), closing(_open_output(spec, resumption, journal)) as output:
@@ -67,7 +69,7 @@ def run_job(
                 output.sync()
                 journal.sync()
             if isinstance(spec.sink, Path):
-                directory.finish(_done_record(report, journal, spec.sink))
+                directory.finish(_done_record(report, journal, output, spec.sink))
         return report
 
 
@@ -76,12 +78,14 @@ def _open_output(spec: JobSpec, resumption: Resumption, journal: Journal) -> Out
     return Output(spec.sink, journal=journal, unordered=spec.unordered)
 
 
-def _done_record(report: JobReport, journal: Journal, sink: Path) -> DoneRecord:
+def _done_record(report: JobReport, journal: Journal, output: Output, sink: Path) -> DoneRecord:
     return DoneRecord(
         fingerprint=journal.fingerprint,
         num_rows=report.num_rows,
         num_failed=report.num_failed,
         output_bytes=sink.stat().st_size,
+        output_hash=output.digest,
+        output_path=str(sink.resolve()),
     )
 
 
@@ -116,9 +120,7 @@ def _answer(
         _record_failed(spool, journal, output, observer)
         requests = (spool.request(int(index)) for index in pending)
         for completion in engine.run(requests):
-            write = score_row if spool.has_continuation(completion.index) else completion_row
-            row = write(spool.row_id(completion.index), completion)
-            journal.append(completion.index, row)
+            journal.append(completion.index, _answer_row(spool, completion))
             output.emit()
             tally.add(completion)
             observer.on_row(num_new_tokens=completion.num_new_tokens)
@@ -137,6 +139,21 @@ def _answer(
     )
 
 
+def _answer_row(spool: Spool, completion: Completion) -> bytes:
+    row_id, batch = spool.row_id(completion.index), spool.batch(completion.index)
+    if batch is not None:
+        return batch_row(str(row_id), batch, completion)
+    write = score_row if spool.has_continuation(completion.index) else completion_row
+    return write(row_id, completion)
+
+
+def _error_row(spool: Spool, index: int, error: str) -> bytes:
+    row_id = spool.row_id(index)
+    if spool.batch(index) is not None:
+        return batch_error_row(index, str(row_id), error)
+    return error_row(row_id, error)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Tally:
     num_prompt_tokens: int = 0
@@ -145,6 +162,16 @@ class _Tally:
     def add(self, completion: Completion) -> None:
         self.num_prompt_tokens += completion.num_prompt_tokens
         self.num_new_tokens += completion.num_new_tokens
+
+
+def _remark_failed(spool: Spool, observer: Observer) -> None:
+    """Said before the engine takes its time: a file of another format has no row that is usable."""
+    failed = spool.failed()
+    if len(failed):
+        error = spool.row_error(int(failed[0]))
+        observer.on_remark(
+            f"{len(failed)} of {spool.num_rows} rows cannot be used, and become errors. {error}"
+        )
 
 
 def _record_failed(spool: Spool, journal: Journal, output: Output, observer: Observer) -> None:
@@ -156,6 +183,6 @@ def _record_failed(spool: Spool, journal: Journal, output: Output, observer: Obs
     for index in map(int, spool.failed()):
         error = spool.row_error(index)
         if error is not None and not journal.is_done(index):
-            journal.append(index, error_row(spool.row_id(index), error), failed=True)
+            journal.append(index, _error_row(spool, index, error), failed=True)
             observer.on_row(num_new_tokens=0)
     output.emit()

@@ -42,6 +42,10 @@ class Observer(Protocol):
         """So many rows of the input have been tokenised."""
         ...
 
+    def on_remark(self, text: str) -> None:
+        """Something about the input that people should know."""
+        ...
+
     def on_start(self, *, num_rows: int, num_done: int, status: Callable[[], str]) -> None:
         """Rows begin to finish; ``num_done`` were finished by earlier runs."""
         ...

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from freight.jobs.api_names import Batch
 from freight.jobs.formats import RowId
 from freight.jobs.pairs import SCORING
 from freight.jobs.prefixes import SharedPrefixes, find_prefixes
@@ -229,6 +230,11 @@ class Spool:
         """The row's own id, else its place in the dataset."""
         row_id: RowId = self._read_extras(index).get("id", index)
         return row_id
+
+    def batch(self, index: int) -> Batch | None:
+        """What a line of a batch file wants, empty where it has an error; ``None`` for others."""
+        batch: Batch | None = self._read_extras(index).get("batch")
+        return batch
 
     def row_error(self, index: int) -> str | None:
         """Why the row cannot be used; ``None`` for a usable row."""

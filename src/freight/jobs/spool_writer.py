@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any, BinaryIO, Final, Self
 import numpy as np
 
 from freight.errors import FreightError, InputError
+from freight.jobs.api_names import suggestion
 from freight.jobs.durable import disk_errors, write_atomically
 from freight.jobs.formats import (
+    ROW_KEYS,
     Row,
     RowLimits,
     fit_max_tokens,
@@ -37,6 +40,8 @@ _BATCH_ROWS: Final = 512
 # Tokenising takes about 140 bytes of memory per byte of text.
 _BATCH_BYTES: Final = 1 << 17
 _PROBE_CHARS: Final = 16
+_MOST_NAMES: Final = 8
+_MOST_COUNTED: Final = 1000  # rows may have keys that no other row has, and memory is bounded
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -59,6 +64,7 @@ class SpoolWriter:
         self._batch_bytes = 0
         self._num_ids = 0
         self._num_extras_bytes = 0
+        self._unread: Counter[str] = Counter()
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -83,7 +89,11 @@ class SpoolWriter:
 
     def add(self, where: str, line: bytes | None) -> None:
         """Take the next line; ``where`` opens the text of an error found in it."""
-        self._batch.append((where, _parse(line, where, self._defaults)))
+        row = _parse(line, where, self._defaults)
+        self._batch.append((where, row))
+        for name in row.unread:
+            if len(self._unread) < _MOST_COUNTED or name in self._unread:
+                self._unread[name] += 1
         self._batch_bytes += len(line or b"")
         if len(self._batch) >= _BATCH_ROWS or self._batch_bytes >= _BATCH_BYTES:
             self.flush()
@@ -134,6 +144,19 @@ class SpoolWriter:
                 assert row.continuation is not None and not isinstance(row.continuation, str)
                 context, whole = [*row.token_ids], [*row.token_ids, *row.continuation]
             yield whole, min(len(context), len(whole))
+
+    def remark(self) -> str | None:
+        """What people should know of keys that no row is read for: a misspelt one is quietly
+        without effect."""
+        if not self._unread:
+            return None
+        named = [
+            f"{suggestion(name, ROW_KEYS)} in {count} of {self.num_rows} rows"
+            for name, count in self._unread.most_common(_MOST_NAMES)
+        ]
+        more = len(self._unread) - len(named)
+        rest = f" and {more} others" if more else ""
+        return f"keys without effect: {', '.join(named)}{rest}"
 
     def sync(self) -> None:
         """Make everything written durable and drop it from the page cache."""
@@ -249,6 +272,7 @@ def write_spool(
     limits: RowLimits,
     defaults: SamplingParams,
     on_rows: Callable[[int], None],
+    on_remark: Callable[[str], None],
 ) -> Spool:
     """Tokenise all of ``source`` (``name`` in messages) into an empty directory.
 
@@ -265,6 +289,8 @@ def write_spool(
                 on_rows(writer.num_rows)
         writer.flush()
         writer.sync()
+        if remark := writer.remark():
+            on_remark(remark)
     marker = {"key": key(reader.digest), "input_hash": reader.digest}
     write_atomically(directory / "spool.json", json.dumps(marker).encode())
     return Spool(directory, defaults=defaults, input_hash=reader.digest)
@@ -285,4 +311,6 @@ def _extras_blob(row: Row) -> bytes:
         extras["error"] = row.error
     elif row.overrides:
         extras["overrides"] = row.overrides
+    if row.batch is not None:
+        extras["batch"] = row.batch
     return json.dumps(extras).encode() if extras else b""

@@ -1,0 +1,94 @@
+"""What OpenAI's API calls differently, in the words of a row: names, and the lines of a batch file.
+
+A line of a batch file is {"custom_id": ..., "url": ..., "body": {...}}, and its body a row. The
+shape of the answer is made in ``batch_rows``. Knows no values of parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from freight.errors import InputError
+from freight.jobs.json_values import kind_of, wrong_kind
+
+__all__ = ["Batch", "is_envelope", "open_envelope", "rename", "suggestion"]
+
+Batch = Mapping[str, str]
+"""What a line of a batch file wants to be answered as: its "kind", chat or text, and "model"."""
+
+_KINDS: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text",
+}
+_NOT_OFFERED: Final = (
+    "tools",
+    "functions",
+    "response_format",
+    "echo",
+    "suffix",
+    "stream",
+    "guided_json",
+    "guided_regex",
+    "structured_outputs",
+)
+_NOT_OF_ROWS: Final = frozenset(("model", "user", "id", "continuation", *_NOT_OFFERED))
+_WITHOUT_EFFECT: Final[tuple[object, ...]] = (None, False, [], "", {"type": "text"})
+
+
+def is_envelope(record: Mapping[str, Any]) -> bool:
+    """Whether a line is one of a batch file: rows of other files may have a custom_id, too."""
+    return isinstance(record.get("custom_id"), str) and not {"prompt", "messages"} & set(record)
+
+
+def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
+    """What a batch line wants, and of its body what a row reads. Raises ``InputError``."""
+    url, body = record.get("url"), record.get("body")
+    if not isinstance(body, dict):
+        raise wrong_kind("body", body, "an object")
+    kind = _KINDS.get(url) if isinstance(url, str) else None
+    if kind is None:
+        raise InputError(
+            f'Its "url" is {url if isinstance(url, str) else kind_of(url)}.',
+            f"Freight answers {' and '.join(_KINDS)}.",
+            "Leave other requests out.",
+        )
+    wanted, other = ("messages", "prompt") if kind == "chat" else ("prompt", "messages")
+    if body.get(wanted) is None or body.get(other) is not None:
+        raise InputError(
+            f'Its "url" is {url}.', f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.'
+        )
+    for name in _NOT_OFFERED:
+        if body.get(name) not in _WITHOUT_EFFECT:
+            raise InputError(
+                f'Its "{name}" is set.', "Freight has nothing like it.", f"Leave {name} out."
+            )
+    model = body.get("model")
+    batch = {"kind": kind, "model": model if isinstance(model, str) else ""}
+    return batch, {key: value for key, value in body.items() if key not in _NOT_OF_ROWS}
+
+
+def rename(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record with ``max_completion_tokens`` as ``max_tokens``, and with OpenAI's two fields for
+    a chat's log-probabilities as Freight's one."""
+    renamed = dict(record)
+    most = renamed.pop("max_completion_tokens", None)
+    if most is not None:
+        if renamed.get("max_tokens") not in (None, most):
+            raise InputError(
+                'It has "max_tokens" and "max_completion_tokens".',
+                "Both bound the answer, and they differ.",
+                "Leave one of them out.",
+            )
+        renamed["max_tokens"] = most
+    if renamed.get("messages") is not None and isinstance(renamed.get("logprobs"), bool):
+        top = renamed.pop("top_logprobs", None)
+        renamed["logprobs"] = (0 if top is None else top) if renamed["logprobs"] else None
+    return renamed
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A name, with the one that was probably meant behind it."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
+    return f"{name} (did you mean {close[0]}?)" if close else name

@@ -1,0 +1,92 @@
+"""Output rows in the shape that OpenAI's batch API gives them.
+
+All of a row follows from its input and its answer, so times are 0 and names are made of the row's
+place in the dataset: the same job gives the same file. Knows no files and no parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from freight.jobs.api_names import Batch
+from freight.jobs.formats import dump_row, logprob_record
+from freight.runtime.request import Completion, CompletionOutput
+
+__all__ = ["batch_error_row", "batch_row"]
+
+Record = dict[str, Any]
+
+
+def batch_row(custom_id: str, batch: Batch, completion: Completion) -> bytes:
+    """The line of an answer, without its newline."""
+    shape = _SHAPES[batch["kind"]]
+    body = {
+        "id": f"{shape.prefix}-{completion.index}",
+        "object": shape.name,
+        "created": 0,
+        "model": batch["model"],
+        "choices": [
+            {"index": index, **shape.choice(output), "finish_reason": output.finish_reason}
+            for index, output in enumerate(completion.outputs)
+        ],
+        "usage": _usage(completion),
+    }
+    name = str(completion.index)
+    response = {"status_code": 200, "request_id": name, "body": body}
+    return _envelope(name, custom_id, response=response, error=None)
+
+
+def batch_error_row(index: int, custom_id: str, message: str) -> bytes:
+    """The line of a request that could not be used, without its newline."""
+    error = {"code": "invalid_request", "message": message}
+    return _envelope(str(index), custom_id, response=None, error=error)
+
+
+def _envelope(name: str, custom_id: str, **rest: Any) -> bytes:
+    return dump_row({"id": f"batch_req_{name}", "custom_id": custom_id, **rest})
+
+
+def _usage(completion: Completion) -> Record:
+    prompt, new = completion.num_prompt_tokens, completion.num_new_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def _chat_choice(output: CompletionOutput) -> Record:
+    logprobs = (
+        None if output.logprobs is None else {"content": list(map(logprob_record, output.logprobs))}
+    )
+    return {"message": {"role": "assistant", "content": output.text}, "logprobs": logprobs}
+
+
+def _text_choice(output: CompletionOutput) -> Record:
+    return {"text": output.text, "logprobs": _columns(output)}
+
+
+def _columns(output: CompletionOutput) -> Record | None:
+    """The older shape, of completions: a list of each thing, not a thing for each token."""
+    if output.logprobs is None:
+        return None
+    tokens = [logprob_record(item) for item in output.logprobs]
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [
+            {other["token"]: other["logprob"] for other in token["top_logprobs"]}
+            for token in tokens
+        ],
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shape:
+    name: str
+    prefix: str
+    choice: Callable[[CompletionOutput], Record]
+
+
+_SHAPES: Final[Mapping[str, _Shape]] = {
+    "chat": _Shape(name="chat.completion", prefix="chatcmpl", choice=_chat_choice),
+    "text": _Shape(name="text_completion", prefix="cmpl", choice=_text_choice),
+}

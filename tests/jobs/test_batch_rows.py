@@ -1,0 +1,145 @@
+"""Lines of OpenAI's batch files are answered by lines of OpenAI's batch outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freight.jobs.batch_rows import batch_row
+from freight.jobs.formats import Row, RowLimits, parse_row
+from freight.jobs.runner import JobReport, JobSpec, run_job
+from freight.runtime.request import Completion, CompletionOutput, Logprob, SamplingParams
+from freight.runtime.tokenizer import Tokenizer
+
+from .fakes import FakeEngine, Watcher
+
+CHAT: dict[str, Any] = {
+    "custom_id": "one",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {
+        "model": "some-model",
+        "messages": [{"role": "user", "content": "the cat"}],
+        "max_completion_tokens": 3,
+        "response_format": {"type": "text"},
+    },
+}
+TEXT: dict[str, Any] = {
+    "custom_id": "two",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"model": "m", "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 1, "n": 2},
+}
+
+
+def parse(record: dict[str, Any]) -> Row:
+    return parse_row(json.dumps(record).encode(), where="Line 1", defaults=SamplingParams())
+
+
+def run(directory: Path, rows: list[dict[str, Any]], tokenizer: Tokenizer) -> JobReport:
+    (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_job(
+        JobSpec(
+            source=directory / "in.jsonl",
+            sink=directory / "out.jsonl",
+            sampling=SamplingParams(max_tokens=5),
+        ),
+        tokenizer=tokenizer,
+        limits=RowLimits(max_positions=64, vocab_size=320),
+        identity={},
+        build_engine=FakeEngine,
+        observer=Watcher(),
+    )
+
+
+def test_a_batch_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    broken = {**TEXT, "custom_id": "three", "body": {"prompt": 5}}
+    report = run(tmp_path, [CHAT, TEXT, broken, {"prompt": [1], "id": "plain"}], tokenizer)
+    assert (report.num_rows, report.num_failed) == (4, 1)
+    first, second, third, plain = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    num_prompt = first["response"]["body"]["usage"]["prompt_tokens"]
+    assert num_prompt > 3
+    content = first["response"]["body"]["choices"][0]["message"]["content"]
+    assert first == {
+        "id": "batch_req_0",
+        "custom_id": "one",
+        "response": {
+            "status_code": 200,
+            "request_id": "0",
+            "body": {
+                "id": "chatcmpl-0",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "some-model",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": content},
+                        "logprobs": None,
+                        "finish_reason": "length",
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": num_prompt,
+                    "completion_tokens": 3,
+                    "total_tokens": num_prompt + 3,
+                },
+            },
+        },
+        "error": None,
+    }
+    body = second["response"]["body"]
+    assert (body["object"], body["usage"]["total_tokens"]) == ("text_completion", 7)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["choices"][0]["text"].startswith("7 6 seed")
+    assert (third["custom_id"], third["response"]) == ("three", None)
+    assert 'Its "prompt" is a number' in third["error"]["message"]
+    assert plain["id"] == "plain" and plain["text"]
+
+
+def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
+    other = Logprob(token_id=4, text="b", logprob=-2.0, rank=2)
+    token = Logprob(token_id=3, text="a", logprob=-0.5, rank=1, top=(other,))
+    output = CompletionOutput(
+        text="a", token_ids=(3,), finish_reason="stop", logprobs=(token,), cumulative_logprob=-0.5
+    )
+    answer = Completion(index=6, num_prompt_tokens=2, outputs=(output,))
+
+    def choice(kind: str) -> dict[str, Any]:
+        row = json.loads(batch_row("x", {"kind": kind, "model": ""}, answer))
+        found: dict[str, Any] = row["response"]["body"]["choices"][0]["logprobs"]
+        return found
+
+    assert choice("text") == {
+        "tokens": ["a"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"b": -2.0}],
+    }
+    (content,) = choice("chat")["content"]
+    assert (content["token"], content["logprob"]) == ("a", -0.5)
+    assert content["top_logprobs"] == [{"token": "b", "token_id": 4, "logprob": -2.0}]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"url": "/v1/embeddings"}, 'Its "url" is /v1/embeddings'),
+        ({"url": None}, 'Its "url" is null'),
+        ({"body": [1]}, 'Its "body" is a list'),
+        ({"url": "/v1/completions"}, 'Such a body has "prompt"'),
+        ({"body": {**CHAT["body"], "tools": [{}]}}, 'Its "tools" is set'),
+        ({"body": {**CHAT["body"], "response_format": {"type": "json_object"}}}, "Leave respons"),
+    ],
+)
+def test_requests_that_freight_cannot_answer(change: dict[str, Any], reason: str) -> None:
+    row = parse({**CHAT, **change})
+    assert row.row_id == "one" and row.batch == {}
+    assert row.error is not None and reason in row.error
+
+
+def test_a_row_may_have_a_custom_id_of_its_own() -> None:
+    row = parse({"custom_id": "x", "prompt": "the cat"})
+    assert (row.batch, row.text, row.row_id, row.unread) == (None, "the cat", None, ["custom_id"])
