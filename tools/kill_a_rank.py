@@ -65,8 +65,12 @@ def ranks_of(parent: int) -> dict[int, int]:
 
 
 def journalled_rows(output: Path) -> int:
-    journal = output.with_name(output.name + ".freight") / "journal.jsonl"
-    return len(journal.read_bytes().splitlines()) - 1 if journal.exists() else -1
+    """-1 where there is no journal: not yet, or no more."""
+    try:
+        journal = (output.with_name(output.name + ".freight") / "journal.jsonl").read_bytes()
+    except FileNotFoundError:
+        return -1
+    return len(journal.splitlines()) - 1
 
 
 def kill_one(process: subprocess.Popen[bytes], size: int, draw: random.Random) -> int:
@@ -121,8 +125,8 @@ def main() -> int:
         calm, output = Path(name) / "calm.jsonl", Path(name) / "killed.jsonl"
         lines = EXAMPLES.read_text().splitlines(keepends=True)[: arguments.rows]
         rows.write_text("".join(lines))
-        if start(1, job(rows, calm, "layers"), log).wait():
-            raise SystemExit(log.read_text())
+        if status := start(1, job(rows, calm, "layers"), log).wait():
+            raise SystemExit(f"the undisturbed job ended with {status}:\n{log.read_text()}")
         kills = finished = messages = size = 0
         while True:
             # The width of the model divides by these.
