@@ -133,6 +133,10 @@ def test_unusable_prompts_are_refused_before_anything_runs(llm: LLM, seen: list[
         assert message in str(caught.value)
     with pytest.raises(InputError, match=r"Prompt 0: .*no such role"):
         llm.chat([{"role": "broken", "content": "x"}])
+    with pytest.raises(InputError, match=r'Prompt 0: Its "messages" is a string'):
+        llm.chat("hello")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="A dict was given among the sampling parameters"):
+        llm.generate(["the"], [{"max_tokens": 3}])  # type: ignore[list-item]
     with pytest.raises(InputError, match="2 cannot be used"):
         llm.chat([[], 3])  # type: ignore[list-item]
     assert not seen

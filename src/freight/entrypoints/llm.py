@@ -175,7 +175,7 @@ class LLM:
 
         A message is {"role": ..., "content": ...}.
         """
-        chats: list[Any] = list(messages)
+        chats: list[Any] = [messages] if isinstance(messages, str) else list(messages)
         if chats and all(isinstance(message, Mapping) for message in chats):
             chats = [chats]
         return self._start(chats, _chat_record, params)
@@ -215,7 +215,7 @@ class LLM:
         """Every row checked and tokenised. Its files live on without a name while it is open."""
         defaults = params if isinstance(params, SamplingParams) else SamplingParams()
         own = [None] * len(items) if isinstance(params, SamplingParams) else list(params)
-        _check_lengths(len(items), len(own))
+        _check_params(len(items), own)
         with tempfile.TemporaryDirectory(prefix="freight-") as name:
             directory = Path(name)
             with SpoolWriter(
@@ -279,7 +279,15 @@ def _as_plain(prompt: Any) -> Any:
     return prompt.tolist() if hasattr(prompt, "tolist") else prompt
 
 
-def _check_lengths(num_prompts: int, num_params: int) -> None:
+def _check_params(num_prompts: int, params: Sequence[object]) -> None:
+    foreign = [own for own in params if own is not None and not isinstance(own, SamplingParams)]
+    if foreign:
+        raise InputError(
+            f"A {type(foreign[0]).__name__} was given among the sampling parameters.",
+            "They are values of SamplingParams.",
+            "Write them like SamplingParams(max_tokens=64).",
+        )
+    num_params = len(params)
     if num_prompts != num_params:
         raise InputError(
             f"{num_prompts} prompts and {num_params} sampling parameters were given.",
@@ -316,7 +324,8 @@ def _pair_record(item: Any) -> Record:
 
 
 def _chat_record(item: Any) -> Record:
-    return {"messages": list(item) if isinstance(item, Sequence) else item}
+    is_text = isinstance(item, str)
+    return {"messages": list(item) if isinstance(item, Sequence) and not is_text else item}
 
 
 def _read_item(index: int, item: Any, read: Callable[[Any], Record]) -> Record:

@@ -20,7 +20,8 @@ def read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
     as vLLM joins them for templates that take text. Raises ``InputError``."""
     if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
         return [_read_message(message) for message in messages]
-    raise wrong_kind("messages", messages, "a list of at least one object")
+    expected = "a list of at least one object, each with a role and a content"
+    raise wrong_kind("messages", messages, expected)
 
 
 def _read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
