@@ -9,7 +9,7 @@ import torch
 
 from freight.hardware.curve import Curve
 from freight.hardware.storage import find_machine
-from freight.runtime import profiler
+from freight.runtime import processor_probe, profiler
 from freight.runtime.device import ComputeDevice
 
 CPU = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
@@ -20,14 +20,16 @@ def test_integer_products_are_measured_where_they_are_faster(
     is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiler, "computes_int8", lambda _: is_faster)
-    monkeypatch.setattr(profiler, "_COLD_BYTES", 1 << 20)
-    monkeypatch.setattr(profiler, "_LEAST_S", 0.0)
+    monkeypatch.setattr(processor_probe, "_COLD_BYTES", 1 << 20)
+    monkeypatch.setattr(processor_probe, "_LEAST_S", 0.0)
     probe = profiler._UnitProbe(CPU)
     unit = probe.unit([probe.measure()], 1 << 30)
     assert ("int8" in unit.products) == is_faster
     assert set(unit.attention_flops) == set(unit.products) - {"int8"}
     if is_faster:
-        assert [rows for rows, _ in unit.products["int8"].points] == [*map(float, profiler._ROWS)]
+        assert [rows for rows, _ in unit.products["int8"].points] == [
+            *map(float, processor_probe.ROWS)
+        ]
         assert 1e8 < unit.products["int8"].at(512) < 1e16
 
 
