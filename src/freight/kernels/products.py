@@ -140,41 +140,36 @@ def _by_loops(
 
         share(np.ones(num_rows, np.int64), few, _LEAST_ROWS, turns=_TURNS)
         return
+    height = loops.products.PANEL_ROWS
     num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
-    room: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * rows.shape[1]).numpy()
-    for begin in range(0, x.shape[0], _MOST_TOKENS):
-        some = x[begin : begin + _MOST_TOKENS]
-        tiles, count = _in_tiles(loops, some, room), some.shape[0]
-        own_target = target[begin * pitch :]
+    tiles: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * rows.shape[1]).numpy()
 
-        def many(
-            first: int,
-            last: int,
-            tiles: npt.NDArray[np.float32] = tiles,
-            count: int = count,
-            own_target: npt.NDArray[np.float32] = own_target,
-        ) -> None:
-            top, bottom = (loops.products.PANEL_ROWS * place for place in (first, last))
+    def many(begin: int) -> None:
+        some, own_target = x[begin : begin + _MOST_TOKENS], target[begin * pitch :]
+        count = some.shape[0]
+        _lay_in_tiles(loops, some, tiles)
+
+        def panels(first: int, last: int) -> None:
+            top, bottom = height * first, height * last
             loops.products.many_tokens(
                 own[top:bottom], tiles, count, added, adds, own_target, pitch, top
             )
 
-        panels = np.ones(-(-num_rows // loops.products.PANEL_ROWS), np.int64)
-        share(panels, many, _LEAST_PANELS, turns=_TURNS)
+        share(np.ones(-(-num_rows // height), np.int64), panels, _LEAST_PANELS, turns=_TURNS)
+
+    for begin in range(0, x.shape[0], _MOST_TOKENS):
+        many(begin)
 
 
-def _in_tiles(
-    loops: Loops, x: torch.Tensor, room: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """Tokens sixteen side by side, in so much room."""
+def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32]) -> None:
+    """Tokens sixteen side by side."""
     tokens, columns = x.shape
     source, pitch = as_words(x).view(np.float32), x.stride(0)
 
     def lay(first: int, last: int) -> None:
-        loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, room)
+        loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, tiles)
 
     share(np.ones(-(-tokens // _TILE), np.int64), lay, 1)
-    return room
 
 
 def _numbers(rows: torch.Tensor) -> np.ndarray:

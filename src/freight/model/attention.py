@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
 from freight.kernels.pages import Pages
@@ -122,10 +123,9 @@ def _attend_fused(
     if group.num_queries == 1:
         # The heads that share keys are rows of one product.
         seen = _seen(group, 0, 1, step.window)
-        found, total = _fused(q[tokens].view(R, K, N // K, H), k_RKSH, v_RKSH, step.scale, seen)
-        out[tokens].view(R, K, N // K, H).copy_(found)
-        if sums is not None:
-            sums.view(R, K, N // K).copy_(total)
+        queries, own_out = (x[tokens].view(R, K, N // K, H) for x in (q, out))
+        own_sums = None if sums is None else sums.view(R, K, N // K)
+        _fuse(queries, k_RKSH, v_RKSH, step.scale, own_out, own_sums, seen=seen)
         return
     k_RNSH, v_RNSH = (x.repeat_interleave(N // K, dim=1) for x in (k_RKSH, v_RKSH))
     q_RNQH, out_RNQH = (x[tokens].view(R, -1, N, H).transpose(1, 2) for x in (q, out))
@@ -135,10 +135,31 @@ def _attend_fused(
     for first in range(0, group.num_queries, size):
         own = slice(first, min(first + size, group.num_queries))
         seen = None if whole else _seen(group, first, own.stop - first, step.window)
-        found, total = _fused(q_RNQH[:, :, own], k_RNSH, v_RNSH, step.scale, seen, is_causal=whole)
-        out_RNQH[:, :, own].copy_(found)
-        if sums_RNQ is not None:
-            sums_RNQ[:, :, own].copy_(total)
+        queries, own_out = q_RNQH[:, :, own], out_RNQH[:, :, own]
+        own_sums = None if sums_RNQ is None else sums_RNQ[:, :, own]
+        _fuse(queries, k_RNSH, v_RNSH, step.scale, own_out, own_sums, seen=seen, is_causal=whole)
+
+
+def _fuse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    sums: torch.Tensor | None,
+    *,
+    seen: torch.Tensor | None,
+    is_causal: bool = False,
+) -> None:
+    """out [R, N, Q, H] = attention of q over k, v [R, N, S, H]; sums [R, N, Q] where asked for."""
+    if sums is None:
+        found = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=is_causal, scale=scale
+        )
+    else:
+        found, total = _fused(q, k, v, scale, seen, is_causal=is_causal)
+        sums.copy_(total)
+    out.copy_(found)
 
 
 def _fused(

@@ -203,14 +203,19 @@ def test_max_tokens_and_stop_hold_for_rows_without_their_own(tmp_path: Path) -> 
 
 
 def stored_bytes(bits: int | None) -> int:
-    """Of the bundled model in float32, by the names and shapes in its file: a byte or half of one
-    for each weight, and four more for each group of 64."""
+    """Of the bundled model under float32, by the names and shapes in its file: two bytes for each
+    number of a matrix, as the file has them; a byte or half of one where it is compressed, and
+    four more for each group of 64; four for the rest."""
     total = 0.0
     with safe_open(MODEL_DIR / "model.safetensors", "np") as file:
         for name in file.keys():
             shape = file.get_slice(name).get_shape()
-            is_plain = bits is None or len(shape) == 1 or "embed" in name
-            per_weight = 4.0 if is_plain else {8: 1.0, 4: 0.5, 3: 0.5}[bits or 0] + 4 / 64
+            if len(shape) == 1:
+                per_weight = 4.0
+            elif bits is None or "embed" in name:
+                per_weight = 2.0
+            else:
+                per_weight = {8: 1.0, 4: 0.5, 3: 0.5}[bits] + 4 / 64
             total += math.prod(shape) * per_weight
     return int(total)
 

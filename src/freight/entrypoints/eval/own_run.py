@@ -23,8 +23,12 @@ from freight.entrypoints.eval.settings import parse_settings
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.progress import Progress
 from freight.jobs.spool import Spool
+from freight.model.checkpoint import resolve
 from freight.model.config import read_config
+from freight.model.number_format import DTYPE_BYTES
+from freight.model.sources import TensorSource
 from freight.plan.layout import WeightLayout
+from freight.plan.parts import Part
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, SamplingParams
 
@@ -59,7 +63,7 @@ def run_measure(job: Mapping[str, Any]) -> dict[str, Any]:
         engine, load_s = _ready_engine(Path(job["model"]), options, spool, progress.say)
         with closing(engine):
             result = _score(engine, spool, _SCORES[job["measure"]](), progress)
-            return {**result, "load_s": load_s, **_holdings(engine)}
+            return {**result, "load_s": load_s, **_holdings(engine, Path(job["model"]))}
 
 
 @contextmanager
@@ -103,26 +107,30 @@ def _score(engine: Any, spool: Spool, score: Score, progress: Progress) -> dict[
     }
 
 
-def _holdings(engine: Any) -> dict[str, Any]:
+def _holdings(engine: Any, model_dir: Path) -> dict[str, Any]:
     """Bytes of all weights and of a token's keys and values, on whatever tier, and how many they
     would be if they were not compressed."""
     config, plan = engine.config, engine.plan
-    size = plan.layout.element_bytes
     page = config.num_layers * plan.geometry.page_bytes
+    numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return {
         "weight_bytes": sum(plan.layout.tier_bytes().values()),
-        "exact_weight_bytes": size * _num_weights(plan.layout),
+        "exact_weight_bytes": _exact_bytes(plan.layout, resolve(config, model_dir)),
         "kv_bytes_per_token": page / plan.policy.page_tokens,
-        "exact_kv_bytes_per_token": size
-        * 2
-        * config.num_layers
-        * config.num_kv_heads
-        * config.head_dim,
+        "exact_kv_bytes_per_token": plan.layout.element_bytes * numbers,
     }
 
 
-def _num_weights(layout: WeightLayout) -> int:
-    """Of all units: a norm that two of them use is held twice."""
+def _exact_bytes(layout: WeightLayout, sources: Mapping[str, TensorSource]) -> int:
+    """Of all units as an exact run holds them, by the checkpoint's own numbers; a norm that two
+    units use is held twice."""
+
+    def size(part: Part) -> int:
+        if part.compressed is None:
+            return part.num_bytes
+        own = DTYPE_BYTES.get(sources[part.weight.name].dtype, layout.element_bytes)
+        return part.num_elements * min(own, layout.element_bytes)
+
     own = () if layout.tied_embeddings else layout.embedding
     stretches = [(own, 1), *((form.parts, count) for form, count in layout.counted())]
-    return sum(count * part.num_elements for parts, count in stretches for part in parts)
+    return sum(count * size(part) for parts, count in stretches for part in parts)
