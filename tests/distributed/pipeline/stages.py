@@ -34,8 +34,10 @@ def on_ranks(size: int, work: Callable[[Ranks], Made]) -> list[Made | BaseExcept
             place = Place(rank=rank, size=size, local_rank=rank, local_size=size)
             connection = Connection(store=PrefixStore("test", store), address="127.0.0.1")
             ranks = Ranks(place, connection)
-            results[rank] = work(ranks)
-            ranks.close()
+            try:
+                results[rank] = work(ranks)
+            finally:
+                ranks.close()
         except BaseException as error:
             results[rank] = error
 
