@@ -106,12 +106,19 @@ def test_rows_with_errors_and_the_exit_status(
 
 
 def test_keys_without_effect_are_said(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = [{"prompt": [1], "max_token": 3, "label": "x"}, {"prompt": [2], "label": None}]
+    rows = [
+        {"prompt": [1], "max_token": 3, "label": "x", "tools": [1]},
+        {"prompt": [2], "answer": 4, "tools": [1]},
+    ]
     desk.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert desk.run() == 0
     err = capfd.readouterr().err
     assert "max_token (did you mean max_tokens?) in 1 of 2 rows" in err
-    assert "label in 1 of 2 rows" in err
+    assert "tools (Freight has nothing like it) in 2 of 2 rows" in err
+    assert not any(f"{key} in" in err for key in ("label", "answer"))
+    desk.source.write_text(json.dumps({"prompt": [1], "label": "x"}) + "\n")
+    assert desk.run("--restart") == 0
+    assert "without effect" not in capfd.readouterr().err
 
 
 def test_a_log_gets_a_line_from_time_to_time() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
 
-__all__ = ["Batch", "is_envelope", "open_envelope", "rename", "suggestion"]
+__all__ = ["Batch", "is_envelope", "open_envelope", "rename", "suspicion"]
 
 Batch = Mapping[str, str]
 """What a line of a batch file wants to be answered as: its "kind", chat or text, and "model"."""
@@ -88,7 +88,11 @@ def rename(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return renamed
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """A name, with the one that was probably meant behind it."""
+def suspicion(name: str, known: Iterable[str]) -> str | None:
+    """What is wrong with a key that nothing reads, if it was probably meant as a parameter: it is
+    misspelt, or one of other servers. Datasets have columns of their own, of which nothing is
+    said."""
+    if name in _NOT_OFFERED:
+        return f"{name} (Freight has nothing like it)"
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
-    return f"{name} (did you mean {close[0]}?)" if close else name
+    return f"{name} (did you mean {close[0]}?)" if close else None

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, Self
 import numpy as np
 
 from freight.errors import FreightError, InputError
-from freight.jobs.api_names import suggestion
+from freight.jobs.api_names import suspicion
 from freight.jobs.durable import disk_errors, write_atomically
 from freight.jobs.formats import (
     ROW_KEYS,
@@ -146,17 +146,19 @@ class SpoolWriter:
             yield whole, min(len(context), len(whole))
 
     def remark(self) -> str | None:
-        """What people should know of keys that no row is read for: a misspelt one is quietly
-        without effect."""
-        if not self._unread:
-            return None
-        named = [
-            f"{suggestion(name, ROW_KEYS)} in {count} of {self.num_rows} rows"
-            for name, count in self._unread.most_common(_MOST_NAMES)
+        """What people should know of keys that nothing reads: parameters that are misspelt, or
+        other servers', are quietly without effect."""
+        suspicions = (
+            (suspicion(name, ROW_KEYS), count) for name, count in self._unread.most_common()
+        )
+        told = [
+            f"{own} in {count} of {self.num_rows} rows"
+            for own, count in suspicions
+            if own is not None
         ]
-        more = len(self._unread) - len(named)
-        rest = f" and {more} others" if more else ""
-        return f"keys without effect: {', '.join(named)}{rest}"
+        more = len(told) - _MOST_NAMES
+        rest = f" and {more} others" if more > 0 else ""
+        return f"keys without effect: {', '.join(told[:_MOST_NAMES])}{rest}" if told else None
 
     def sync(self) -> None:
         """Make everything written durable and drop it from the page cache."""
