@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import predictions
-from predictions import SHAPES, Case
+from predictions import SHAPES, Case, write_model
 
 from freight.errors import FreightError, InputError
 from freight.hardware.storage import read_machine, write_machine
@@ -69,9 +69,7 @@ def main() -> None:
     budget = parse_bytes(arguments.cpu_memory)
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
         directory = Path(name)
-        model_dir = directory / arguments.shape
-        model_dir.mkdir()
-        (model_dir / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
+        model_dir = write_model(directory, arguments.shape)
         case = Case(name="", shape=arguments.shape, prompt=prompt, new=new, rows=rows)
         machine = directory / "machine.json"
         write_machine(profile(find_device("cpu"), directory, lambda _: None), machine)
@@ -142,8 +140,6 @@ def run_one(asked: dict[str, Any]) -> None:
         Path(asked["model_dir"]),
         options=EngineOptions(
             device="cpu",
-            dtype="bfloat16",
-            dummy_seed=0,
             machine=machine,
             cpu_memory_bytes=asked["budget"],
             disk_dir=Path(asked["directory"]),

@@ -1,8 +1,8 @@
 """Predicted beside measured: policies of many kinds, each run after the machine is profiled.
 
-Random weights of two shapes, on the CPU and on the simulated device. The rates of a shared machine
-change by the minute, so it is profiled anew before every run, and medians of both are compared. The
-last line is JSON.
+Random weights of two shapes in bfloat16, on the CPU and on the simulated device, computed in what
+this machine is faster at. The rates of a shared machine change by the minute, so it is profiled
+anew before every run, and medians of both are compared. The last line is JSON.
 
     GOMP_SPINCOUNT=10000 python benchmarks/predictions.py
 """
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from freight.hardware.machine import Machine
+from freight.model.config import read_config
+from freight.model.dummy import write_dummy_checkpoint
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB
 from freight.runtime.device import find_device
@@ -151,9 +153,7 @@ def main() -> None:
 
 
 def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
-    model_dir = directory / case.shape
-    model_dir.mkdir(exist_ok=True)
-    (model_dir / "config.json").write_text(json.dumps(SHAPES[case.shape]))
+    model_dir = write_model(directory, case.shape)
     predicted, measured = [], []
     for _ in range(repeats):
         machine = profile(find_device("cpu"), directory, lambda _: None)
@@ -180,12 +180,20 @@ def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
     }
 
 
+def write_model(directory: Path, shape: str) -> Path:
+    """Where a checkpoint of that shape lies: as published ones do, in 16 bits."""
+    model_dir = directory / shape
+    if not model_dir.exists():
+        model_dir.mkdir()
+        (model_dir / "config.json").write_text(json.dumps(SHAPES[shape]))
+        write_dummy_checkpoint(read_config(model_dir), model_dir, dtype="bfloat16")
+    return model_dir
+
+
 def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
     return build_engine(
         model_dir,
         options=EngineOptions(
-            dtype="bfloat16",
-            dummy_seed=0,
             machine=machine,
             cpu_memory_bytes=8 * GIB + 512 * MIB,
             **case.options,

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.tier import Arena, process_bytes
 from freight.model import attention, kv_view
+from freight.model.config import read_config
+from freight.model.dummy import write_dummy_checkpoint
 from freight.plan import scratch
 from freight.quantities import MIB, align_up, parse_bytes
 from freight.runtime import batches, device
@@ -65,6 +67,26 @@ def test_arenas_hold_what_was_planned(name: str, tmp_path: Path) -> None:
     with tiny.engine(tmp_path, prompts, 3, dummy_seed=1, **POLICIES[name]) as engine:
         tiny.run(engine, prompts, 3)
         check_memory(engine)
+
+
+def test_random_weights_are_kept_as_the_configuration_says(tmp_path: Path) -> None:
+    """A try without weights holds and reads what the run with them will, wherever they are."""
+    biases = {"architectures": ["Qwen2ForCausalLM"], "dtype": "bfloat16"}
+    write_config(tmp_path, **{**tiny.SIZES, **biases})
+    prompts, answers = tiny.prompts(5, 40), []
+    for name in ("cpu: all in memory", "cpu: all on disk", "sim: odd mix"):
+        with tiny.engine(tmp_path, prompts, 4, dummy_seed=1, **POLICIES[name]) as engine:
+            answers.append(tiny.run(engine, prompts, 4))
+            parts = [part for unit in engine.plan.layout.units for part in unit.parts]
+            matrices = {part.dtype for part in parts if part.weight.num_rows > 1}
+            assert matrices == {"bfloat16"} and engine.dtype == torch.float32
+    written = tmp_path / "written"
+    written.mkdir()
+    (written / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    write_dummy_checkpoint(read_config(written), written, seed=1)
+    with tiny.engine(written, prompts, 4) as engine:
+        answers.append(tiny.run(engine, prompts, 4))
+    assert all(own == answers[0] for own in answers)
 
 
 SHAPES: list[dict[str, Any]] = [

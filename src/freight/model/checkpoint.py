@@ -15,14 +15,14 @@ from freight.model.decoder import tensor_shapes
 from freight.model.families import FAMILIES, Place
 from freight.model.gguf import read_gguf
 from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
-from freight.model.number_format import find_compressed
+from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import find_packed
 from freight.model.places import locate
 from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
-__all__ = ["TensorSource", "imagined_sources", "open_checkpoint", "resolve"]
+__all__ = ["TensorSource", "dummy_dtype", "imagined_sources", "open_checkpoint", "resolve"]
 
 _FETCH_AGAIN: Final = "Fetch these files again from where the model was published."
 _MOST_LISTED: Final = 24
@@ -97,9 +97,10 @@ def _find(
 
 
 def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:
-    """Where dummy weights would lie if they were in one file."""
+    """Where dummy weights would lie if they were in one file, for a computation in ``dtype``."""
     sources = {}
     offset = 0
+    dtype = dummy_dtype(config, dtype)
     for name, shape in tensor_shapes(config).items():
         num_bytes = DTYPE_BYTES[dtype]
         for size in shape:
@@ -111,6 +112,12 @@ def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]
     if config.tied_embeddings:
         sources["head.weight"] = sources["embedding"]
     return sources
+
+
+def dummy_dtype(config: ModelConfig, dtype: str) -> str:
+    """What dummy weights are kept as: real ones would be as the configuration says, and are kept so
+    where a computation in ``dtype`` widens them."""
+    return config.dtype if is_widened(config.dtype, dtype) else dtype
 
 
 def _mismatch(tensor: str, source: TensorSource | None, expected: tuple[int, ...]) -> str:

@@ -47,18 +47,20 @@ _WRITE_BYTES: Final = 8 * MIB
 _FLUSH_BYTES: Final = 256 * MIB
 
 
-def dummy_rows(name: str, start_row: int, seed: int, out: torch.Tensor) -> None:
+def dummy_rows(
+    name: str, start_row: int, seed: int, out: torch.Tensor, kept: torch.dtype | None = None
+) -> None:
     """Fill ``out`` with the rows of tensor ``name`` (a logical name) from ``start_row`` on.
 
     ``out`` is contiguous, [rows, ...] with the tensor's whole width, of any float type. A value
-    depends on seed, name, row and width alone. For a tied head, ask for the rows of
-    "embedding".
+    depends on seed, name, row and width alone, and is rounded to ``kept``, what the tensor is kept
+    as, if that is narrower. For a tied head, ask for the rows of "embedding".
     """
     assert out.is_contiguous() and out.device.type == "cpu"
     if name.endswith("norm"):
         out.fill_(1.0)
         return
-    pool = _pool(seed, out.dtype)
+    pool = _pool(seed, out.dtype, kept or out.dtype)
     width = math.prod(out.shape[1:])
     block_rows = max(1, _BLOCK_VALUES // max(width, 1))
     flat = out.view(-1).view(_BITS[out.dtype.itemsize]).numpy()
@@ -88,10 +90,10 @@ def _block_place(seed: int, name: str, block: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def _pool(seed: int, dtype: torch.dtype) -> _Bits:
+def _pool(seed: int, dtype: torch.dtype, kept: torch.dtype) -> _Bits:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(_POOL_VALUES, generator=generator, dtype=torch.float32)
-    return (values * DUMMY_STD).to(dtype).view(_BITS[dtype.itemsize]).numpy()
+    return (values * DUMMY_STD).to(kept).to(dtype).view(_BITS[dtype.itemsize]).numpy()
 
 
 def write_dummy_checkpoint(

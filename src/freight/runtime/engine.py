@@ -19,7 +19,7 @@ from freight.memory.disk import Traffic
 from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
-from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.checkpoint import dummy_dtype, imagined_sources, resolve
 from freight.model.compression import choose_formats, compressed_places, describe_fit
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
@@ -232,7 +232,8 @@ class Engine:
                 "Name a directory that can be written with --disk-dir.",
             ) from error
         directory = Path(self._dummy_dir.name)
-        write_dummy_checkpoint(self._whole, directory, self._options.dummy_seed, dtype)
+        kept = dummy_dtype(self._whole, dtype)
+        write_dummy_checkpoint(self._whole, directory, self._options.dummy_seed, kept)
         sources = compressed_sources(
             self._whole,
             resolve(self._whole, directory),

@@ -105,21 +105,22 @@ class CheckpointFiles:
 class DummyWeights:
     """Random rows, the same for a seed wherever they are placed."""
 
-    def __init__(self, seed: int, *, tied_embeddings: bool) -> None:
+    def __init__(self, seed: int, kept: torch.dtype, *, tied_embeddings: bool) -> None:
         self._seed = seed
+        self._kept = kept
         self._tied = tied_embeddings
 
     def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
         if self._tied and name == "head.weight":
             name = "embedding"
         if out.device.type == "cpu":
-            dummy_rows(name, first_row, self._seed, out)
+            dummy_rows(name, first_row, self._seed, out, self._kept)
             return
         most = max(1, BOUNCE_BYTES // max(1, out[0].nbytes))
         for begin in range(0, out.shape[0], most):
             rows = out[begin : begin + most]
             host = torch.empty(rows.shape, dtype=out.dtype)
-            dummy_rows(name, first_row + begin, self._seed, host)
+            dummy_rows(name, first_row + begin, self._seed, host, self._kept)
             rows.copy_(host)
 
 

@@ -15,6 +15,7 @@ from freight.memory.activations import Activations
 from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
 from freight.memory.kv_cache import Home, KVCache
 from freight.memory.tier import Arena, device_arena, host_arena
+from freight.model.checkpoint import dummy_dtype
 from freight.model.config import ModelConfig
 from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
@@ -202,7 +203,12 @@ class Placement:
     def _place_weights(self, dummy_seed: int | None) -> None:
         loader: RowLoader = self.files
         if dummy_seed is not None:
-            loader = DummyWeights(dummy_seed, tied_embeddings=self._config.tied_embeddings)
+            dtype = str(self.dtype).removeprefix("torch.")
+            loader = DummyWeights(
+                dummy_seed,
+                torch_dtype(dummy_dtype(self._config, dtype)),
+                tied_embeddings=self._config.tied_embeddings,
+            )
         layout = self.plan.layout
         self.weights = WeightStore(
             layout,

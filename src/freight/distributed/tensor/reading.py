@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from freight.errors import ModelError
-from freight.model.checkpoint import imagined_sources
+from freight.model.checkpoint import dummy_dtype, imagined_sources
 from freight.model.dummy import dummy_rows
 from freight.model.sources import TensorSource
 from freight.model.switches import ModelConfig
@@ -120,7 +120,7 @@ class DummyReader:
         self.sources: Mapping[str, TensorSource] = imagined_sources(config, dtype)
         self.bytes_read = 0
         self._seed = seed
-        self._dtype = _DTYPES[dtype]
+        self._dtype, self._kept = _DTYPES[dtype], _DTYPES[dummy_dtype(config, dtype)]
 
     def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
         """[rows, columns], 0 where a number is -1."""
@@ -131,7 +131,7 @@ class DummyReader:
             for begin in range(0, count, _MADE_ROWS):
                 size = min(_MADE_ROWS, count - begin)
                 whole = torch.empty(size, width, dtype=self._dtype)
-                dummy_rows(name, first + begin, self._seed, whole)
+                dummy_rows(name, first + begin, self._seed, whole, self._kept)
                 part = whole[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
                 out[place + begin : place + begin + size] = part
         return out
@@ -139,7 +139,7 @@ class DummyReader:
     def vector(self, name: str) -> torch.Tensor:
         """A whole one, [columns]."""
         out = torch.empty(self.sources[name].shape[-1], dtype=self._dtype)
-        dummy_rows(name, 0, self._seed, out)
+        dummy_rows(name, 0, self._seed, out, self._kept)
         return out
 
     def close(self) -> None:
