@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from freight.distributed.messages import ConnectionLost
+from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.planning import build_stage_engine
 from freight.distributed.ranks import Connection, Place, Ranks
 from freight.distributed.replicas import ReplicaEngine
@@ -36,8 +37,7 @@ from freight.errors import FreightError, InputError, RankError
 from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine
 from freight.memory.tier import system_memory_bytes
-from freight.model.config import read_config
-from freight.plan.shares import layer_ranges, part_of
+from freight.plan.shares import part_of
 from freight.plan.workload import Workload
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
@@ -195,7 +195,8 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
     spec = job_spec(arguments)
     guard = _Guard()
     ranks = Ranks(place, Connection.from_environment(place), guard.on_loss)
-    status, layers = 1, 0
+    status = 1
+    layers: list[range] = []
     with Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
 
         def tell(error: RankError | ConnectionLost) -> None:
@@ -208,12 +209,13 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
             _check_pin(arguments)
             check_paths(spec.source, spec.sink)
             model_dir = find_model(arguments.model)
-            if arguments.split == "layers":
-                layers = read_config(model_dir).num_layers
 
             def build(workload: Workload) -> Engine:
                 ranks.say("start", _Start(workload=workload))
-                return _build(ranks, arguments, options, model_dir, workload, progress)
+                engine = _build(ranks, arguments, options, model_dir, workload, progress)
+                if isinstance(engine, StageEngine):
+                    layers.extend(engine.all_layers)
+                return engine
 
             report = answer_rows(spec, options, model_dir, progress, build)
             ranks.say("start", None)  # unless rows were to be answered, and the others know
@@ -258,16 +260,18 @@ def _explained(
     )
 
 
-def _part(split: str, ranks: Ranks, layers: int) -> Callable[[int], str]:
-    """What a rank had of the work."""
+def _part(split: str, ranks: Ranks, layers: Sequence[range]) -> Callable[[int], str]:
+    """What a rank had of the work; ``layers`` are those of the stages, once they are known."""
 
     def part(rank: int) -> str:
         number = f"{rank + 1} of {ranks.size}"
         if split == "tensor":
             return f"part {number} of every layer"
-        if not layers:
+        if split == "rows":
             return f"replica {number}"
-        own = layer_ranges(max(layers, ranks.size), ranks.size)[rank]
+        if not layers:
+            return f"stage {number}"
+        own = layers[rank]
         return f"stage {number}, layers {own.start}-{own.stop - 1}"
 
     return part

@@ -6,9 +6,9 @@ Knows no machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from freight.errors import InputError
 from freight.model.config import ModelConfig
@@ -22,6 +22,7 @@ __all__ = [
     "divisors",
     "layer_ranges",
     "part_of",
+    "ranges_of",
     "sources_of",
     "with_layers",
 ]
@@ -105,7 +106,12 @@ def sources_of(
 def layer_ranges(num_layers: int, stages: int) -> list[range]:
     """Equal ones; where that cannot be, the first have one more, for the last has the head."""
     size, more = divmod(num_layers, stages)
-    starts = [number * size + min(number, more) for number in range(stages + 1)]
+    return ranges_of([size + (stage < more) for stage in range(stages)])
+
+
+def ranges_of(counts: Sequence[int]) -> list[range]:
+    """So many numbers each, one after the other."""
+    starts = [0, *accumulate(counts)]
     return [range(first, last) for first, last in pairwise(starts)]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "choose_dtype",
     "computes_int8",
     "find_device",
+    "product_flops",
     "quiet_allocator",
     "room_on_cpu",
     "tight_allocator",
@@ -35,6 +36,9 @@ __all__ = [
 _PROBE_SIZE: Final = 1024
 _PROBE_ROWS: Final = 128
 _PROBE_TRIES: Final = 30
+_WIDE_SIZE: Final = 2048
+_WIDE_ROWS: Final = 256
+_WIDE_TRIES: Final = 5
 _BFLOAT16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
 _DEFAULT_SHARE: Final = 0.8
 _GROWTH_BYTES: Final = 80 * MIB
@@ -150,6 +154,22 @@ def computes_int8(dtype: str) -> bool:
     if not torch.equal(torch._int_mm(codes, weight.t()), wanted):
         return False
     return _is_faster(torch.int8, getattr(torch, dtype), 1.0)
+
+
+def product_flops(dtype: str, device: ComputeDevice) -> float:
+    """Floating-point operations per second of a product: the best of some, for other processes may
+    be busy."""
+    where = device.torch_device
+    weight = torch.ones(_WIDE_SIZE, _WIDE_SIZE, dtype=getattr(torch, dtype), device=where)
+    x = torch.ones(_WIDE_ROWS, _WIDE_SIZE, dtype=weight.dtype, device=where)
+    best_s = float("inf")
+    for _ in range(_WIDE_TRIES):
+        started_s = time.perf_counter()
+        torch.mm(x, weight.t())
+        if device.kind == "cuda":
+            torch.cuda.synchronize(where)
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return 2.0 * _WIDE_ROWS * _WIDE_SIZE**2 / best_s
 
 
 def _is_faster(dtype: torch.dtype, other: torch.dtype, times: float) -> bool:

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from transformers import FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
 
 from freight.demo import MODEL_DIR
+from freight.distributed.pipeline import planning
 from freight.model.batch import MicroBatch
+from freight.plan.balance import Capacity
 from freight.plan.workload import Workload
-from freight.runtime.engine import build_engine
+from freight.quantities import GIB
+from freight.runtime.engine import OpenedModel, build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
@@ -90,6 +93,35 @@ def test_each_stage_has_weights_places_of_its_own(llama: tuple[Path, list[list[i
         directory, 2, requests(), work, own=lambda rank: {"weights_percent": weights[rank]}
     )
     assert [ids(own) for own in told] == [wanted] * 2
+
+
+def test_machines_that_differ_get_stages_that_differ(
+    llama: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one multiplies a third as fast, by what it says of itself."""
+    directory, wanted = llama
+    budgets = [3 * GIB, 2 * GIB]
+
+    def measure(model: OpenedModel) -> Capacity:
+        is_first = model.options.cpu_memory_bytes == budgets[0]
+        return Capacity(
+            flops_per_s=3e12 if is_first else 1e12, memory_bytes=GIB, read_bytes_per_s=1e9
+        )
+
+    layers = []
+    monkeypatch.setattr(planning, "_measure", measure)
+    monkeypatch.setattr(planning, "_alike", lambda capacities, processors: capacities)
+    told = answers(
+        directory,
+        2,
+        requests(),
+        tiny.workload(PROMPTS, STEPS),
+        own=lambda rank: {"cpu_memory_bytes": budgets[rank]},
+        look=lambda engine: layers.append((engine.stage.layers, engine.all_layers)),
+    )
+    assert [ids(own) for own in told] == [wanted] * 2
+    own = [range(3), range(3, 4)]
+    assert sorted(layers, key=lambda of: of[0].start) == [(own[0], own), (own[1], own)]
 
 
 FAMILIES: dict[str, PretrainedConfig] = {

@@ -28,13 +28,21 @@ __all__ = ["StageEngine"]
 
 
 class StageEngine(Engine):
-    """One stage. ``run`` is called on all ranks; the completions that it yields are the same on
-    all, and the first rank's are those that are kept."""
+    """One stage; ``all_layers`` are those of each. ``run`` is called on all ranks; the completions
+    that it yields are the same on all, and the first rank's are those that are kept."""
 
     def __init__(
-        self, model: OpenedModel, *, stage: StageModel, plan: Plan, ranks: Ranks, wires: Wires
+        self,
+        model: OpenedModel,
+        *,
+        stage: StageModel,
+        all_layers: list[range],
+        plan: Plan,
+        ranks: Ranks,
+        wires: Wires,
     ) -> None:
         self.stage = stage
+        self.all_layers = all_layers
         self._ranks = ranks
         self._wires = wires
         self._made: dict[tuple[int, int], NewTokens] = {}

@@ -8,25 +8,35 @@ plans, no messages and no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+import torch
 
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.wires import Wires
 from freight.distributed.ranks import Ranks
 from freight.errors import FreightError, InputError, RankError
+from freight.plan.balance import Capacity, balance_layers
 from freight.plan.default import Plan
 from freight.plan.policy import Policy
-from freight.plan.shares import layer_ranges, part_of
+from freight.plan.shares import part_of
 from freight.plan.stages import StageModel, stage_model
 from freight.plan.workload import Workload
+from freight.runtime.device import product_flops, room_on_cpu
 from freight.runtime.engine import OpenedModel, open_model
 from freight.runtime.options import EngineOptions
 from freight.runtime.planning import plan_run
 
 __all__ = ["build_stage_engine"]
+
+_MOST_TOKENS: Final = 256
+"""Of a sweep, where stages are balanced: larger ones hide what they read behind products."""
+_READ_BYTES_PER_S: Final = 2e9
+"""Of a disk that was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,25 +106,64 @@ def build_stage_engine(
     once; what one of them refuses is raised on all."""
     model = ranks.share("opened", lambda: open_model(model_dir, options=options, say=say))
     _refuse_several("types to compute in", ranks.exchange("dtype", model.dtype), "--dtype")
-    layers = _layers(model.config.num_layers, ranks)
-    stage = stage_model(model.config, layers)
+    layers = _cut(model, workload, ranks)
+    stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
     count = min(ranks.size, workload.num_rows)
     plan = _agree(own, stage, part_of(workload, count), count, ranks)
     wires = Wires(ranks)
     return ranks.share(
-        "built", lambda: StageEngine(own, stage=stage, plan=plan, ranks=ranks, wires=wires)
+        "built",
+        lambda: StageEngine(
+            own, stage=stage, all_layers=layers, plan=plan, ranks=ranks, wires=wires
+        ),
     )
 
 
-def _layers(num_layers: int, ranks: Ranks) -> range:
+def _cut(model: OpenedModel, workload: Workload, ranks: Ranks) -> list[range]:
+    """The layers of each stage; machines that can do less get fewer."""
+    num_layers = model.config.num_layers
     if ranks.size > num_layers:
         raise InputError(
             f"{ranks.size} ranks were started.",
             f"The model has {num_layers} layers, and each rank runs one at least.",
             f"Start at most {num_layers}.",
         )
-    return layer_ranges(num_layers, ranks.size)[ranks.rank]
+    own = [source for name, source in model.sources.items() if name.startswith("layers.")]
+    measured = ranks.share("measured", lambda: _measure(model))
+    processor = (model.device.kind, torch.get_num_threads())
+    processors = zip(ranks.hosts, ranks.exchange("processor", processor), strict=True)
+    capacities = _alike(ranks.exchange("capacity", measured), [*processors])
+    tokens = min(_MOST_TOKENS, -(-workload.num_rows // ranks.size))
+    return balance_layers(
+        num_layers,
+        capacities,
+        layer_bytes=sum(source.num_bytes for source in own) // num_layers,
+        layer_flops=2.0 * tokens * sum(math.prod(source.shape) for source in own) / num_layers,
+    )
+
+
+def _alike(capacities: Sequence[Capacity], processors: Sequence[object]) -> list[Capacity]:
+    """Processors of one kind are equally fast, though processes beside each other find them not."""
+    fastest: dict[object, float] = {}
+    for kind, own in zip(processors, capacities, strict=True):
+        fastest[kind] = max(own.flops_per_s, fastest.get(kind, 0.0))
+    return [
+        replace(own, flops_per_s=fastest[kind])
+        for kind, own in zip(processors, capacities, strict=True)
+    ]
+
+
+def _measure(model: OpenedModel) -> Capacity:
+    """What this process may take, on all its tiers but the disk, and how fast it multiplies."""
+    flops_per_s, on_device = product_flops(model.dtype, model.device), 0
+    if model.device.tier == "gpu":  # asked first: a CUDA device's context takes RAM
+        on_device = model.device.room_bytes(model.options.gpu_memory_bytes)
+    return Capacity(
+        flops_per_s=flops_per_s,
+        memory_bytes=on_device + room_on_cpu(model.options.cpu_memory_bytes)[0],
+        read_bytes_per_s=_READ_BYTES_PER_S,
+    )
 
 
 def _refuse_several(what: str, told: list[str], flag: str) -> None:
