@@ -30,8 +30,9 @@ _LEAST_PRODUCTS: Final = 1 << 21
 _MOST_TOKENS: Final = TILE_ROWS
 """Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
-_LEAST_ROWS: Final = 24
-_LEAST_PANELS: Final = 4
+_LEAST_SHARED: Final = 1 << 23
+_LEAST_SHARED_OF_FEW: Final = 1 << 22
+"""Products of numbers in a share: waking a thread takes as long as some millions of them."""
 _TURNS: Final = 4
 
 _TRIES: Final = 3
@@ -138,7 +139,8 @@ def _by_loops(
         def few(first: int, last: int) -> None:
             loops.products.few_tokens(own[first:last], flat, added, adds, target, pitch, first)
 
-        share(np.ones(num_rows, np.int64), few, _LEAST_ROWS, turns=_TURNS)
+        least = -(-_LEAST_SHARED_OF_FEW // x.numel())
+        share(np.ones(num_rows, np.int64), few, least, turns=_TURNS)
         return
     height = loops.products.PANEL_ROWS
     num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
@@ -155,7 +157,8 @@ def _by_loops(
                 own[top:bottom], tiles, count, added, adds, own_target, pitch, top
             )
 
-        share(np.ones(-(-num_rows // height), np.int64), panels, _LEAST_PANELS, turns=_TURNS)
+        least = -(-_LEAST_SHARED // (height * rows.shape[1] * count))
+        share(np.ones(-(-num_rows // height), np.int64), panels, least, turns=_TURNS)
 
     for begin in range(0, x.shape[0], _MOST_TOKENS):
         many(begin)

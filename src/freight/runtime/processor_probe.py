@@ -23,13 +23,18 @@ from freight.kernels.integers import (
 )
 from freight.kernels.products import multiply, scratch_values
 from freight.memory.tier import system_memory_bytes
+from freight.model.config import parse_config
+from freight.model.decoder import build_programme
+from freight.model.layers import Frame, run_unit
 from freight.model.number_format import SUMS, TILE_ROWS, Grouped
+from freight.model.workspace import Workspace
 from freight.quantities import GIB
 
 __all__ = [
     "CODES",
     "COLUMNS",
     "ROWS",
+    "SMALL_ROWS",
     "WIDTH",
     "call_s",
     "cold_copies",
@@ -49,6 +54,17 @@ ROWS: Final = (1, 4, 16, 64, 256, 512, 2048)
 CODES: Final = Grouped(bits=4, group_size=64)
 _COLD_BYTES: Final = 1 * GIB
 """Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
+SMALL_ROWS: Final = 16
+_SMALL: Final = parse_config(
+    {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 512,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "vocab_size": 64,
+    }
+)
 _MOST_SHARE: Final = 0.1
 _LEAST_S: Final = 0.06
 
@@ -125,15 +141,24 @@ def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
     return tile.numel() / typical_s(make_plain, where)
 
 
-def call_s(dtype: torch.dtype, where: torch.device) -> float:
-    """A dozen calls on next to nothing, as a unit makes them."""
-    x = torch.zeros(1, 16, dtype=dtype, device=where)
+def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per_s: float) -> float:
+    """What a unit takes beside its arithmetic: a small one as it is run in a sweep, with threads to
+    wake for each product, less these products at the rate of large ones of as many tokens."""
+    (unit,) = (unit for unit in build_programme(_SMALL).units if unit.kind == "mlp")
+    tokens, width = SMALL_ROWS, _SMALL.hidden_size
+    scratch = scratch_values(width) * dtype.itemsize + 64 * tokens * width
+    workspace = Workspace(torch.empty(scratch, dtype=torch.uint8, device=where))
+    weights = {
+        weight.name: [(0, torch.rand(weight.num_rows, weight.num_columns).to(where, kept))]
+        for weight in unit.weights
+    }
+    x = torch.rand(tokens, width, dtype=dtype, device=where)
 
-    def calls(_: int) -> None:
-        for _ in range(12):
-            x.add_(x)
+    def run(_: int) -> None:
+        run_unit(unit, Frame(weights=weights, workspace=workspace, values={"x": x}))
 
-    return typical_s(calls, where)
+    products_s = unit.matmul_flops(tokens) / flops_per_s
+    return max(0.0, typical_s(run, where) - products_s)
 
 
 def sweep_s(where: torch.device) -> float:

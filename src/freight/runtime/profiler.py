@@ -39,6 +39,7 @@ from freight.runtime.processor_probe import (
     CODES,
     COLUMNS,
     ROWS,
+    SMALL_ROWS,
     WIDTH,
     call_s,
     cold_copies,
@@ -170,7 +171,9 @@ class _UnitProbe:
             found["head"] = min(head_s, found.get("head", head_s))
             found[f"attended codes {sharing}"], _ = _attended(sharing, fast, CODES, where)
         found["plain"] = plain_per_s(fast, where)
-        found["call"], found["sweep"] = call_s(fast, where), sweep_s(where)
+        rate = found[f"{self.fast} {SMALL_ROWS}"]
+        found["call"] = call_s(fast, self.weights[self.fast][0].dtype, where, rate)
+        found["sweep"] = sweep_s(where)
         return found
 
     def _integer_flops(self, rows: int) -> float:
