@@ -57,6 +57,77 @@ def test_waits_between_lanes(tasks: list[tuple[int, list[int]]]) -> None:
     assert not late and finished == {*range(len(tasks))}
 
 
+@settings(deadline=None, max_examples=40)
+@given(tasks=st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=30))
+def test_pairs_of_a_lane(tasks: list[tuple[bool, int]]) -> None:
+    """Work that pairs has at most one neighbour beside it, other work none; what is reached is
+    done, and so is all before it."""
+    timeline, lock = LaneTimeline(), threading.Lock()
+    worker = LaneWorker("test", timeline, no_error)
+    begun: list[int] = []
+    under_way: set[int] = set()
+    done: set[int] = set()
+    wrong: list[tuple[int, set[int]]] = []
+
+    def work(index: int, pairs: bool, pause: int) -> None:
+        with lock:
+            begun.append(index)
+            under_way.add(index)
+            alone = not pairs or not all(tasks[other][0] for other in under_way)
+            if len(under_way) > (1 if alone else 2):
+                wrong.append((index, {*under_way}))
+        time.sleep(0.0004 * pause)
+        with lock:
+            under_way.remove(index)
+            done.add(index)
+
+    for index, (pairs, pause) in enumerate(tasks):
+        worker.submit(
+            index,
+            [],
+            lambda index=index, pairs=pairs, pause=pause: work(index, pairs, pause),
+            pairs=pairs,
+        )
+    for index in range(len(tasks)):
+        timeline.wait(index)
+        assert {*range(index + 1)} <= done
+    worker.close()
+    assert not wrong and sorted(begun) == [*range(len(tasks))]
+
+
+def test_two_of_a_pair_are_under_way_at_once() -> None:
+    both = threading.Barrier(2, timeout=5)
+    worker = LaneWorker("test", LaneTimeline(), no_error)
+    for index in range(4):
+        worker.submit(index, [], lambda: both.wait() and None, pairs=True)
+    worker.close()
+    assert not both.broken
+
+
+def test_a_failure_beside_another_ends_the_lane() -> None:
+    timeline, errors = LaneTimeline(), []
+    late = threading.Event()
+
+    def on_error(error: Exception) -> None:
+        errors.append(str(error))
+        timeline.fail()
+        late.set()
+
+    def fail() -> None:
+        raise ValueError("the disk is gone")
+
+    done: list[int] = []
+    worker = LaneWorker("test", timeline, on_error)
+    worker.submit(0, [], lambda: late.wait(5) and None, pairs=True)
+    worker.submit(1, [], fail, pairs=True)
+    worker.submit(2, [], lambda: done.append(2), pairs=True)
+    worker.submit(3, [], lambda: done.append(3))
+    worker.close()
+    assert errors == ["the disk is gone"] and done == []
+    with pytest.raises(LaneStopped):
+        timeline.wait(1)
+
+
 def test_reaching_a_later_index_includes_the_earlier() -> None:
     timeline = LaneTimeline()
     timeline.reach(7)

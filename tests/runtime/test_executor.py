@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -38,11 +39,12 @@ def operation(
     after: Sequence[tuple[Lane, int]] = (),
     is_last: bool = False,
     sweep: int = 0,
+    kind: Kind = Kind.READ_KV,
 ) -> Operation:
     span = RowSpan(row=RowKey(index), start=0, num_new=1, kv_len=0, logit_positions=(0,))
     return Operation(
         index=index,
-        kind=Kind.COMPUTE if lane is Lane.COMPUTE else Kind.READ_WEIGHTS,
+        kind=Kind.COMPUTE if lane is Lane.COMPUTE else kind,
         lane=lane,
         sweep=sweep,
         unit=0,
@@ -112,6 +114,27 @@ def test_lanes_work_side_by_side_and_each_in_order() -> None:
     assert not [*Executor(work, device=torch.device("cpu"), overlap=True).run(operations)]
     assert done[Lane.DISK_READ] == [*range(0, 40, 2)]
     assert done[Lane.DISK_WRITE] == [*range(1, 40, 2)]
+
+
+def test_two_pieces_of_weights_are_read_at_once() -> None:
+    """And their lane's time counts once."""
+    meeting = threading.Barrier(2, timeout=5)
+    times: list[tuple[float, float]] = []
+
+    def work(operation: Operation) -> None:
+        meeting.wait()
+        time.sleep(0.01)
+
+    operations = [operation(i, Lane.DISK_READ, kind=Kind.READ_WEIGHTS) for i in range(6)]
+    running = Executor(
+        work,
+        device=torch.device("cpu"),
+        overlap=True,
+        record=lambda _, started_s, ended_s: times.append((started_s, ended_s)),
+    )
+    assert not [*running.run(operations)]
+    assert len(times) == 6 and not meeting.broken
+    assert all(second[0] >= first[1] for first, second in pairwise(times))
 
 
 def test_without_overlap_there_are_no_threads() -> None:

@@ -46,6 +46,10 @@ class LaneTimeline:
             self._reached = index
             self._changed.notify_all()
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failed
+
     def fail(self) -> None:
         """Wake everybody who waits: what they wait for will never be done."""
         with self._changed:
@@ -76,44 +80,102 @@ class _Task:
     index: int
     waits: Sequence[tuple[LaneTimeline, int]]
     work: Callable[[], None]
+    pairs: bool
 
 
 class LaneWorker:
-    """A thread that works through a lane's tasks in order."""
+    """Works through a lane's tasks, which begin in order and are done in order. Two that follow
+    each other and both ``pair`` may be under way at once, in threads of their own: a disk that is
+    asked for one piece at a time idles until the next is asked for."""
 
     def __init__(self, name: str, timeline: LaneTimeline, on_error: Callable[[Exception], None]):
         self.timeline = timeline
+        self._name = name
         self._on_error = on_error
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"freight {name}", daemon=True)
-        self._thread.start()
+        self._beginning = threading.Lock()
+        self._ended = threading.Condition()
+        self._under_way: deque[int] = deque()
+        self._early: set[int] = set()
+        self._threads: list[threading.Thread] = []
+        self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"freight {self._name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def submit(
-        self, index: int, waits: Sequence[tuple[LaneTimeline, int]], work: Callable[[], None]
+        self,
+        index: int,
+        waits: Sequence[tuple[LaneTimeline, int]],
+        work: Callable[[], None],
+        *,
+        pairs: bool = False,
     ) -> None:
-        self._tasks.put(_Task(index=index, waits=waits, work=work))
+        if pairs and len(self._threads) == 1:
+            self._add_thread()
+        self._tasks.put(_Task(index=index, waits=waits, work=work, pairs=pairs))
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread."""
+        """Finish what was submitted and end the threads."""
         self._tasks.put(None)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            try:
-                for timeline, index in task.waits:
-                    timeline.wait(index, self.timeline.stream)
-                if self.timeline.stream is None:
+        try:
+            while self._do_next():
+                pass
+        except LaneStopped:
+            return
+        except Exception as error:
+            self._on_error(error)
+
+    def _do_next(self) -> bool:
+        """Whether there was a next one."""
+        with self._beginning:
+            task = self._tasks.get()
+            if task is None:
+                self._tasks.put(None)  # for the other thread
+                return False
+            for timeline, index in task.waits:
+                timeline.wait(index, self.timeline.stream)
+            self._begin(task)
+            if not task.pairs:
+                self._do(task)
+        if task.pairs:
+            self._do(task)
+        return True
+
+    def _begin(self, task: _Task) -> None:
+        """Take a place in the order; what does not pair waits for all before it."""
+        with self._ended:
+            if not task.pairs:
+                self._ended.wait_for(lambda: not self._under_way or self.timeline.has_failed)
+            if self.timeline.has_failed:
+                raise LaneStopped
+            self._under_way.append(task.index)
+
+    def _do(self, task: _Task) -> None:
+        try:
+            if self.timeline.stream is None:
+                task.work()
+            else:
+                with torch.cuda.stream(self.timeline.stream):
                     task.work()
-                else:
-                    with torch.cuda.stream(self.timeline.stream):
-                        task.work()
-            except LaneStopped:
-                return
-            except Exception as error:
-                self._on_error(error)
-                return
-            self.timeline.reach(task.index)
+        except BaseException:
+            self.timeline.fail()
+            with self._ended:
+                self._ended.notify_all()
+            raise
+        with self._ended:
+            self._early.add(task.index)
+            while self._under_way and self._under_way[0] in self._early:
+                index = self._under_way.popleft()
+                self._early.remove(index)
+                self.timeline.reach(index)
+            self._ended.notify_all()
 
 
 class Link:

@@ -6,6 +6,7 @@ same operations run one after the other. Knows no tensors: the work itself comes
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker
-from freight.plan.operation import Lane, Operation
+from freight.plan.operation import Kind, Lane, Operation
 
 __all__ = ["Executor"]
 
@@ -40,6 +41,8 @@ class Executor(Generic[Made]):
         self._perform = perform
         self._overlap = overlap
         self._record = record
+        self._noting = threading.Lock()
+        self._noted_s: dict[Lane, float] = {}
         self._error: Exception | None = None
         streams: Mapping[Lane, Any] = {}
         if device.type == "cuda":
@@ -82,8 +85,17 @@ class Executor(Generic[Made]):
         started_s = time.perf_counter()
         tokens = self._perform(operation)
         if self._record is not None:
-            self._record(operation, started_s, time.perf_counter())
+            self._note(operation, started_s)
         return tokens
+
+    def _note(self, operation: Operation, started_s: float) -> None:
+        """A lane's work counts once where two operations were under way."""
+        assert self._record is not None
+        with self._noting:
+            ended_s = time.perf_counter()
+            started_s = max(started_s, self._noted_s.get(operation.lane, 0.0))
+            self._noted_s[operation.lane] = ended_s
+            self._record(operation, started_s, ended_s)
 
     def _wait(
         self, waits: Iterable[tuple[Lane, int]], waiter: torch.cuda.Stream | None = None
@@ -108,7 +120,10 @@ class Executor(Generic[Made]):
         if lane not in self._workers:
             self._workers[lane] = LaneWorker(lane.value, self._timelines[lane], self._fail)
         waits = [(self._timelines[other], index) for other, index in operation.after]
-        self._workers[lane].submit(operation.index, waits, partial(self._work_in_lane, operation))
+        # Pieces of weights have places of their own, and nothing in common that changes.
+        pairs = operation.kind is Kind.READ_WEIGHTS
+        work = partial(self._work_in_lane, operation)
+        self._workers[lane].submit(operation.index, waits, work, pairs=pairs)
 
     def _work_in_lane(self, operation: Operation) -> None:
         self._work(operation)

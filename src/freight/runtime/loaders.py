@@ -5,6 +5,7 @@ Rows arrive in the compute dtype, whatever the checkpoint's; only a small buffer
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -58,11 +59,13 @@ class CheckpointFiles:
         self._traffic = traffic
         self._bounce = bounce
         self._files: dict[Path, DirectFile] = {}
+        self._opening = threading.Lock()
 
     def file(self, path: Path) -> DirectFile:
-        if path not in self._files:
-            self._files[path] = DirectFile(path, self._traffic)
-        return self._files[path]
+        with self._opening:
+            if path not in self._files:
+                self._files[path] = DirectFile(path, self._traffic)
+            return self._files[path]
 
     def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
         num_rows = out.shape[0]
