@@ -283,21 +283,26 @@ def is_legal(operations: Sequence[Operation], rings: dict[str, Ring]) -> bool:
 
 
 def _closure(operations: Sequence[Operation]) -> list[int] | None:
-    """Per operation the set of those that are surely done before it; None where waits are wrong."""
+    """Per operation the set of those that are surely done when it begins; None where waits are
+    wrong. Its neighbour on the lane has begun, and has ended unless both pair."""
     before: list[int] = []
+    at_end: list[int] = []
     last: dict[Lane, int] = {}
     for index, operation in enumerate(operations):
-        earlier = [*operation.after]
         if operation.index != index:
             return None
-        if any(i >= index or i < 0 or operations[i].lane is not lane for lane, i in earlier):
-            return None
+        bits = told = 0
         if operation.lane in last:
-            earlier.append((operation.lane, last[operation.lane]))
-        bits = 0
-        for _, other in earlier:
-            bits |= before[other] | 1 << other
+            neighbour = last[operation.lane]
+            told = at_end[neighbour]
+            both = operation.pairs and operations[neighbour].pairs
+            bits = before[neighbour] if both else told
+        for lane, other in operation.after:
+            if other >= index or other < 0 or operations[other].lane is not lane:
+                return None
+            bits |= at_end[other]
         before.append(bits)
+        at_end.append(bits | told | 1 << index)
         last[operation.lane] = index
     return before
 

@@ -230,3 +230,20 @@ def test_legal_operations_pass_before_the_first_illegal_one() -> None:
         for operation in verify(operations, case.rings()):
             passed.append(operation)
     assert passed == operations[:-1]
+
+
+def test_pieces_that_pair_are_not_in_order() -> None:
+    """A piece may not rely on its neighbour's end: neither may overwrite what the other writes."""
+    reads = [op for op in even_case(ring_units=2).operations() if op.pairs][:2]
+    place = reads[0].accesses[0].place
+    first, second = (
+        op._replace(
+            index=index,
+            after=(),
+            accesses=(Access(place=place, owner=op.accesses[0].owner, is_write=True),),
+        )
+        for index, op in enumerate(reads)
+    )
+    alike = second.accesses[0]._replace(owner=("another",))
+    assert is_accepted([first], {})
+    assert not is_accepted([first, second._replace(accesses=(alike,))], {})

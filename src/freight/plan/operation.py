@@ -118,6 +118,12 @@ class Operation(NamedTuple):
     is_last: bool = False
     num_delegated: int = 0
 
+    @property
+    def pairs(self) -> bool:
+        """Whether it may be under way beside a neighbour on its lane that pairs, too: pieces of
+        weights have places of their own, and nothing in common that changes."""
+        return self.kind is Kind.READ_WEIGHTS
+
     def __str__(self) -> str:
         batch = "" if self.batch is None else f" micro-batch {self.batch.index}"
         return f"#{self.index} {self.kind} (sweep {self.sweep}, unit {self.unit}{batch})"

@@ -1,7 +1,8 @@
 """Proves a stream of operations legal, operation by operation, or says why it is not.
 
 Independent of the generator: what is known to have happened before what is derived from lanes
-(first in, first out) and from ``after`` alone. Rejected are a computation before its load, a slot
+(operations begin and end in order, and one begins when those before it have ended, unless both
+pair) and from ``after`` alone. Rejected are a computation before its load, a slot
 reused before its last reader is done, content that is not what the reader expects, an index out of
 a ring, and more bytes in a slot than it has.
 """
@@ -47,33 +48,40 @@ def verify(operations: Iterable[Operation], rings: Mapping[str, Ring]) -> Iterat
     ``rings`` gives the places with a bounded number of slots; other places are homes, unbounded.
     """
     clocks: dict[int, tuple[Lane, Clock]] = {}
-    lanes: dict[Lane, Clock] = {}
+    begun: dict[Lane, Clock] = {}
+    ended: dict[Lane, Clock] = {}
     contents: dict[Place, _Content] = {}
     expected = 0
     for operation in operations:
         if operation.index != expected:
             raise IllegalSchedule(f"{operation} comes where operation {expected} is due")
         expected += 1
-        clock = _clock(operation, lanes, clocks)
+        lane = operation.lane
+        clock = _begin(operation, (begun if operation.pairs else ended).get(lane, {}), clocks)
         for access in operation.accesses:
             _check(operation, access, contents, clock, rings)
-        lanes[operation.lane] = clock
-        clocks[operation.index] = (operation.lane, clock)
+        after = {**ended.get(lane, {})}
+        _add(clock, after)
+        after[lane] = operation.index
+        begun[lane] = clock if operation.pairs else after
+        ended[lane] = after
+        clocks[operation.index] = (lane, after)
         yield operation
 
 
-def _clock(
-    operation: Operation, lanes: Mapping[Lane, Clock], clocks: Mapping[int, tuple[Lane, Clock]]
-) -> Clock:
-    """Per lane the last operation that is surely done when this one is; itself included."""
-    clock = dict(lanes.get(operation.lane, {}))
+def _begin(operation: Operation, before: Clock, clocks: Mapping[int, tuple[Lane, Clock]]) -> Clock:
+    """Per lane the last operation that is surely done when this one begins."""
+    clock = {**before}
     for waited, index in operation.after:
         if index not in clocks or clocks[index][0] != waited:
             raise IllegalSchedule(f"{operation} waits for operation {index}, which is not earlier")
-        for lane, done in clocks[index][1].items():
-            clock[lane] = max(clock.get(lane, -1), done)
-    clock[operation.lane] = operation.index
+        _add(clocks[index][1], clock)
     return clock
+
+
+def _add(known: Clock, clock: Clock) -> None:
+    for lane, done in known.items():
+        clock[lane] = max(clock.get(lane, -1), done)
 
 
 def _check(

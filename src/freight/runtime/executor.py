@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker
-from freight.plan.operation import Kind, Lane, Operation
+from freight.plan.operation import Lane, Operation
 
 __all__ = ["Executor"]
 
@@ -120,10 +120,8 @@ class Executor(Generic[Made]):
         if lane not in self._workers:
             self._workers[lane] = LaneWorker(lane.value, self._timelines[lane], self._fail)
         waits = [(self._timelines[other], index) for other, index in operation.after]
-        # Pieces of weights have places of their own, and nothing in common that changes.
-        pairs = operation.kind is Kind.READ_WEIGHTS
         work = partial(self._work_in_lane, operation)
-        self._workers[lane].submit(operation.index, waits, work, pairs=pairs)
+        self._workers[lane].submit(operation.index, waits, work, pairs=operation.pairs)
 
     def _work_in_lane(self, operation: Operation) -> None:
         self._work(operation)
