@@ -84,6 +84,15 @@ def test_ranks_write_the_output_of_one(
     assert "replica 2 of 2" in told and output.read_bytes() == alone
 
 
+def test_rows_that_cannot_be_used_tell_in_the_status(forks: Forks, tmp_path: Path) -> None:
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    rows.write_text('{"prompt": "Name: Ann", "max_tokens": 2}\n{"prompt": ""}\n')
+    for flags, wanted in (["--fail-on-error"], 1), ([], 0):  # torchrun says 1 for any other
+        status, told = forks.finish(2, job(rows, output, "--split", "rows", *flags))
+        assert status == wanted and "2 rows: 1 answered, 1 with an error" in told, told
+        assert len(output.read_text().splitlines()) == 2
+
+
 def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
     rows: Path, alone: bytes, forks: Forks, tmp_path: Path
 ) -> None:

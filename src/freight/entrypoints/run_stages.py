@@ -32,7 +32,14 @@ from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
 from freight.entrypoints.profile import default_path
 from freight.entrypoints.progress import Progress, format_report
-from freight.entrypoints.run import answer_rows, engine_options, farewell, identify, job_spec
+from freight.entrypoints.run import (
+    answer_rows,
+    engine_options,
+    exit_status,
+    farewell,
+    identify,
+    job_spec,
+)
 from freight.errors import FreightError, InputError, RankError
 from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine
@@ -223,7 +230,7 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
             ranks.close()
             for line in format_report(report):
                 progress.say(line)
-            return 0
+            return exit_status(report, fails_on_error=arguments.fail_on_error)
         except (RankError, ConnectionLost) as error:
             guard.rest()
             tell(error)
