@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from freight.entrypoints import own_machine as own
+from freight.entrypoints.bundled import bundled_configs
 from freight.entrypoints.cli import main
-from freight.entrypoints.plan import bundled_configs
 from freight.entrypoints.profile import default_path, read_own_profile
 from freight.errors import InputError
 from freight.hardware.storage import find_machine, write_machine

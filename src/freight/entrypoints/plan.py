@@ -6,16 +6,14 @@ Needs no weights, no torch and no such machine: a ``config.json`` and a preset, 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from freight.demo import MODEL_DIR as DEMO_DIR
+from freight.entrypoints.bundled import check_model, find_bundled
 from freight.entrypoints.frontier import draw, frontiers, require_plots
 from freight.entrypoints.plan_report import (
     Question,
@@ -54,7 +52,7 @@ from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
 from freight.runtime.trace import Trace
 
-__all__ = ["bundled_configs", "plan_policy", "search_for"]
+__all__ = ["plan_policy", "search_for"]
 
 _SHAPE: Final = re.compile(r"(\d+):(\d+)")
 _PROCESS_BYTES: Final = 1 * GIB
@@ -196,35 +194,12 @@ def _sources(question: Question) -> Mapping[str, TensorSource]:
     return compressed_places(sources, formats, Path("compressed"))
 
 
-def bundled_configs() -> list[str]:
-    """Names of the models that can be planned without a file."""
-    folder = resources.files("freight.model") / "configs"
-    names = (file.name for file in folder.iterdir())
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-
-
 def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
     """A bundled one by name, a config.json, or a model's directory or GGUF file; the tensors where
     they are there and quantised."""
-    if name is None:
-        raise InputError(
-            "No model was given.",
-            "A plan is for a model.",
-            f"Pass --model with a config.json, a directory, or one of {_listed()}.",
-        )
-    if name in bundled_configs():
-        file = resources.files("freight.model") / "configs" / f"{name}.json"
-        with resources.as_file(file) as path:
-            return read_config(path), {}
-    if name == "demo":
-        return read_config(DEMO_DIR), {}
-    if not Path(name).exists():
-        close = difflib.get_close_matches(name.lower(), bundled_configs(), n=3)
-        raise InputError(
-            f"--model {name} was given.",
-            "There is no such file or directory, and no bundled configuration of that name.",
-            f"Did you mean {' or '.join(close)}?" if close else f"Bundled are {_listed()}.",
-        )
+    if name is not None and (config := find_bundled(name)) is not None:
+        return config, {}
+    name = check_model(name, "A plan is for a model.")
     path = Path(name)
     if path.name == "config.json" or not (path.is_dir() or path.suffix == ".gguf"):
         return read_config(path), {}
@@ -235,10 +210,6 @@ def _find_model(name: str | None) -> tuple[ModelConfig, Mapping[str, TensorSourc
     is_packed = config.packing is not None and any(path.glob("*.safetensors"))
     stored = resolve(config, path) if is_packed or find_gguf(path) is not None else {}
     return config, stored if packed_formats(stored) else {}
-
-
-def _listed() -> str:
-    return ", ".join(bundled_configs())
 
 
 def _find_machines(names: list[str]) -> Iterator[Machine]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from freight.entrypoints.cli import main
+from freight.entrypoints.partition.inputs import read_model
 from freight.entrypoints.partition.sweep import describe_sweep
 
 PALM = ["--model", "palm-540b", "--chip", "tpu-v4", "--chips", "64"]
@@ -250,3 +251,7 @@ def test_no_torch_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_model_in_the_package_has_a_name() -> None:
+    assert read_model("demo").num_layers == 6

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from freight.entrypoints.bundled import check_model, find_bundled
 from freight.errors import InputError
 from freight.hardware.chip import Chip, find_chip
 from freight.model.config import ModelConfig, read_config
@@ -47,21 +46,9 @@ class Work:
 
 def read_model(name: str | None) -> ModelConfig:
     """A bundled configuration by its name, or one in a file or directory."""
-    folder = resources.files("freight.model") / "configs"
-    known = sorted(own.name.removesuffix(".json") for own in folder.iterdir())
-    if name is None or (name not in known and not Path(name).exists()):
-        close = difflib.get_close_matches((name or "").lower(), known, n=3)
-        raise InputError(
-            "No model was given." if name is None else f"--model {name} was given.",
-            "There is no such file or directory, and no bundled configuration of that name."
-            if name
-            else "A layer of a model is cut.",
-            f"Did you mean {' or '.join(close)}?" if close else f"Bundled are {', '.join(known)}.",
-        )
-    if name not in known:
-        return read_config(Path(name))
-    with resources.as_file(folder / f"{name}.json") as path:
-        return read_config(path)
+    if name is not None and (config := find_bundled(name)) is not None:
+        return config
+    return read_config(Path(check_model(name, "A layer of a model is cut.")))
 
 
 def read_mesh(text: str | None, num_chips: int) -> Mesh | None:
