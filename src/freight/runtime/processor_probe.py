@@ -55,16 +55,14 @@ CODES: Final = Grouped(bits=4, group_size=64)
 _COLD_BYTES: Final = 1 * GIB
 """Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
 SMALL_ROWS: Final = 16
-_SMALL: Final = parse_config(
-    {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 512,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 8,
-        "vocab_size": 64,
-    }
-)
+_SMALL: Final = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "vocab_size": 64,
+}
 _MOST_SHARE: Final = 0.1
 _LEAST_S: Final = 0.06
 
@@ -144,8 +142,9 @@ def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
 def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per_s: float) -> float:
     """What a unit takes beside its arithmetic: a small one as it is run in a sweep, with threads to
     wake for each product, less these products at the rate of large ones of as many tokens."""
-    (unit,) = (unit for unit in build_programme(_SMALL).units if unit.kind == "mlp")
-    tokens, width = SMALL_ROWS, _SMALL.hidden_size
+    config = parse_config(_SMALL)
+    (unit,) = (unit for unit in build_programme(config).units if unit.kind == "mlp")
+    tokens, width = SMALL_ROWS, config.hidden_size
     scratch = scratch_values(width) * dtype.itemsize + 64 * tokens * width
     workspace = Workspace(torch.empty(scratch, dtype=torch.uint8, device=where))
     weights = {
