@@ -52,18 +52,18 @@ class DiskProbe:
     def measure_reads(self) -> Link:
         """From the file into memory, by request size; of large ones two at a time, as weights are
         read."""
-        curve = self._rates(self._file.read)
-        large = [(size, self._pair_rate(int(size))) for size, _ in curve.points if size >= MIB]
-        return Link(bytes_per_s=Curve(points=(*curve.points[: -len(large)], *large)))
+        return self._link(
+            lambda size: self._pair_rate(size) if size >= MIB else self._rate(size, self._file.read)
+        )
 
     def measure_writes(self) -> Link:
         """From memory to the file, by request size."""
-        return Link(bytes_per_s=self._rates(self._file.write))
+        return self._link(lambda size: self._rate(size, self._file.write))
 
-    def _rates(self, move: _Move) -> Curve:
+    def _link(self, rate: Callable[[int], float]) -> Link:
         """By request size; other places in the file every time."""
         self._turn += 1
-        return Curve(points=tuple((float(size), self._rate(size, move)) for size in _REQUESTS))
+        return Link(bytes_per_s=Curve(points=tuple((float(n), rate(n)) for n in _REQUESTS)))
 
     def _rate(self, request: int, move: _Move) -> float:
         """Bytes per second; small requests far apart, large ones one after the other."""
