@@ -65,7 +65,7 @@ _Report = Callable[[str], None]
 
 
 def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
-    """Measure the machine; the disk is the one that ``directory`` is on. Takes under a minute.
+    """Measure the machine; the disk is the one that ``directory`` is on. Takes about a minute.
 
     All is measured in turn, three times, and the medians count: a shared machine is faster now and
     slower a few seconds later. ``report`` is told in a few words what is being measured.
