@@ -141,23 +141,30 @@ def main() -> None:
     parser.add_argument("--directory", default=None, help="on the disk to use")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each, the median counts")
+    parser.add_argument("--profile-once", action="store_true", help="one profile for all runs")
     arguments = parser.parse_args()
     records = []
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
+        machine = measure_machine(Path(name)) if arguments.profile_once else None
         for case in make_cases(Path(name)):
             if arguments.only in case.name:
-                records.append(measure(case, Path(name), arguments.repeats))
+                records.append(measure(case, Path(name), arguments.repeats, machine))
     errors = [record["error"] for record in records]
     print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     print(json.dumps({"benchmark": "predictions", "cases": records}))
 
 
-def measure(case: Case, directory: Path, repeats: int) -> dict[str, Any]:
+def measure_machine(directory: Path) -> Machine:
+    return profile(find_device("cpu"), directory, lambda _: None)
+
+
+def measure(case: Case, directory: Path, repeats: int, machine: Machine | None) -> dict[str, Any]:
+    """Prediction and measurement of a case; without a machine it is profiled before each run."""
     model_dir = write_model(directory, case.shape)
     predicted, measured = [], []
     for _ in range(repeats):
-        machine = profile(find_device("cpu"), directory, lambda _: None)
-        with closing(build(case, model_dir, machine)) as engine:
+        now = machine or measure_machine(directory)
+        with closing(build(case, model_dir, now)) as engine:
             run(engine, case)
             assert engine.forecast is not None
             predicted.append(engine.forecast)

@@ -167,27 +167,37 @@ asked_rows = st.builds(
     is_scored=st.sampled_from([False, False, False, True]),
     is_shared=st.sampled_from([True, True, False]),
 )
-CPU, GPU = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0)
+# What all begin with is planned for, and shared by rows on any tier.
+asked_alike = st.builds(
+    Asked,
+    prompt=st.integers(0, KEYS.index(None) - 1),
+    max_tokens=st.integers(1, STEPS),
+    samples=st.sampled_from([1, 1, 1, 2, 3]),
+    stops=st.booleans(),
+    is_shared=st.just(True),
+)
+CPU, GPU, DISK = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0), (0.0, 0.0, 100.0)
 homes = st.one_of(
-    st.tuples(st.just("cpu"), st.sampled_from([CPU, CPU, (0.0, 50.0, 50.0)]), st.none()),
+    st.tuples(st.just("cpu"), st.sampled_from([CPU, CPU, DISK, (0.0, 50.0, 50.0)]), st.none()),
     st.tuples(
         st.just("sim"),
         st.sampled_from([GPU, CPU, (50.0, 50.0, 0.0), (34.0, 33.0, 33.0)]),
-        st.sampled_from([0.0, 50.0, 100.0]),
+        st.sampled_from([0.0, 0.0, 50.0, 100.0]),
     ),
 )
 
 
 @settings(
     deadline=None,
-    max_examples=25,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_any_admission_gives_the_same_answers(
     data: st.DataObject, model_dir: Path, answers: list[tiny.Answer]
 ) -> None:
-    asked = data.draw(st.lists(asked_rows, min_size=1, max_size=14))
+    rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
+    asked = data.draw(st.lists(rows, min_size=1, max_size=14))
     asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
     admission = data.draw(st.sampled_from(["zigzag", "diagonal", "refill", "refill"]))
     device, kv, attention = data.draw(homes)

@@ -4,7 +4,9 @@ the same operations; time is measured elsewhere."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from freight.plan import forecast
 from freight.plan.continuous import RolledSweep
 from freight.plan.operation import Lane
 from freight.quantities import GIB, MIB
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
 
@@ -108,6 +113,59 @@ def test_bytes_are_as_predicted(
     assert meter.decode_s > 0
     assert (meter.prefill_s > 0) == (not engine.plan.policy.is_continuous)
     assert "predicted (measured) seconds" in summary
+
+
+BEGINNING = list(range(5, 53))
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "on disk": {"device": "cpu", "kv_percent": (0.0, 0.0, 100.0)},
+    "on disk, refill": {"device": "cpu", "kv_percent": (0.0, 0.0, 100.0), "admission": "refill"},
+    "in RAM": {
+        "device": "sim",
+        "gpu_memory_bytes": 64 * MIB,
+        "kv_percent": (0.0, 100.0, 0.0),
+        "cpu_attention_percent": 0.0,
+        "micro_batch_size": 3,
+        "num_micro_batches": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("policy", ELSEWHERE)
+def test_bytes_of_rows_that_begin_alike_are_as_predicted(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own keys cross a link, those of the beginning none."""
+    monkeypatch.setattr(forecast, "_representatives", for_themselves)
+    tiny.make_model(tmp_path)
+    prompts = [[*BEGINNING, *(1 + (7 * i + j) % 300 for j in range(PROMPT))] for i in range(7)]
+    work = tiny.workload(prompts, STEPS)
+    options = EngineOptions(
+        dtype="float32", verify=True, disk_dir=tmp_path, machine=MACHINE, **ELSEWHERE[policy]
+    )
+    crossed: dict[int, Counter[Lane]] = {}
+    for shared in (0, len(BEGINNING)):
+        told = replace(work, least_prefix_tokens=shared, held_prefix_tokens=shared)
+        prefix = Prefix(key=0, num_tokens=shared) if shared else None
+        params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
+        rows = [
+            Request(index=i, prompt_ids=ids, params=params, prefix=prefix)
+            for i, ids in enumerate(prompts)
+        ]
+        engine = build_engine(tmp_path, options=options, workload=told)
+        try:
+            assert engine.plan.geometry.shared_tokens == shared
+            assert len([*engine.run(iter(rows))]) == len(rows)
+            assert engine.forecast is not None
+            expected = engine.forecast.num_bytes
+            loaded = engine.load_traffic
+            moved = {link: n - loaded.get(link, 0) for link, n in engine.traffic.moved.items()}
+        finally:
+            engine.close()
+        lanes = Lane.DISK_READ, Lane.DISK_WRITE, Lane.TO_DEVICE, Lane.FROM_DEVICE
+        crossed[shared] = Counter({lane: moved.get(lane.value, 0) for lane in lanes})
+        for lane, size in crossed[shared].items():
+            assert expected.get(lane, 0.0) == pytest.approx(size, rel=0.02, abs=8192)
+    assert crossed[len(BEGINNING)].total() < 0.6 * crossed[0].total()
 
 
 def test_nothing_is_predicted_of_an_unknown_machine(tmp_path: Path) -> None:

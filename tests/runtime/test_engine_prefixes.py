@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, MistralConfig
+from transformers import Gemma2Config, MistralConfig, PretrainedConfig
 
 from freight.model import layers
 from freight.model.batch import MicroBatch
+from freight.plan import default
 from freight.runtime import batches
-from freight.runtime.engine import build_engine
+from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
 
@@ -145,6 +146,171 @@ def test_attended_together_or_not(
         for shares in (True, False):
             done, _ = run(model_dir, params, **POLICIES[name], share_prefixes=shares)
             assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected
+
+
+# All rows begin with one or the other, which is planned: they share it wherever their own keys are.
+ALIKE = [row for row, key in enumerate(KEYS) if key is not None]
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "KV on disk": {"kv_percent": (0.0, 0.0, 100.0), "micro_batch_size": 9},
+    "a row by itself": {"kv_percent": (0.0, 0.0, 100.0), "micro_batch_size": 1},
+    "half on disk, K=2": {
+        "kv_percent": (0.0, 50.0, 50.0),
+        "micro_batch_size": 4,
+        "num_micro_batches": 2,
+    },
+    "refill in chunks, half on disk": {
+        "kv_percent": (0.0, 50.0, 50.0),
+        "micro_batch_size": 3,
+        "num_micro_batches": 2,
+        "batch_tokens": 9,
+        "admission": "refill",
+    },
+    "refill, all on disk": {
+        "kv_percent": (0.0, 0.0, 100.0),
+        "micro_batch_size": 3,
+        "num_micro_batches": 2,
+        "admission": "refill",
+    },
+    "sim, all in RAM": {
+        "device": "sim",
+        "kv_percent": (0.0, 100.0, 0.0),
+        "cpu_attention_percent": 0.0,
+        "micro_batch_size": 4,
+        "admission": "diagonal",
+    },
+    "sim, three tiers": {
+        "device": "sim",
+        "kv_percent": (40.0, 30.0, 30.0),
+        "cpu_attention_percent": 0.0,
+        "micro_batch_size": 5,
+        "num_micro_batches": 2,
+    },
+}
+
+
+def run_alike(
+    directory: Path, params: SamplingParams, *, shares: bool, **options: Any
+) -> tuple[dict[int, list[list[int]]], Counter[int], Engine]:
+    """Tokens of each output, tokens that each row brought, and the closed engine."""
+    held = len(LONG) + len(SHORT)
+    told = replace(
+        tiny.workload([PROMPTS[row] for row in ALIKE], STEPS, params),
+        least_prefix_tokens=len(SHORT) * shares,
+        held_prefix_tokens=held * shares,
+    )
+    chosen = EngineOptions(
+        **{
+            "device": "cpu",
+            "dtype": "float32",
+            "verify": True,
+            "disk_dir": directory,
+            "num_micro_batches": 1,
+            "weights_percent": (100.0, 0.0, 0.0) if "device" in options else (0.0, 100.0, 0.0),
+            "share_prefixes": shares,
+            **options,
+        }
+    )
+    brought: Counter[int] = Counter()
+
+    def on_batch(_: int, batch: MicroBatch) -> None:
+        for span in batch.rows:
+            brought[span.row.request] += span.num_new
+
+    own = [request for request in requests(params) if request.index in ALIKE]
+    engine = build_engine(directory, options=chosen, workload=told)
+    try:
+        done = {
+            one.index: [list(output.token_ids) for output in one.outputs]
+            for one in engine.run(iter(own), on_batch)
+        }
+    finally:
+        engine.close()
+    return done, brought, engine
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_rows_elsewhere_share_what_lies_near(
+    name: str, model_dir: Path, expected: list[list[int]]
+) -> None:
+    """Computed once, kept once, and never moved: each row's own keys are all that crosses."""
+    found = {
+        shares: run_alike(
+            model_dir, SamplingParams(max_tokens=STEPS), shares=shares, **ELSEWHERE[name]
+        )
+        for shares in (True, False)
+    }
+    for done, _, _ in found.values():
+        assert done == {row: [expected[row]] for row in ALIKE}
+    _, brought, engine = found[True]
+    assert {row: n for row, n in brought.items() if row < 0} == {-1: len(LONG), -2: len(SHORT)}
+    for row in ALIKE:
+        assert brought[row] == len(PROMPTS[row]) - len(BEGINNINGS[row]) + STEPS - 1
+    _, _, whole = found[False]
+    assert engine.plan.policy.kv == whole.plan.policy.kv
+    pages = engine.plan.geometry.kv_pages, whole.plan.geometry.kv_pages
+    policy = whole.plan.policy
+    far = [t for t in ("cpu", "disk") if t != policy.compute_tier and policy.kv.share(t)]
+    assert far and all(pages[0][tier] < pages[1][tier] for tier in far)
+    links = {"disk": ["disk read", "disk write"], "cpu": ["host to device", "device to host"]}
+    for tier in far:
+        for link in links[tier]:
+            assert 0 < moved(engine, link) < moved(whole, link)
+
+
+def moved(engine: Engine, link: str) -> int:
+    """Bytes over a link since everything was loaded."""
+    return engine.traffic.moved[link] - engine.load_traffic.get(link, 0)
+
+
+def test_bytes_of_rows_elsewhere_are_those_of_their_own_keys(model_dir: Path) -> None:
+    """Pages go to disk once, when they are full, and come back in every later sweep."""
+    params = SamplingParams(max_tokens=STEPS)
+    _, _, engine = run_alike(model_dir, params, shares=True, **ELSEWHERE["KV on disk"])
+    page, layers = engine.plan.policy.page_tokens, engine.config.num_layers
+    owns = [len(PROMPTS[row]) - len(BEGINNINGS[row]) for row in ALIKE]
+    written = sum((own + STEPS - 1) // page for own in owns)
+    read = sum((own + step) // page for own in owns for step in range(STEPS - 1))
+    size = layers * engine.plan.geometry.page_bytes
+    assert read and written
+    assert moved(engine, "disk write") == written * size
+    assert moved(engine, "disk read") == read * size
+
+
+@pytest.mark.parametrize("name", ["half on disk, K=2", "refill in chunks, half on disk"])
+def test_samples_share_a_beginning_from_any_tier(name: str, model_dir: Path) -> None:
+    params = SamplingParams(max_tokens=STEPS, n=3, temperature=1.0, seed=5)
+    options = {**ELSEWHERE[name], "micro_batch_size": 6}
+    shared, brought, _ = run_alike(model_dir, params, shares=True, **options)
+    alone, _, _ = run_alike(model_dir, params, shares=False, **options)
+    assert shared == alone
+    assert brought[-1] == len(LONG)
+
+
+@pytest.mark.parametrize("name", ["KV on disk", "sim, three tiers"])
+@pytest.mark.parametrize("kind", ["windows", "capped scores", "8-bit keys", "the highest scores"])
+def test_of_all_kinds_of_attention_from_any_tier(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where attention needs all scores of a row at once nothing is shared from elsewhere."""
+    monkeypatch.setattr(default, "fitting_page_tokens", lambda *_: 16)
+    sizes = {**tiny.SIZES, "head_dim": 32}
+    configs: dict[str, PretrainedConfig | None] = {
+        "windows": MistralConfig(**sizes, sliding_window=24),
+        "capped scores": Gemma2Config(
+            **{**sizes, "sliding_window": 24, "attn_logit_softcapping": 2.0}
+        ),
+    }
+    approximations: dict[str, dict[str, Any]] = {
+        "8-bit keys": {"kv_bits": 8, "group_size": 32},
+        "the highest scores": {"sparse_attention": 0.3},
+    }
+    tiny.make_model(tmp_path, config=configs.get(kind), **({} if kind in configs else sizes))
+    options = {**ELSEWHERE[name], **approximations.get(kind, {})}
+    params = SamplingParams(max_tokens=STEPS)
+    shared, brought, _ = run_alike(tmp_path, params, shares=True, **options)
+    alone, _, _ = run_alike(tmp_path, params, shares=False, **options)
+    assert shared == alone
+    assert (min(brought) < 0) == (kind != "the highest scores")
 
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -136,7 +136,7 @@ def datasets() -> st.SearchStrategy[Dataset]:
     )
 
 
-CPU, GPU = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0)
+CPU, GPU, DISK = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0), (0.0, 0.0, 100.0)
 
 
 def is_possible(data: Dataset) -> bool:
@@ -150,7 +150,7 @@ def is_possible(data: Dataset) -> bool:
 @given(
     data=datasets().filter(is_possible),
     admission=st.sampled_from(["zigzag", "refill", "diagonal"]),
-    home=st.sampled_from([("cpu", CPU), ("sim", GPU), ("sim", CPU)]),
+    home=st.sampled_from([("cpu", CPU), ("cpu", DISK), ("sim", GPU), ("sim", CPU)]),
     shape=st.sampled_from([(2, 2), (4, 1), (1, 3), (9, 1)]),
 )
 def test_sweeps_bring_what_was_told(

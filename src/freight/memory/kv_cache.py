@@ -46,11 +46,12 @@ class PageRun:
 class RowPages:
     """A row's pages, in order, on one tier; on disk also its place among the tails in RAM.
     ``is_delegated``: the CPU attends them where they are. The first ``num_shared`` are another
-    row's."""
+    row's; where that one is on another tier its ``num_elsewhere`` come before these."""
 
     home: Home
     pages: tuple[int, ...]
     num_shared: int = 0
+    num_elsewhere: int = 0
     tail: int = -1
     is_delegated: bool = False
 
@@ -208,11 +209,13 @@ class KVCache:
         shared: Hashable | None = None,
     ) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them; all
-        pages of ``shared``, which stays for as long as they do, are their first."""
-        if home == "disk" and self._disk_extent_pages:
-            self._admit_together(rows, is_delegated=is_delegated)
-            return
+        pages of ``shared``, which stays for as long as they do, are their first, wherever it is."""
         first = () if shared is None else self.rows[shared].pages
+        is_here = shared is None or self.rows[shared].home == home
+        num_elsewhere = 0 if is_here else len(first)
+        if home == "disk" and self._disk_extent_pages:
+            self._admit_together(rows, num_elsewhere, is_delegated=is_delegated)
+            return
         wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
         taken = self._free[home].take(sum(wanted))
         pages = iter(taken)
@@ -227,19 +230,24 @@ class KVCache:
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
             self.rows[row] = RowPages(
                 home=home,
-                pages=(*first, *table),
-                num_shared=len(first),
+                pages=(*first, *table) if is_here else tuple(table),
+                num_shared=len(first) if is_here else 0,
+                num_elsewhere=num_elsewhere,
                 tail=tail,
                 is_delegated=is_delegated,
             )
 
-    def _admit_together(self, rows: Sequence[tuple[Hashable, int]], *, is_delegated: bool) -> None:
+    def _admit_together(
+        self, rows: Sequence[tuple[Hashable, int]], num_elsewhere: int, *, is_delegated: bool
+    ) -> None:
         """An extent for each row: all are of one size, so that those that are free are whole."""
         for row, num_tokens in rows:
-            assert self.pages_for(num_tokens) <= self._disk_extent_pages, (row, num_tokens)
+            count = self.pages_for(num_tokens) - num_elsewhere
+            assert count <= self._disk_extent_pages, (row, num_tokens)
             self.rows[row] = RowPages(
                 home="disk",
                 pages=tuple(self._free["disk"].take(self._disk_extent_pages)),
+                num_elsewhere=num_elsewhere,
                 tail=self._free_tails.take(1)[0],
                 is_delegated=is_delegated,
             )
@@ -248,7 +256,7 @@ class KVCache:
         """Pages for so many tokens of a row, at the end of those it has; False, and nothing is
         done, where its tier has too few."""
         own = self.rows[row]
-        count = self.pages_for(num_tokens) - len(own.pages)
+        count = self.pages_for(num_tokens) - own.num_elsewhere - len(own.pages)
         if count > self.num_free_pages(own.home):
             return False
         if count > 0:

@@ -34,7 +34,8 @@ def append(pool: Pages, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
     own = KVCopy(start=view.start, token_pages=view.token_pages, token_places=view.token_places)
     for row in (own, *view.copies):
         tokens = slice(row.start, row.start + len(row.token_pages))
-        append_rows(pool, row.token_pages, row.token_places, k[tokens], v[tokens])
+        if len(row.token_pages):
+            append_rows(pool, row.token_pages, row.token_places, k[tokens], v[tokens])
 
 
 def attend(

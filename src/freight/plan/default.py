@@ -152,14 +152,18 @@ class Planner:
                     yield from self.with_chunks(replace(shape, kv=kv))
 
     def sharing(self, kv: Split | None = None) -> tuple[bool, ...]:
-        """Whether policies should share what prompts begin with: only keys on the compute tier can
-        be shared, so where they lie there, or may lie anywhere, both are worth a look."""
-        wishes, kv = self.wishes, kv or self.wishes.kv
-        if not wishes.shares_prefixes or not self.workload.least_prefix_tokens:
-            return (wishes.shares_prefixes,)
-        if kv is not None and kv.share(self.compute_tier) < 1:
-            return (False,)
-        return True, False
+        """Whether policies should share what prompts begin with: it takes memory of the compute
+        tier, so where it can be done both are worth a look."""
+        kv, wish = kv or self.wishes.kv, self.wishes.shares_prefixes
+        if not wish or not self.workload.least_prefix_tokens:
+            return (wish,)
+        can_share = kv is None or kv.share(self.compute_tier) == 1 or self.shares_anywhere
+        return (True, False) if can_share else (False,)
+
+    @property
+    def shares_anywhere(self) -> bool:
+        """Whether rows elsewhere can share it: not if attention needs all keys, or is delegated."""
+        return self.config.attended_share == 1 and not self.wishes.cpu_attention
 
     def with_chunks(self, policy: Policy) -> Iterator[Policy]:
         """With large chunks, and with small ones where scratch memory is worth saving."""
@@ -236,8 +240,7 @@ class Planner:
         return math.ceil(held) - shares * own.least_prefix_tokens // page_tokens * page_tokens
 
     def realise(self, policy: Policy) -> Plan | None:
-        """The policy with as much of the weights in memory as fits, fastest tier first; None if it
-        does not fit at all."""
+        """The policy with as much of the weights in memory as fits, fastest tier first, or None."""
         plan = self._fill(policy, _FINE_STEPS)
         return None if self._excess(plan) else plan
 

@@ -142,11 +142,12 @@ def keeps_kv(policy: Policy, workload: Workload) -> bool:
 
 
 def shared_tokens(policy: Policy, workload: Workload) -> int:
-    """Tokens of every prompt whose keys are those of its beginning, in whole pages: where all keys
-    are on the compute tier."""
+    """Tokens of every prompt whose keys are those of its beginning, in whole pages, on the compute
+    tier. Of rows that the CPU attends a device would have one part of the keys and the CPU another:
+    where there are such rows none are reckoned with."""
     is_near = policy.kv.share(policy.compute_tier) == 1
-    shared = workload.least_prefix_tokens if policy.shares_prefixes and is_near else 0
-    return shared // policy.page_tokens * policy.page_tokens
+    shares = policy.shares_prefixes and (is_near or not policy.cpu_attention)
+    return shares * workload.least_prefix_tokens // policy.page_tokens * policy.page_tokens
 
 
 def _disk_extent_pages(policy: Policy, workload: Workload, page_bytes: int) -> int:
@@ -155,7 +156,13 @@ def _disk_extent_pages(policy: Policy, workload: Workload, page_bytes: int) -> i
     one, at a fraction of the disk's rate, so a row has room for the longest there may be."""
     if not policy.kv.disk or not lie_in_extents(policy, page_bytes):
         return 0
-    return -(-workload.max_total_tokens // policy.page_tokens)
+    return _own_pages(policy, workload)
+
+
+def _own_pages(policy: Policy, workload: Workload) -> int:
+    """Pages per layer of the longest row, but for the beginning that it shares."""
+    whole = -(-workload.max_total_tokens // policy.page_tokens)
+    return whole - shared_tokens(policy, workload) // policy.page_tokens
 
 
 def lie_in_extents(policy: Policy, page_bytes: int) -> bool:
@@ -170,27 +177,26 @@ def held_pages(policy: Policy, workload: Workload) -> int:
     return -(-workload.held_prefix_tokens // policy.page_tokens)
 
 
-def _kv_pages(policy: Policy, rows: int, workload: Workload, extent_pages: int = 0) -> int:
-    """Pages per layer for so many rows of each micro-batch: for the rows' whole lives, or where
-    they enter at any time for what they have on average; and for beginnings that they share. Each
-    block in flight has its own."""
-    whole = -(-workload.max_total_tokens // policy.page_tokens)
+def _kv_pages(policy: Policy, tier: Tier, workload: Workload, extent_pages: int) -> int:
+    """Pages per layer for the rows of that tier: for their whole lives, or where they enter at any
+    time for what they have on average; where all is computed also for beginnings that they share.
+    Each block in flight has its own."""
+    rows = most_rows(policy.kv, policy.micro_batch_size)[tier]
     if not keeps_kv(policy, workload):
-        return rows * whole
+        return rows * -(-workload.max_total_tokens // policy.page_tokens)
     rows *= policy.num_micro_batches
-    shared = shared_tokens(policy, workload) // policy.page_tokens
-    held = held_pages(policy, workload)
-    most = rows * (whole - shared) + held
-    if extent_pages:
-        return most * policy.blocks_in_flight
-    return min(most, pages_together(policy, workload, rows) + held) * policy.blocks_in_flight
+    pages = rows * _own_pages(policy, workload)
+    if tier != "disk" or not extent_pages:
+        pages = min(pages, pages_together(policy, workload, rows))
+    held = held_pages(policy, workload) if tier == policy.compute_tier else 0
+    return (pages + held) * policy.blocks_in_flight
 
 
 def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
     """Pages that so many rows may have at one time: for their whole lives, or where they enter at
     any time, and admission sees to it, for what they have on average, but one row's longest. The
-    average leaves out what prompts share, also where keys are elsewhere and nothing is shared."""
-    whole = -(-workload.max_total_tokens // policy.page_tokens)
+    average leaves out what prompts share, also where nothing is shared."""
+    whole = _own_pages(policy, workload)
     if not policy.is_continuous or not policy.row_tokens:
         return rows * whole
     reckoned = policy.shares_prefixes * workload.least_prefix_tokens // policy.page_tokens
@@ -230,10 +236,7 @@ def measure(
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
     extent_pages = _disk_extent_pages(policy, workload, page_bytes)
-    kv_pages = {
-        tier: _kv_pages(policy, rows, workload, extent_pages if tier == "disk" else 0)
-        for tier, rows in kv_rows.items()
-    }
+    kv_pages = {tier: _kv_pages(policy, tier, workload, extent_pages) for tier in kv_rows}
     home = policy.compute_tier
     slot_pages = pages_together(
         policy, workload, sum(kv_rows[tier] for tier in kv_rows if tier != home)

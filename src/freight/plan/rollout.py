@@ -202,7 +202,11 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     pairs = [(own.row, span) for own, span in zip(brought, spans, strict=True)]
     delegated = pairs[len(pairs) - sum(own.is_attended for own in brought) :]
     num_whole = len(pairs) - len(delegated)
-    far = [(row, span) for row, span in pairs[:num_whole] if row.home != policy.compute_tier]
+    far = [
+        (row, *_kept(row, span, sizes.shared_tokens))
+        for row, span in pairs[:num_whole]
+        if row.home != policy.compute_tier
+    ]
     page, page_bytes = policy.page_tokens, sizes.page_bytes
     cut = policy.activations.cut(num_tokens)
     on_cpu = cut["cpu"] if policy.compute_tier == "gpu" else 0
@@ -212,9 +216,9 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         batch=batch,
         continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
-        kv_load=_bytes((_loaded(row, own, page) for row, own in far), page_bytes),
-        kv_store=_bytes((_stored(row, own, page) for row, own in far), page_bytes),
-        kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in far),
+        kv_load=_bytes((_loaded(*own, page) for own in far), page_bytes),
+        kv_store=_bytes((_stored(*own, page) for own in far), page_bytes),
+        kv_slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in far),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
@@ -225,14 +229,14 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
 
 def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Delegated:
     page, page_bytes = sizes.policy.page_tokens, sizes.page_bytes
-    on_disk = [(row, span) for row, span in pairs if row.home == "disk"]
+    on_disk = [(row, *_kept(row, span)) for row, span in pairs if row.home == "disk"]
     return Delegated(
         num_rows=len(pairs),
         query_bytes=len(pairs) * sizes.query_bytes,
         attended_bytes=len(pairs) * sizes.attended_bytes,
-        kv_load=_bytes((_loaded(row, own, page) for row, own in on_disk), page_bytes),
-        kv_store=_bytes((_stored(row, own, page) for row, own in on_disk), page_bytes),
-        kv_slot_bytes=page_bytes * sum(-(-own.total_len // page) for _, own in on_disk),
+        kv_load=_bytes((_loaded(*own, page) for own in on_disk), page_bytes),
+        kv_store=_bytes((_stored(*own, page) for own in on_disk), page_bytes),
+        kv_slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in on_disk),
     )
 
 
@@ -254,25 +258,27 @@ def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
         start += own.num_new
 
 
-def _held(row: BlockRow, span: RowSpan) -> int:
-    """Keys that are there before: of its prompt a sibling gets all as they are made."""
-    return 0 if row.is_sibling and span.kv_len < row.prompt_tokens else span.kv_len
+def _kept(row: BlockRow, span: RowSpan, num_shared: int = 0) -> tuple[int, int]:
+    """Of a row's keys those in pages of its own, before and after: of its prompt a sibling gets all
+    as they are made."""
+    is_new = row.is_sibling and span.kv_len < row.prompt_tokens
+    held = 0 if is_new else span.kv_len
+    return max(0, held - num_shared), max(0, span.total_len - num_shared)
 
 
-def _loaded(row: BlockRow, span: RowSpan, page: int) -> Moved:
+def _loaded(row: BlockRow, held: int, total: int, page: int) -> Moved:
     """Pages that come: on disk the full ones, the one in progress is in RAM."""
-    held = _held(row, span)
     if row.home != "disk":
         return Moved(cpu=-(-held // page))
     return Moved(disk=held // page, tails=int(held % page > 0))
 
 
-def _stored(row: BlockRow, span: RowSpan, page: int) -> Moved:
+def _stored(row: BlockRow, held: int, total: int, page: int) -> Moved:
     """Pages that new tokens touch."""
-    first, last = _held(row, span) // page, span.total_len // page
+    first, last = held // page, total // page
     if row.home != "disk":
-        return Moved(cpu=-(-span.total_len // page) - first)
-    return Moved(disk=last - first, tails=int(span.total_len % page > 0))
+        return Moved(cpu=-(-total // page) - first)
+    return Moved(disk=last - first, tails=int(total % page > 0))
 
 
 def _bytes(parts: Iterable[Moved], page_bytes: int) -> Moved:

@@ -193,7 +193,8 @@ class Search:
     def _realise(self, policy: Policy) -> Plan | None:
         own = self.planner
         shares = policy.shares_prefixes and own.workload.least_prefix_tokens > 0
-        is_open = own.wishes.kv is None and not own.forgets_kv and not shares
+        is_near = own.forgets_kv or (shares and not own.shares_anywhere)
+        is_open = own.wishes.kv is None and not is_near
         for moved in _MOVED_ROWS if is_open else _MOVED_ROWS[:1]:
             kv = _moved(policy.kv, policy.micro_batch_size, *moved)
             if not kv.disk or policy.kv.disk or (own.has_disk_dir and self.uses_disk):
@@ -301,15 +302,14 @@ class Search:
         block_s = LinearSolution.of(problem, solution.shares).seconds
         if policy.is_continuous:
             block_s *= own.workload.max_new_tokens / own.workload.mean_new_tokens
-        kv = _in_rows(solution.split("kv"), policy.micro_batch_size)
-        is_near = kv.share(policy.compute_tier) == 1
+        delegated = solution.cpu_attention()
         chosen = replace(
             policy,
-            kv=kv,
-            # Of rows in several places those near the arithmetic share all the same.
-            shares_prefixes=policy.shares_prefixes if is_near else own.wishes.shares_prefixes,
+            kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
+            # Where the CPU attends some rows those near the arithmetic share all the same.
+            shares_prefixes=own.wishes.shares_prefixes if delegated else policy.shares_prefixes,
             activations=solution.split("activations"),
-            cpu_attention=solution.cpu_attention(),
+            cpu_attention=delegated,
         )
         return _Solution(policy=chosen, block_s=block_s, seconds=solution.seconds)
 

@@ -76,7 +76,6 @@ class Terms:
         kept_rows, kept_layers = policy.block_rows, config.num_layers
         if not keeps_kv(policy, workload):  # one micro-batch of one layer at a time
             kept_rows, kept_layers = policy.micro_batch_size, 1
-        beginnings = held_pages(policy, workload) * base.geometry.page_bytes
         return cls(
             planner=planner,
             machine=machine,
@@ -84,7 +83,7 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=kept_layers * (policy.blocks_in_flight * kept_rows * held + beginnings),
+            kv_bytes=kept_layers * policy.blocks_in_flight * kept_rows * held,
             kv_slot_bytes=float(
                 pages_together(policy, workload, policy.micro_batch_size) * base.geometry.page_bytes
             ),
@@ -115,12 +114,15 @@ class Terms:
         return self.policy.compute_tier
 
     def _rooms(self) -> dict[Tier, float]:
-        """What is left beside scratch, logits and the like."""
-        g = self.base.geometry
+        """What is left beside scratch, logits, beginnings that prompts share, and the like."""
+        g, policy = self.base.geometry, self.policy
+        pages = policy.blocks_in_flight * held_pages(policy, self.planner.workload)
+        beginnings = self.planner.config.num_layers * pages * g.page_bytes
         rooms: dict[Tier, float] = {}
         for tier, room in self.planner.room.items():
             beside = g.index_bytes if tier in ("cpu", self.near) else 0
             fixed = sum(g.usage[tier].get(purpose, 0) for purpose in _FIXED)
+            fixed += beginnings if tier == self.near else 0
             rooms[tier] = float(room - fixed - beside)
         return rooms
 
@@ -186,13 +188,17 @@ class Terms:
 
     @property
     def keeps_kv_near(self) -> bool:
-        """Whether keys are where the arithmetic is: those that are soon forgotten, or shared."""
-        return self.planner.forgets_kv or self.base.geometry.shared_tokens > 0
+        """Whether keys are where the arithmetic is: those that are soon forgotten, or that are
+        shared in a way that goes nowhere else."""
+        shares = self.base.geometry.shared_tokens > 0
+        return self.planner.forgets_kv or (shares and not self.planner.shares_anywhere)
 
     def _delegated_tiers(self) -> tuple[Tier, ...]:
         """Where rows may be that the CPU attends."""
         wishes = self.planner.wishes
         if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.keeps_kv_near:
+            return ()
+        if self.base.geometry.shared_tokens:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
         on_disk = on_disk and self.uses_disk
@@ -218,9 +224,7 @@ class Terms:
         own, common = self.prompt - shared, shared / workload.sharers(shared)
         computed = self.rows * (own / workload.samples + common)
         total_s, _ = self._compute_s(0)
-        seconds = self._link_s(
-            kv_in=0.0, kv_out=self.rows * (own + common) * token, tokens=computed
-        )
+        seconds = self._link_s(kv_in=0.0, kv_out=self.rows * own * token, tokens=computed)
         for lane in seconds.values():
             for tier in TIERS[1:]:
                 lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
@@ -229,7 +233,8 @@ class Terms:
     def _decode(self) -> Phase:
         config, size = self.planner.config, self.base.layout.element_bytes
         token = config.kv_bytes_per_token(size)
-        kv_in = self.rows * (self.prompt + self.new / 2) * token
+        own = self.prompt - self.base.geometry.shared_tokens
+        kv_in = self.rows * (own + self.new / 2) * token
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
         seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}

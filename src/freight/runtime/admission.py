@@ -14,8 +14,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from freight.memory.kv_cache import Home, KVCache
-from freight.plan.admission import Lengths, Outlook, Pace
+from freight.plan.admission import Lengths, Outlook, Pace, Pages
 from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
 from freight.runtime.prefixes import Prefixes
@@ -83,12 +85,25 @@ class Waiting:
 class Admission(ABC):
     """The block's micro-batches of rows; ``admit`` is called before every sweep."""
 
-    def __init__(self, waiting: Waiting, policy: Policy, kv_cache: KVCache) -> None:
+    def __init__(
+        self,
+        waiting: Waiting,
+        policy: Policy,
+        kv_cache: KVCache,
+        *,
+        shares_elsewhere: bool = False,
+    ) -> None:
+        """``shares_elsewhere``: there are pages on the compute tier for what prompts begin with,
+        beside those of its rows."""
         self.block: list[list[Row]] = [[] for _ in range(policy.num_micro_batches)]
         self._waiting = waiting
         self._policy = policy
         self._kv = kv_cache
-        self._prefixes = Prefixes(kv=kv_cache, is_on=policy.shares_prefixes and kv_cache.is_kept)
+        self._prefixes = Prefixes(
+            kv=kv_cache,
+            is_on=policy.shares_prefixes and kv_cache.is_kept,
+            elsewhere=shares_elsewhere,
+        )
 
     @abstractmethod
     def admit(self) -> None:
@@ -127,8 +142,9 @@ class ZigZag(Admission):
         if self.has_rows():
             return
         answer = self._waiting.peek()
-        is_near = self._policy.kv.share(self._policy.compute_tier) == 1
-        self._forget(answer.request if answer is not None and is_near else None)
+        has_pages = self._policy.kv.share(self._policy.compute_tier) == 1
+        has_pages |= self._prefixes.elsewhere
+        self._forget(answer.request if answer is not None and has_pages else None)
         for k in range(self._policy.num_micro_batches):
             if self._waiting.is_empty():
                 return
@@ -157,29 +173,31 @@ class ZigZag(Admission):
         first = 0
         beginnings: list[Row] = []
         for seat, (tier, is_delegated, count) in enumerate(self._policy.homes(len(rows))):
-            members = rows[first : first + count]
+            if not count:
+                continue
+            members, home = rows[first : first + count], self._home(tier)
             for row in members:
                 row.seat = seat
-            if members and self._home(tier) == "compute":
-                members = [row for row in members if not self._share(row, seat, beginnings)]
+            if not is_delegated:
+                members = [row for row in members if not self._share(row, home, beginnings)]
             wanted = [(row.key, row.most_tokens) for row in members]
             if wanted:
-                self._kv.admit(self._home(tier), wanted, is_delegated=is_delegated)
+                self._kv.admit(home, wanted, is_delegated=is_delegated)
             first += count
         return [*beginnings, *rows]
 
-    def _share(self, row: Row, seat: int, beginnings: list[Row]) -> bool:
+    def _share(self, row: Row, home: Home, beginnings: list[Row]) -> bool:
         """Let a row share the beginning of its prompt; False if it has none to share."""
         request = row.answer.request
-        if not self._prefixes.num_tokens(request):
+        if not self._prefixes.num_tokens(request, home):
             return False
         prefix = self._prefixes.find(request)
         if prefix is None:
             self._forget(request)
             prefix = self._prefixes.hold(request, row.entry)
-            prefix.seat = seat
+            prefix.seat = row.seat
             beginnings.append(prefix)
-        self._prefixes.admit(row, prefix, row.most_tokens)
+        self._prefixes.admit([(row, row.most_tokens)], prefix, home)
         return True
 
 
@@ -200,15 +218,19 @@ class Continuous(Admission):
         slot_pages: int,
         lengths: Lengths,
         has_end: bool,
+        shares_elsewhere: bool = False,
     ) -> None:
-        super().__init__(waiting, policy, kv_cache)
+        super().__init__(waiting, policy, kv_cache, shares_elsewhere=shares_elsewhere)
         self._lengths = lengths
         self._has_end = has_end
         self._seats = policy.homes(policy.micro_batch_size)
         self._most_together = max(count for _, _, count in self._seats)
         homes = {self._home(tier) for tier, _, count in self._seats if count}
+        is_near = homes == {"compute"}
+        if shares_elsewhere:
+            homes.add("compute")
         self._num_pages: dict[Room, int] = {home: kv_cache.num_free_pages(home) for home in homes}
-        if homes != {"compute"}:
+        if not is_near:
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
 
@@ -279,23 +301,24 @@ class Continuous(Admission):
         for k, seat in self._free_seats(count):
             tier, is_delegated, _ = self._seats[seat]
             home = self._home(tier)
-            rooms = self._rooms(k, home)
-            shared = self._prefixes.num_tokens(request) if home == "compute" else 0
+            shared = 0 if is_delegated else self._prefixes.num_tokens(request, home)
             curve = outlooks[home].curve([num_tokens - shared] * count, [left] * count)
-            wanted = count * self._kv.pages_for(num_tokens - shared)
+            curves: dict[Room, Pages] = dict.fromkeys(self._rooms(k, home), curve)
+            wanted = {home: count * self._kv.pages_for(num_tokens - shared)}
             if shared and self._prefixes.find(request) is None:
-                curve = curve + self._kv.pages_for(shared)
-                wanted += self._kv.pages_for(shared)
-            if wanted <= self._kv.num_free_pages(home) and all(
-                outlooks[room].fits(curve, self._num_pages[room]) for room in rooms
+                beginning = self._kv.pages_for(shared)
+                curves["compute"] = curves.get("compute", np.zeros_like(curve)) + beginning
+                wanted["compute"] = wanted.get("compute", 0) + beginning
+            if all(pages <= self._kv.num_free_pages(own) for own, pages in wanted.items()) and all(
+                outlooks[room].fits(own, self._num_pages[room]) for room, own in curves.items()
             ):
                 rows = self._waiting.take(count)
                 for row in rows:
                     row.seat = seat
                 self.block[k] += self._reserve(rows, home, is_delegated=is_delegated)
                 self._pace.take(count)
-                for room in rooms:
-                    outlooks[room].add(curve)
+                for room, own in curves.items():
+                    outlooks[room].add(own)
                 return True
         return False
 
@@ -303,7 +326,7 @@ class Continuous(Admission):
         """Pages for what the rows of one request have; the rows, and before them the one that
         computes what they share, if it is new."""
         request = rows[0].answer.request
-        if home != "compute" or not self._prefixes.num_tokens(request):
+        if is_delegated or not self._prefixes.num_tokens(request, home):
             named = [(row.key, row.num_tokens) for row in rows]
             self._kv.admit(home, named, is_delegated=is_delegated)
             return [*rows]
@@ -312,8 +335,7 @@ class Continuous(Admission):
             prefix = self._prefixes.hold(request, rows[0].entry)
             prefix.seat = rows[0].seat
             new = [prefix]
-        for row in rows:
-            self._prefixes.admit(row, prefix, row.num_tokens)
+        self._prefixes.admit([(row, row.num_tokens) for row in rows], prefix, home)
         return [*new, *rows]
 
     def _free_seats(self, count: int) -> Iterator[tuple[int, int]]:
@@ -357,11 +379,10 @@ class Continuous(Admission):
     def _fit(self, k: int, num_pages: int) -> None:
         """Keep the offloaded rows of a micro-batch to the pages that a slot has."""
         rows = sorted(self._rows_in(k), key=lambda row: row.entry)
-        held = sum(self._kv.pages_for(row.num_tokens) for row in rows)
-        while held > num_pages:
-            row = rows.pop()
-            held -= self._kv.pages_for(row.num_tokens)
-            self._give_up(row)
+        pages = [self._kv.pages_for(row.num_tokens - row.num_shared_tokens) for row in rows]
+        while sum(pages) > num_pages:
+            pages.pop()
+            self._give_up(rows.pop())
 
     def _is_at(self, row: Row, home: Home) -> bool:
         return row.key in self._kv.rows and self._kv.rows[row.key].home == home

@@ -5,8 +5,9 @@ Also counts what it moves, for the schedule. Knows tiers and pages; the layers s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -81,8 +82,9 @@ class PreparedBatch:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Homes:
     """Where the rows of a micro-batch are: for each span's rows, siblings behind their first, the
-    pages in the pool or, from row ``num_near`` on, in a slot. ``first_rows`` are the spans' own.
-    Rows that the CPU attends are not among them."""
+    pages in the pool or, from row ``num_near`` on, in a slot; of rows whose beginning is in the
+    pool those behind it, and so are their spans. ``first_rows`` are the spans' own. Rows that the
+    CPU attends are not among them."""
 
     spans: tuple[RowSpan, ...]
     tables: Sequence[Sequence[int]]
@@ -219,6 +221,10 @@ class BatchPreparer:
         # Spans come by the tier of their own rows, but siblings may be on any.
         rows.sort(key=lambda row: self._kv.rows[row[0]].home != "compute")
         pages = [self._kv.rows[key] for key, _ in rows]
+        rows = [
+            (key, span.behind_prefix() if own.num_elsewhere else span)
+            for (key, span), own in zip(rows, pages, strict=True)
+        ]
         num_near = sum(row.home == "compute" for row in pages)
         far = [span for _, span in rows[num_near:]]
         passage = plan_passage(
@@ -272,12 +278,13 @@ class BatchPreparer:
             start, end = batch.rows[first].start, batch.rows[last - 1].end
             near = range(homes.num_near)
             slot = range(homes.num_near, len(homes.tables))
+            stems, tokens = self._stems(batch.rows[first:behind]), range(start, end)
             chunks.append(
                 Chunk(
                     start=start,
                     end=end,
-                    near=self._view(batch, homes, (first, border), start, end, near),
-                    slot=self._view(batch, homes, (border, behind), start, end, slot),
+                    near=self._view(homes, slice(first, border), tokens, near, stems),
+                    slot=self._view(homes, slice(border, behind), tokens, slot),
                     first_delegated=min(max(delegated_at, start), end) - start,
                     delegated_place=max(start, delegated_at) - delegated_at,
                 )
@@ -286,44 +293,47 @@ class BatchPreparer:
 
     def _view(
         self,
-        batch: MicroBatch,
         homes: _Homes,
-        spans: tuple[int, int],
-        chunk_start: int,
-        chunk_end: int,
+        spans: slice,
+        tokens: range,
         rows: range,
+        stems: Mapping[RowKey, Sequence[RowSpan]] = MappingProxyType({}),
     ) -> KVView | None:
-        """What lies in one pool: the given spans, and of ``rows`` the chunk's siblings."""
-        first, last = spans
-        own_rows, tables = batch.rows[first:last], homes.tables
-        stems = self._stems(own_rows) if rows.start == 0 else {}
-        shared = [s.shared_len if s.prefix in stems else 0 for s in own_rows]
+        """What lies in one pool of a chunk of ``tokens``: the given spans, of ``rows`` the chunk's
+        siblings, and ``stems``, which its rows are attended without."""
+        own_spans, tables = [], []
+        for row in homes.first_rows[spans]:
+            span, table = homes.spans[row], homes.tables[row]
+            if span.prefix in stems:
+                table = table[span.shared_len // self._policy.page_tokens :]
+                span = span.behind_prefix()
+            own_spans.append(span)
+            tables.append(table)
         own = set(homes.first_rows)
         copies = [
-            (homes.spans[row].start - chunk_start, homes.spans[row], homes.tables[row])
+            (homes.spans[row].start - tokens.start, homes.spans[row], homes.tables[row])
             for row in rows
-            if row not in own and chunk_start <= homes.spans[row].start < chunk_end
+            if row not in own and homes.spans[row].start in tokens
         ]
         return self._index(
-            [s.behind_prefix() if count else s for s, count in zip(own_rows, shared, strict=True)],
-            [
-                tables[row][count // self._policy.page_tokens :]
-                for row, count in zip(homes.first_rows[first:last], shared, strict=True)
-            ],
-            start=own_rows[0].start - chunk_start if own_rows else 0,
+            own_spans,
+            tables,
+            start=own_spans[0].start - tokens.start if own_spans else 0,
             device=self._device,
             copies=copies,
-            stems=[self._index_stem(prefix, stems[prefix], chunk_start) for prefix in stems],
+            stems=[self._index_stem(key, own, tokens.start) for key, own in stems.items()],
         )
 
     def _stems(self, spans: Sequence[RowSpan]) -> dict[RowKey, list[RowSpan]]:
-        """The rows by what they begin with, where some do with the same and attend all keys."""
+        """The rows by what they begin with, where enough do with the same and attend all keys, or
+        where some have their own keys elsewhere, without it."""
         stems: dict[RowKey, list[RowSpan]] = {}
-        if self._config.attended_share == 1:
-            for span in spans:
-                if span.prefix is not None:
-                    stems.setdefault(span.prefix, []).append(span)
-        return {prefix: own for prefix, own in stems.items() if len(own) >= LEAST_SHARERS}
+        for span in spans:
+            if span.prefix is not None:
+                stems.setdefault(span.prefix, []).append(span)
+        least = LEAST_SHARERS if self._config.attended_share == 1 else len(spans) + 1
+        apart = {span.prefix for span in spans if self._kv.rows[span.row].num_elsewhere}
+        return {key: own for key, own in stems.items() if len(own) >= least or key in apart}
 
     def _index_stem(self, prefix: RowKey, spans: Sequence[RowSpan], start: int) -> Stem:
         return index_stem(
@@ -345,7 +355,7 @@ class BatchPreparer:
         copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
         stems: Sequence[Stem] = (),
     ) -> KVView | None:
-        if not spans and not copies:
+        if not (spans or copies or stems):
             return None
         return index_rows(
             spans,

@@ -292,6 +292,7 @@ class Engine:
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             lengths=lengths,
             describe=batches.describe,
+            shares_elsewhere=self.plan.geometry.shared_tokens > 0,
         )
         return scheduler, self._performer(batches, scheduler, lane)
 

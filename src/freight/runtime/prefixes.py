@@ -1,15 +1,16 @@
 """Beginnings of prompts that many rows have: their keys and values are computed once and shared.
 
 A beginning is a row of its own that makes no tokens and stays for as long as rows come that need
-it. Whole pages are shared, on the compute tier alone: rows elsewhere bring their whole prompts.
-Knows rows and pages, no micro-batches.
+it. Whole pages are shared, and lie on the compute tier wherever the rows' own are. Knows rows and
+pages, no micro-batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from freight.memory.kv_cache import KVCache
+from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import RowKey
 from freight.runtime.answers import Answer, Row
 from freight.runtime.params import SamplingParams
@@ -28,16 +29,18 @@ class _Held:
 
 @dataclass(kw_only=True, slots=True)
 class Prefixes:
-    """The beginnings that are there, by key."""
+    """The beginnings that are there, by key. Rows share them whose own pages are on the compute
+    tier too, and those ``elsewhere`` where pages for the beginnings were planned beside theirs."""
 
     kv: KVCache
     is_on: bool
+    elsewhere: bool = False
     held: dict[int, _Held] = field(default_factory=dict)
 
-    def num_tokens(self, request: Request) -> int:
-        """How many of the request's first tokens can be shared: those of whole pages, and none
-        where they are to be scored."""
-        if not self.is_on or request.prefix is None:
+    def num_tokens(self, request: Request, home: Home = "compute") -> int:
+        """How many of the request's first tokens can be shared by a row that is there: those of
+        whole pages, and none where they are to be scored."""
+        if not self.is_on or request.prefix is None or not (home == "compute" or self.elsewhere):
             return 0
         page = self.kv.page_tokens
         count = request.prefix.num_tokens // page * page
@@ -70,11 +73,13 @@ class Prefixes:
         self.held[key] = _Held(row=row)
         return row
 
-    def admit(self, row: Row, prefix: Row, num_tokens: int) -> None:
-        """Pages for a row that shares those of ``prefix``: its own for the tokens behind them."""
-        self.kv.admit("compute", [(row.key, num_tokens)], shared=prefix.key)
-        row.prefix = prefix
-        self._of(prefix).num_sharers += 1
+    def admit(self, rows: Sequence[tuple[Row, int]], prefix: Row, home: Home = "compute") -> None:
+        """Pages for (row, tokens) that share those of ``prefix``: their own for the tokens behind
+        them."""
+        self.kv.admit(home, [(row.key, count) for row, count in rows], shared=prefix.key)
+        for row, _ in rows:
+            row.prefix = prefix
+        self._of(prefix).num_sharers += len(rows)
 
     def leave(self, row: Row) -> None:
         """A row that may share a beginning gives its pages up."""

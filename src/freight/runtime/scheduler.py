@@ -31,7 +31,7 @@ class Scheduler:
 
     ``describe`` prices a micro-batch: what it moves in a sweep. ``lengths`` is what is expected of
     answers, and learns from them. ``slot_pages`` are those that a micro-batch's offloaded rows may
-    have together.
+    have together; ``shares_elsewhere``: such rows may share what their prompts begin with.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class Scheduler:
         eos_ids: frozenset[int],
         lengths: Lengths,
         describe: Callable[[int, MicroBatch, bool], BatchWork],
+        shares_elsewhere: bool = False,
     ) -> None:
         self._waiting = Waiting(requests, tokenizer)
         self._lengths = lengths
-        self._admission: Admission = ZigZag(self._waiting, policy, kv_cache)
+        self._admission: Admission = ZigZag(
+            self._waiting, policy, kv_cache, shares_elsewhere=shares_elsewhere
+        )
         if policy.is_continuous:
             self._admission = Continuous(
                 self._waiting,
@@ -57,6 +60,7 @@ class Scheduler:
                 slot_pages=slot_pages,
                 lengths=lengths,
                 has_end=bool(eos_ids),
+                shares_elsewhere=shares_elsewhere,
             )
         self._policy = policy
         self._eos_ids = eos_ids
