@@ -154,9 +154,9 @@ EXCHANGED: Final[Mapping[str, Dynamic]] = {
 """Better ones, which the search finds with an all-to-all among its moves."""
 
 
-def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
-    """A serial layer with norms before its parts. The stream is whole on every chip; behind it a
-    weight-gathered MLP has some tokens each."""
+def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic, *, centred: bool = False) -> Sharded:
+    """A serial layer with norms before its parts, which may be ``centred``. The stream is whole on
+    every chip; behind it a weight-gathered MLP has some tokens each."""
     heads = "H" if scheme.replicated else "H_x"
     weights = {
         "queries in": "E H_x D",
@@ -166,7 +166,7 @@ def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
         "mlp out": "F_x E",
     }
     writer = Writer(mesh, sizes, {"x": "B L E"}, weights)
-    writer.norm("attention normed", "x")
+    writer.norm("attention normed", "x", centred=centred)
     writer.product("queries", "attention normed", "queries in", "B L H D")
     writer.product("keys", "attention normed", "keys in", "B L J K D")
     writer.attend("attended", "queries", "keys")
@@ -191,7 +191,7 @@ def dynamic_layer(mesh: Mesh, sizes: Sizes, scheme: Dynamic) -> Sharded:
     elif scheme.gathered:
         writer.slice("attention", "L", "x")
     writer.add("with attention", stream, "attention")
-    writer.norm("mlp normed", "with attention")
+    writer.norm("mlp normed", "with attention", centred=centred)
     writer.product("hidden", "mlp normed", "mlp in", "B L G F")
     writer.activate("gated", "hidden")
     writer.product("mlp", "gated", "mlp out", "B L E")

@@ -52,11 +52,24 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
 
 
-def test_schemes_take_turns(tmp_path: Path) -> None:
-    """Of Ong & Kwon, and the better ones with an exchange."""
-    reference = tiny.make_model(tmp_path, num_key_value_heads=4)
+SERIAL = [
+    "multi-head",
+    "opt",
+    "opt, no biases",
+    "gpt-neox, serial",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "tied",
+]
+
+
+@pytest.mark.parametrize("name", SERIAL)
+def test_schemes_take_turns(name: str, tmp_path: Path) -> None:
+    """Of Ong & Kwon, and the better ones with an exchange: of every kind of norm and bias."""
+    reference = tiny.make_model(tmp_path, config=CONFIGS[name])
     schemes = [*DYNAMIC.values(), *EXCHANGED.values()]
-    ranks = VirtualRanks(Mesh.of(x=4))
+    ranks = VirtualRanks(Mesh.of(x=4 if name == "multi-head" else 2))
     model = load_model(tmp_path, ranks, schemes, dtype=torch.float32)
     prompts = tiny.prompts(3, 11)
     found = [*zip(*greedy(model, prompts, 5, schemes), strict=True)]

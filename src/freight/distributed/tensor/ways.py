@@ -110,7 +110,7 @@ class Ways:
 
     def _layer(self, way: Way, sizes: dict[str, float], with_experts: bool) -> Sharded:
         if isinstance(way, Dynamic):
-            return dynamic_layer(self.mesh, sizes, way)
+            return dynamic_layer(self.mesh, sizes, way, centred=self.config.norm == "layer")
         return block(self.mesh, sizes, way, self.config, with_experts=with_experts)
 
 
