@@ -178,6 +178,13 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="with --split tensor, compute everything in one layout, for reproducible last bits",
     )
+    run.add_argument(
+        "--stages",
+        type=int,
+        metavar="N",
+        help="with --split tensor, stages that each have some of the layers, cut over their ranks "
+        "(default 1)",
+    )
     add_policy(run)
     add_kept_compression(run)
     _add_plan(commands)

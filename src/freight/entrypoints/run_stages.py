@@ -69,6 +69,7 @@ _SAME_FLAGS: Final = (
     "no_shared_prefixes",
     "sparse_attention",
     "split",
+    "stages",
     "weight_bits",
 )
 """What a plan follows from that all ranks must have alike."""
@@ -148,16 +149,24 @@ def _agree(
             )
 
 
-def _check_pin(arguments: argparse.Namespace) -> None:
-    if arguments.pin_layout is None:
-        return
-    if arguments.split != "tensor":
+def _check_tensor_flags(arguments: argparse.Namespace) -> None:
+    """Those that say how tensors are cut."""
+    given = {"--pin-layout": arguments.pin_layout, "--stages": arguments.stages}
+    for flag, value in given.items():
+        if value is not None and arguments.split != "tensor":
+            raise InputError(
+                f"{flag} {value} was given with --split {arguments.split}.",
+                "It says how tensors are cut, which they are not then.",
+                "Add --split tensor, or leave it out.",
+            )
+    if arguments.pin_layout is not None:
+        check_name(arguments.pin_layout)
+    if arguments.stages is not None and arguments.stages < 1:
         raise InputError(
-            f"--pin-layout {arguments.pin_layout} was given with --split {arguments.split}.",
-            "Only tensors are computed in layouts that differ.",
-            "Add --split tensor, or leave it out.",
+            f"--stages {arguments.stages} was given.",
+            "A model has at least one stage.",
+            "Give a number from 1 on, or leave it out.",
         )
-    check_name(arguments.pin_layout)
 
 
 def _build(
@@ -176,6 +185,7 @@ def _build(
             workload=workload,
             ranks=ranks,
             pin=arguments.pin_layout,
+            stages=arguments.stages or 1,
             cache_dir=default_path().parent,
         )
     # What is compressed is kept for all ranks of a host: one of them does it.
@@ -207,13 +217,13 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
     with Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
 
         def tell(error: RankError | ConnectionLost) -> None:
-            part = _part(arguments.split, ranks, layers)
+            part = _part(arguments, ranks, layers)
             _print_error(_explained(error, ranks, part, farewell(spec, progress)))
 
         guard.watch(ranks, tell)
         try:
             options = _own_options(arguments, place)
-            _check_pin(arguments)
+            _check_tensor_flags(arguments)
             check_paths(spec.source, spec.sink)
             model_dir = find_model(arguments.model)
 
@@ -267,14 +277,19 @@ def _explained(
     )
 
 
-def _part(split: str, ranks: Ranks, layers: Sequence[range]) -> Callable[[int], str]:
+def _part(
+    arguments: argparse.Namespace, ranks: Ranks, layers: Sequence[range]
+) -> Callable[[int], str]:
     """What a rank had of the work; ``layers`` are those of the stages, once they are known."""
 
     def part(rank: int) -> str:
         number = f"{rank + 1} of {ranks.size}"
-        if split == "tensor":
-            return f"part {number} of every layer"
-        if split == "rows":
+        if arguments.split == "tensor":
+            count = arguments.stages or 1
+            size = max(1, ranks.size // count)
+            place = f"part {rank % size + 1} of {size} of every layer"
+            return place if count == 1 else f"{place} of stage {rank // size + 1} of {count}"
+        if arguments.split == "rows":
             return f"replica {number}"
         if not layers:
             return f"stage {number}"

@@ -23,14 +23,14 @@ __all__ = ["KVCache"]
 
 
 class KVCache:
-    """Of rows of up to ``capacity`` tokens. ``sizes`` has all dims of the layouts but L, which no
-    layout cuts; ``layout`` is that of [B, L, J, K, D], once there are any."""
+    """Of some ``layers``, and rows of up to ``capacity`` tokens. ``sizes`` has all dims of the
+    layouts but L, which none cuts; ``layout`` is that of [B, L, J, K, D], once there are any."""
 
     def __init__(
         self,
         executor: Executor,
         *,
-        num_layers: int,
+        layers: range,
         sizes: dict[str, int],
         capacity: int,
         dtype: torch.dtype,
@@ -41,12 +41,12 @@ class KVCache:
         self._sizes = {**sizes, "L": 1}
         self._dtype = dtype
         self._longest = 0
-        self._kept: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+        self._kept: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
     @property
     def num_bytes(self) -> int:
         """Of all own ranks."""
-        return sum(own.nbytes for layer in self._kept for own in layer)
+        return sum(own.nbytes for layer in self._kept.values() for own in layer)
 
     def lay(self, layout: Layout, *, used: int, longest: int) -> None:
         """Lay all keys out as attention wants them: rows have up to ``used`` tokens, and those of
@@ -60,8 +60,8 @@ class KVCache:
                 "Make room for longer rows, or shorten them.",
             )
         if layout != self.layout:
-            for layer in range(len(self._kept)):
-                self._kept[layer] = self._laid(self._kept[layer], layout, used)
+            for layer, kept in self._kept.items():
+                self._kept[layer] = self._laid(kept, layout, used)
         self.layout, self._longest = layout, longest
 
     def append(

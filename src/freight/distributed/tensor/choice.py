@@ -58,6 +58,7 @@ class TensorOptions:
     pin: str | None = None
     rows: int | None = None
     batch_tokens: int | None = None
+    batches: int = 1
     cache_dir: Path | None = None
     dummy_seed: int | None = None
 
@@ -150,7 +151,7 @@ def _stationary(config: ModelConfig, num_ranks: int) -> Iterator[_Chosen]:
 
 
 def _row_counts(workload: Workload, options: TensorOptions) -> Iterator[int]:
-    rows = min(_MOST_ROWS, workload.num_rows)
+    rows = min(_MOST_ROWS, -(-workload.num_rows // options.batches))
     if options.rows is not None:
         yield min(options.rows, workload.num_rows)
         return
@@ -296,6 +297,7 @@ def _footprint(
         prompt=workload.max_prompt_tokens,
         dtype_bytes=dtype.itemsize,
     )
+    held = replace(held, keys=held.keys * options.batches)
     if options.bits is None:
         return held
     return replace(held, weights=held.weights * options.bits / 8 / dtype.itemsize)

@@ -3,12 +3,15 @@
 The first rank has the rows, the house's scheduler and sampler; before each call it tells the others
 what the rows bring and which way is taken, and all compute it. Rows take the seats of a batch,
 whose keys every rank keeps its part of; weights are in memory, none is offloaded. Prompts come in
-calls of their own, single tokens of rows of any age in another.
+calls of their own, single tokens of rows of any age in another. A model in stages has as many
+batches: while one is in a later stage the first computes another. A stage is told of a call by the
+one before, and the last sends logits back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -16,7 +19,6 @@ import torch
 
 from freight.distributed.tensor.model import Batch, TensorModel
 from freight.distributed.tensor.names import describe
-from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.seats import Call, Seats
 from freight.distributed.tensor.switch import Switch
 from freight.distributed.tensor.ways import Way
@@ -39,13 +41,13 @@ __all__ = ["TensorEngine", "follow"]
 
 _PAGE_TOKENS: Final = 16
 _END, _BEGIN, _STEP = range(3)
-_HEADER: Final = 5
+_HEADER: Final = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Told:
-    """A call as all ranks know it: ``lengths`` [B] of all seats, the ``seats`` [R] of its rows, how
-    many tokens they bring [R], and these [R, L]."""
+    """A call as all ranks know it: ``lengths`` [B] of all seats of its batch, the ``seats`` [R] of
+    its rows, how many tokens they bring [R], and these [R, L]."""
 
     lengths: torch.Tensor
     seats: torch.Tensor
@@ -71,8 +73,9 @@ class _Told:
 class TensorEngine:
     """On the first rank. One run at a time may use it; ``close`` lets the others go.
 
-    ``rows`` are computed together, of at most the workload's longest tokens each; a call has up to
-    ``call_tokens``. Rows bring up to ``batch_tokens`` of their prompts to a sweep (None: all).
+    ``rows`` are computed together, of at most the workload's longest tokens each, in each of as
+    many batches as there are stages; a call has up to ``call_tokens``. Rows bring up to
+    ``batch_tokens`` of their prompts to a sweep (None: all).
     ``taken`` counts tokens and calls by way.
     """
 
@@ -114,11 +117,26 @@ class TensorEngine:
 
     def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
         """Answer rows in an order of the scheduler's choosing, each exactly once."""
+        rows, shared = self.policy.micro_batch_size, self._check(requests)
+        count = self.model.passage.stage.count
+        _tell(self.model, [_BEGIN, rows, self._longest, count])
+        lanes = deque(self._lane(shared, number) for number in range(count))
+        while lanes:
+            lane = lanes.popleft()
+            for done in lane:
+                if done is None:  # its turn comes again when the others have computed
+                    lanes.append(lane)
+                    break
+                yield done
+
+    def _lane(self, requests: Iterator[Request], number: int) -> Iterator[Completion | None]:
+        """One batch, and a scheduler for it, which takes what comes next of the requests. None
+        where logits are on their way through other stages."""
         rows = self.policy.micro_batch_size
         pages = self._pages(rows)
         eos_ids = frozenset() if self._tokenizer is None else self._tokenizer.eos_token_ids
         scheduler = Scheduler(
-            self._check(requests),
+            requests,
             policy=self.policy,
             kv_cache=pages,
             slot_pages=0,
@@ -127,13 +145,12 @@ class TensorEngine:
             lengths=self._workload.answers(),
             describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
         )
-        _tell(self.model.executor.ranks, [_BEGIN, rows, self._longest])
         batch = self.model.begin(rows, self._longest)
         count, parts = len(batch.lengths), self.model.row_parts
         seats = Seats(count, parts, pages, self._call_tokens)
         for sweep in scheduler.sweeps():
             for work in sweep.works:
-                logits = self._logits(batch, seats, work.batch)
+                logits = yield from self._logits(batch, seats, work.batch, number)
                 made = _make(logits, scheduler.draws(work.batch))
                 yield from scheduler.update(work.batch, made)
 
@@ -160,20 +177,30 @@ class TensorEngine:
                 )
             yield request
 
-    def _logits(self, batch: Batch, seats: Seats, work: MicroBatch) -> torch.Tensor:
-        """[n, V] in float32, of the rows that make a token."""
+    def _logits(
+        self, batch: Batch, seats: Seats, work: MicroBatch, lane: int
+    ) -> Generator[None, None, torch.Tensor]:
+        """[n, V] in float32, of the rows that make a token; None where others may compute."""
         calls, free = seats.calls(work)
         batch.lengths[free] = 0
         found = torch.empty(work.num_logits, self.model.config.vocab_size)
         for call in calls:
-            logits = self._step(batch, call)
+            logits = self._step(batch, call, lane)
+            if call.wanted and self.model.passage.answers is not None:
+                yield None
+                (logits,) = self.model.passage.answers.receive([self._like(call)])
             rows, places = ([pair[own] for pair in call.wanted] for own in range(2))
             if rows:
                 found[places] = logits[rows].float().cpu()
         return found
 
-    def _step(self, batch: Batch, call: Call) -> torch.Tensor:
-        """Logits of all rows of a call."""
+    def _like(self, call: Call) -> torch.Tensor:
+        """What logits of a call look like."""
+        size = len(call.seats), self.model.config.vocab_size
+        return torch.empty(size, dtype=self.model.dtype, device=self.model.executor.ranks.device)
+
+    def _step(self, batch: Batch, call: Call, lane: int) -> torch.Tensor:
+        """Logits of all rows of a call, where all layers are here."""
         for seat, kv_len, tokens in zip(call.seats, call.kv_lens, call.tokens, strict=True):
             if tokens:
                 batch.lengths[seat] = kv_len
@@ -190,16 +217,21 @@ class TensorEngine:
         way = self._switch.way(call.num_padded)
         counts = self.taken[way]
         counts[0], counts[1] = counts[0] + call.num_tokens, counts[1] + 1
-        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted)]
-        _tell(self.model.executor.ranks, header)
-        _from_first(self.model.executor.ranks, told.packed)
+        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted), lane]
+        _tell(self.model, header)
+        _from_first(self.model, told.packed)
         return _compute(self.model, batch, told, header)
 
     def status(self) -> str:
         """What a rank holds."""
-        mesh = self.model.executor.ranks.mesh
+        mesh, stage = self.model.executor.ranks.mesh, self.model.passage.stage
         held = format_bytes(self.model.weights_held)
-        return f"{held} of weights on each of {mesh.num_chips} ranks ({mesh})"
+        if stage.count == 1:
+            return f"{held} of weights on each of {mesh.num_chips} ranks ({mesh})"
+        return (
+            f"{held} of weights on each of {mesh.num_chips} ranks ({mesh}) of the first of "
+            f"{stage.count} stages, layers {stage.layers.start}-{stage.layers.stop - 1}"
+        )
 
     def summary(self) -> str:
         """How rows were computed: together, and in which ways."""
@@ -209,32 +241,35 @@ class TensorEngine:
             f"{describe(way, mesh)}: {tokens} tokens in {calls} calls"
             for way, (tokens, calls) in self.taken.items()
         )
-        return (
-            f"{self.status()}, {policy.micro_batch_size} rows together, which enter {when}\n"
-            f"layouts: {ways}"
-        )
+        count = self.model.passage.stage.count
+        rows = f"{count} x {policy.micro_batch_size}" if count > 1 else policy.micro_batch_size
+        return f"{self.status()}, {rows} rows together, which enter {when}\nlayouts: {ways}"
 
     def close(self) -> None:
         if self._is_open:
-            _tell(self.model.executor.ranks, [_END])
+            _tell(self.model, [_END])
         self._is_open = False
 
 
 def follow(model: TensorModel) -> None:
     """On all other ranks: compute what the first one tells, until it ends."""
-    ranks, batch = model.executor.ranks, None
+    batches: list[Batch] = []
+    passage = model.passage
     while True:
-        header = _tell(ranks, [])
+        header = _tell(model, [])
         kind, rows, size = header[:3]
         if kind == _END:
             return
         if kind == _BEGIN:
-            batch = model.begin(rows, size)
+            batches = [model.begin(rows, size) for _ in range(header[3])]
             continue
-        assert batch is not None
+        batch, is_wanted = batches[header[5]], bool(header[4])
         count = len(batch.lengths)
         empty = torch.zeros(count + rows * (2 + size), dtype=torch.long)
-        _compute(model, batch, _Told.of(_from_first(ranks, empty), count, rows, size), header)
+        told = _Told.of(_from_first(model, empty), count, rows, size)
+        logits = _compute(model, batch, told, header)
+        if is_wanted and passage.answers is not None:
+            passage.answers.send([logits])
 
 
 def _compute(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int]) -> torch.Tensor:
@@ -250,15 +285,23 @@ def _compute(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int
     )
 
 
-def _tell(ranks: Ranks, values: Sequence[int]) -> list[int]:
+def _tell(model: TensorModel, values: Sequence[int]) -> list[int]:
     """What the first rank says to all; the others' values count for nothing."""
     own = torch.tensor([*values, *[0] * (_HEADER - len(values))])
-    return _from_first(ranks, own).tolist()
+    return _from_first(model, own).tolist()
 
 
-def _from_first(ranks: Ranks, own: torch.Tensor) -> torch.Tensor:
+def _from_first(model: TensorModel, own: torch.Tensor) -> torch.Tensor:
+    """To the ranks of its stage at once, to others from the stage before."""
+    ranks, passage = model.executor.ranks, model.passage
     parts = [own.to(ranks.device) for _ in ranks.own]
-    return ranks.all_gather(parts, ranks.mesh.names)[0][0].cpu()
+    if passage.before is None:
+        parts = ranks.all_gather(parts, ranks.mesh.names)[0][:1]
+    else:
+        parts = passage.before.receive(parts)
+    if passage.after is not None:
+        passage.after.send(parts)  # and is not to change until it has gone
+    return parts[0].cpu().clone()
 
 
 def _make(logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:

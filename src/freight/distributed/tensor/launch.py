@@ -16,7 +16,8 @@ import torch
 from freight.distributed.tensor.choice import NOMINAL, Planned, TensorOptions, plan_ways
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.ranks import Ranks
-from freight.distributed.tensor.rates import measure_rates
+from freight.distributed.tensor.rates import Rates, measure_rates
+from freight.distributed.tensor.stages import Passage, largest_part
 from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
@@ -36,17 +37,22 @@ def launch(
     workload: Workload,
     dtype: torch.dtype,
     options: TensorOptions,
+    passage: Passage | None = None,
+    agree: Callable[[Rates], Rates] = lambda own: own,
 ) -> tuple[TensorModel, Switch, Planned]:
     """Read this process's parts of the model, and find out when which way is faster.
 
-    ``make_ranks`` gives the back end for a mesh. BudgetError where no cut fits, InputError where
-    none divides.
+    ``make_ranks`` gives the back end for a mesh: of a stage, where the model is in stages, which
+    ``agree`` on the rates that they plan with. BudgetError where no cut fits, InputError where none
+    divides.
     """
     config = read_config(model_dir)
     rates = NOMINAL
     if options.pin is None:
-        rates = measure_rates(make_ranks(Mesh.of(x=num_ranks)), dtype)
-    planned = plan_ways(config, num_ranks, rates, workload, dtype, options)
+        rates = agree(measure_rates(make_ranks(Mesh.of(x=num_ranks)), dtype))
+    passage = passage or Passage.whole(config.num_layers)
+    part = largest_part(config, passage.stage.count)
+    planned = plan_ways(part, num_ranks, rates, workload, dtype, options)
     ranks = make_ranks(planned.mesh)
     model = load_model(
         model_dir,
@@ -55,12 +61,13 @@ def launch(
         dtype=dtype,
         bits=options.bits,
         dummy_seed=options.dummy_seed,
+        passage=passage,
     )
     switch = pinned(planned.decode)
     if len(planned.ways) > 1:
         most = max(2, min(planned.call_tokens, planned.rows * workload.max_prompt_tokens))
         tokens = workload.total_prompt_tokens + workload.expected_new_tokens
-        arithmetic_s = 2 * count_parameters(config) * tokens / (num_ranks * rates.flops)
+        arithmetic_s = 2 * count_parameters(part) * tokens / (num_ranks * rates.flops)
         if arithmetic_s < _WORTH_MEASURING_S:
             switch = reckoned(model, rates, most)
         else:

@@ -22,6 +22,7 @@ from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
+from freight.distributed.tensor.stages import Passage
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
@@ -56,9 +57,11 @@ def load_model(
     bits: int | None = None,
     looped: bool = False,
     dummy_seed: int | None = None,
+    passage: Passage | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
     With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
+    ``passage``: of the layers those of a stage.
     """
     config = read_config(model_dir)
     reader: Reader
@@ -66,12 +69,15 @@ def load_model(
         reader = CheckpointReader(resolve(config, model_dir))
     else:
         reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
-    return TensorModel(config, reader, ranks, ways, dtype=dtype, bits=bits, looped=looped)
+    return TensorModel(
+        config, reader, ranks, ways, dtype=dtype, bits=bits, looped=looped, passage=passage
+    )
 
 
 class TensorModel:
     """``moved`` of its executor counts bytes that left the own ranks, ``bytes_read`` those of the
-    checkpoint that they read. With ``looped`` activations are moved while products are computed."""
+    checkpoint that they read. With ``looped`` activations are moved while products are computed.
+    Of a model in stages it is the part that the ``passage`` says, and hands the stream on."""
 
     def __init__(
         self,
@@ -83,22 +89,27 @@ class TensorModel:
         dtype: torch.dtype,
         bits: int | None = None,
         looped: bool = False,
+        passage: Passage | None = None,
     ) -> None:
         _refuse_unknown(config)
+        self.passage = passage or Passage.whole(config.num_layers)
         first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
         self.config = config
         self.padding = pad(config, ranks.mesh, first)
         self.executor = Executor(ranks, looped=looped)
         self._ways = Ways(self.padding.config, ranks.mesh, ways)
         self._ranks = ranks
-        self._ahead: WeightsAhead | None = None
-        self._kinds = [config.has_experts(layer) for layer in range(config.num_layers)]
-        self._dtype = dtype
+        # In stages all ranks make it now: later each would wait for those that wait for it.
+        in_stages = self.passage.stage.count > 1
+        self._ahead = WeightsAhead(self.executor) if in_stages else None
+        layers = self.passage.stage.layers
+        self._kinds = [config.has_experts(layer) for layer in layers]
+        self.dtype = dtype
         self.value_bytes = dtype.itemsize
         self.weight_bytes = dtype.itemsize if bits is None else bits // 8
         blueprint = Blueprint(config, self.padding.config)
         loader = Loader(ranks, blueprint, reader, dtype=dtype, bits=bits)
-        self._layers = [self._load_layer(loader, layer) for layer in range(config.num_layers)]
+        self._layers = [self._load_layer(loader, layer) for layer in layers]
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
         if config.rope is None:
@@ -116,10 +127,13 @@ class TensorModel:
         return loader.load(layer, layouts, self._ways.sizes(1, 1, has_experts), moved)
 
     def _load_ends(self, loader: Loader) -> Stored:
-        """The table and the head, one tensor where they are tied."""
+        """The table and the head, one tensor where they are tied; of a stage those it has."""
         layouts, sizes = self._ways.ends(), self._ways.sizes(1, 1, False)
-        if not self.config.tied_embeddings:
-            return loader.load(None, layouts, sizes)
+        stage = self.passage.stage
+        here = {"embedding": stage.is_first, "head": stage.is_last}
+        if not self.config.tied_embeddings or not any(here.values()):
+            own = {name: layout for name, layout in layouts.items() if here[name]}
+            return loader.load(None, own, sizes)
         stored = loader.load(None, {"embedding": layouts["embedding"]}, sizes)
         head = [part.t() for part in stored.parts["embedding"]]
         parts = {**stored.parts, "head": head}
@@ -172,7 +186,7 @@ class TensorModel:
         own = self.layers_of(way, num_tokens)[0]
         ranks, layout = self._ranks, own.inputs["x"]
         shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
-        x = [torch.randn(shape, dtype=self._dtype, device=ranks.device) for _ in ranks.own]
+        x = [torch.randn(shape, dtype=self.dtype, device=ranks.device) for _ in ranks.own]
         batch = Batch(int(own.sizes["B"]), self._cache(int(own.sizes["B"]), 0))
         rows, _ = self._rows(batch, [[0] * int(own.sizes["L"])] * len(batch.lengths), way)
         attention = Attention(self.padding.config, ranks, rows)
@@ -196,10 +210,10 @@ class TensorModel:
         c = self.padding.config
         return KVCache(
             self.executor,
-            num_layers=c.num_layers,
+            layers=self.passage.stage.layers,
             sizes={"B": num_rows, "J": 2, "K": c.num_kv_heads, "D": c.head_dim},
             capacity=capacity,
-            dtype=self._dtype,
+            dtype=self.dtype,
         )
 
     @torch.inference_mode()
@@ -215,23 +229,26 @@ class TensorModel:
         """Logits [R, V] after the last of the new ``tokens`` of each row, on every rank; of a row
         that brings none they mean nothing. The rows are the batch's ``seats``, of each of its
         ``row_parts`` equal parts as many, in their order; or all of them. Where nobody wants what
-        comes ``to_logits`` there are none."""
+        comes ``to_logits`` there are none, nor on a stage that is not the last."""
         rows, ids = self._rows(batch, tokens, way, seats)
         programmes = self._ways.programmes(way, len(ids), rows.width)
-        x, layout = self._embed(programmes.embedding, ids, rows)
+        x, layout = self._entering(programmes, ids, rows)
         used = int(batch.lengths.max())
         longest = int((rows.kv_lens + rows.num_new).max())
         layers = self._weights_of([programmes.layers[own] for own in self._kinds])
-        for layer, (own, weights) in enumerate(layers):
+        for stored, layer, (own, weights) in zip(
+            self._layers, self.passage.stage.layers, layers, strict=True
+        ):
             x = self._between(x, layout, own)
             batch.cache.lay(_layout_of_keys(own), used=used, longest=longest)
             attention = Attention(
                 self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
             )
-            vectors = self._layers[layer].vectors
-            x, layout = self._compute(own, {"x": x, **weights}, vectors, attention)
+            x, layout = self._compute(own, {"x": x, **weights}, stored.vectors, attention)
         batch.lengths[slice(None) if rows.seats is None else rows.seats.cpu()] += rows.num_new.cpu()
-        if not to_logits:
+        if self.passage.after is not None:
+            self.passage.after.send(x)
+        if not to_logits or not self.passage.stage.is_last:
             return torch.empty(0, self.config.vocab_size)
         x = [
             self._last(part, layout, rows, rank)
@@ -264,7 +281,7 @@ class TensorModel:
             frequencies, scale = inverse_frequencies(self.config.rope, 1, most)
             angles = positions[:, :, None].float() * frequencies
             cos, sin = (
-                (own * scale).to(self._dtype).to(device) for own in (angles.cos(), angles.sin())
+                (own * scale).to(self.dtype).to(device) for own in (angles.cos(), angles.sin())
             )
         rows = Rows(
             width=width,
@@ -276,12 +293,25 @@ class TensorModel:
         )
         return rows, ids.to(device)
 
+    def _entering(
+        self, programmes: Programmes, ids: torch.Tensor, rows: Rows
+    ) -> tuple[Parts, Layout]:
+        """The stream before the own layers: embedded here, or as the stage before leaves it."""
+        if self.passage.before is None:
+            return self._embed(programmes.embedding, ids, rows)
+        kind = self.config.has_experts(self.passage.stage.layers.start - 1)
+        own = programmes.layers[kind]
+        layout = next(iter(own.outputs.values()))
+        shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
+        like = [torch.empty(shape, dtype=self.dtype, device=ids.device) for _ in self._ranks.own]
+        return self.passage.before.receive(like), layout
+
     def _embed(self, own: Sharded, ids: torch.Tensor, rows: Rows) -> tuple[Parts, Layout]:
         mesh, layout = self._ranks.mesh, own.inputs["tokens"]
         tokens = [own_part(ids, ("B", "L"), layout, mesh, rank) for rank in self._ranks.own]
         x, layout = self._run(own, {"tokens": tokens}, self._ends)
         if self.config.embedding_scale is not None:
-            factor = torch.tensor(self.config.embedding_scale, dtype=self._dtype).item()
+            factor = torch.tensor(self.config.embedding_scale, dtype=self.dtype).item()
             x = [part * factor for part in x]
         if self._positions is not None:
             places = rows.kv_lens[:, None] + torch.arange(rows.width, device=ids.device)

@@ -18,6 +18,7 @@ from freight.distributed.tensor.executor import Moved
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.processes import ProcessRanks
+from freight.distributed.tensor.stages import Passage, in_stage, passage_of
 from freight.distributed.tensor.switch import Switch
 from freight.distributed.tensor.wires import connector
 from freight.errors import BudgetError, InputError, RankError
@@ -58,9 +59,11 @@ def build_cut_engine(
     workload: Workload,
     ranks: Ranks,
     pin: str | None = None,
+    stages: int = 1,
     cache_dir: Path | None = None,
 ) -> CutEngine:
-    """This rank's part of the model, once all have planned it, and hold theirs."""
+    """This rank's part of the model, once all have planned it, and hold theirs. Of ``stages`` each
+    has some of the layers, and as many ranks."""
     opened = ranks.share("opened", lambda: _open(model_dir, options, workload, ranks))
     dtypes = ranks.exchange("dtype", opened.dtype)
     if len(set(dtypes)) > 1:
@@ -74,23 +77,32 @@ def build_cut_engine(
         pin=pin,
         rows=options.micro_batch_size,
         batch_tokens=options.batch_tokens,
+        batches=stages,
         cache_dir=cache_dir,
         dummy_seed=options.dummy_seed,
     )
-    connect = connector(ranks)
+    connect, size = connector(ranks), ranks.size // stages
+    first = ranks.rank // size * size if size else 0
+    own_connect = in_stage(connect, first)
 
     def make_ranks(mesh: Mesh) -> ProcessRanks:
         device = opened.device.torch_device
-        return ProcessRanks(mesh, device, rank=ranks.rank, connect=connect)
+        return ProcessRanks(mesh, device, rank=ranks.rank - first, connect=own_connect)
 
     def build() -> CutEngine:
+        layers = read_config(model_dir).num_layers
+        passage = Passage.whole(layers)
+        if stages > 1:
+            passage = passage_of(ranks.rank, ranks.size, stages, layers, connect)
         model, switch, planned = launch(
             model_dir,
-            ranks.size,
+            size,
             make_ranks,
             workload=workload,
             dtype=torch_dtype(opened.dtype),
             options=asked,
+            passage=passage,
+            agree=lambda own: ranks.exchange("rates", own)[0],
         )
         engine = None
         if not ranks.rank:
