@@ -46,6 +46,28 @@ def test_a_lost_rank_ends_the_run_and_another_number_goes_on(
     assert "all-gather of weights" in told
 
 
+def test_four_ranks_in_two_stages_write_the_output_of_one(
+    rows: Path, alone: bytes, forks: Forks, tmp_path: Path
+) -> None:
+    """And go on with what ranks in one stage had begun."""
+    output = tmp_path / "answers.jsonl"
+    told = lose_a_rank(forks, 4, cut(rows, output, "--stages", "2", *SMALL[:2]), output)
+    assert re.search(r"It ran part [12] of 2 of every layer of stage [12] of 2", told), told
+    status, told = forks.finish(4, cut(rows, output, "--stages", "2"), torchrun=True)
+    assert status == 0, told
+    assert "going on: " in told and output.read_bytes() == alone
+    assert "of the first of 2 stages" in told
+
+
+def test_stages_of_nothing_are_refused(rows: Path, forks: Forks, tmp_path: Path) -> None:
+    output = tmp_path / "answers.jsonl"
+    error = refused(forks.finish(2, cut(rows, output, "--stages", "0")))
+    assert error.startswith("--stages 0 was given.")
+    error = refused(forks.finish(2, job(rows, output, "--stages", "2")))
+    assert "--split layers" in error and "Add --split tensor" in error
+    assert not output.exists()
+
+
 def test_ranks_that_differ_refuse(rows: Path, forks: Forks, tmp_path: Path) -> None:
     script, output = tmp_path / "differing.py", tmp_path / "answers.jsonl"
     script.write_text(DIFFERING.format(change="sys.argv += ['--pin-layout', 'megatron']"))
