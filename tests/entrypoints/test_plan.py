@@ -240,7 +240,7 @@ def test_every_bundled_model_can_be_planned_for() -> None:
         (["--model", "opt-6.7b"], ["No machine was given", "freight profile"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "99GiB"], ["The machine t4"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--workload", "512"], ["like 512:32"]),
-        (["--model", "opt-6.7b", "--machine", "t4", "--rows", "0"], ["num_rows=0"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--rows", "0"], ["--rows 0"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--weights", "50/60/0"], ["Shares of"]),
         (["--model", "llama-3.1-405b", "--machine", "laptop"], ["The disk of laptop has"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--max-latency", "0"], ["above 0"]),

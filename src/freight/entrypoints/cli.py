@@ -15,6 +15,7 @@ from typing import TextIO
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.entrypoints.eval.flags import add_eval_parser
 from freight.entrypoints.flags import (
+    MAX_TOKENS,
     add_chips,
     add_compression,
     add_job,
@@ -57,6 +58,8 @@ examples:
   freight plan --model opt-30b --machine t4 --workload 512:32
   freight plan --model config.json --compare a10g l4 rtx-4090 --workload 1024:128 --objective rent
   freight plan --model opt-175b --machine flexgen-t4 --max-latency 5000 --explain
+  freight plan --model opt-30b --machine t4 --workload 1024:32 --shared-prefix 896
+  freight plan --model demo --machine laptop --workload rows.jsonl
   freight plan --model opt-175b --machine t4 --chips 4
   freight plan --model opt-30b --machine t4 --weights 20/80/0 --kv 0/100/0 --micro-batch-size 48
 
@@ -220,9 +223,26 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="preset or profile, repeatable to compare (default: this one's profile)",
     )
     parser.add_argument(
-        "--workload", default="512:32", metavar="P:N", help="prompt and new tokens (512:32)"
+        "--workload",
+        default="512:32",
+        metavar="P:N",
+        help="prompt and new tokens (512:32), like 16-256:4-128 with lengths between two numbers "
+        "and answers that end early, or a JSONL file whose rows are counted",
     )
-    parser.add_argument("--rows", type=int, default=1000, metavar="N", help="rows (1000)")
+    parser.add_argument("--rows", type=int, metavar="N", help="rows of such lengths (1000)")
+    parser.add_argument(
+        "--shared-prefix",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens that all prompts of such lengths begin with (0)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"most new tokens of a file's rows that do not say it ({MAX_TOKENS})",
+    )
     parser.add_argument(
         "--compare",
         nargs="+",

@@ -6,8 +6,10 @@ Knows no command and no values: what is wrong with one is found where it is used
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 __all__ = [
+    "MAX_TOKENS",
     "add_chips",
     "add_compression",
     "add_job",
@@ -18,11 +20,18 @@ __all__ = [
     "add_sampling",
 ]
 
+MAX_TOKENS: Final = 256
+"""New tokens of a row that does not say how many it wants at most."""
+
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling", "for rows that do not set their own")
     group.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most new tokens (default 256)"
+        "--max-tokens",
+        type=int,
+        default=MAX_TOKENS,
+        metavar="N",
+        help=f"most new tokens (default {MAX_TOKENS})",
     )
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)"

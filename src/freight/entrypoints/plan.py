@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from freight.entrypoints.plan_report import (
     dollars_per_token,
     explain,
 )
+from freight.entrypoints.plan_workload import read_workload
 from freight.entrypoints.profile import default_path
 from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
@@ -48,13 +48,11 @@ from freight.plan.policy import Split, Tier, find_rule
 from freight.plan.samples import rehearse
 from freight.plan.search import Search
 from freight.plan.techniques import ALL, price_techniques
-from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
 from freight.runtime.trace import Trace
 
 __all__ = ["plan_policy", "search_for"]
 
-_SHAPE: Final = re.compile(r"(\d+):(\d+)")
 _PROCESS_BYTES: Final = 1 * GIB
 _CONTEXT_BYTES: Final = 768 * MIB
 _TAKEN: Final[dict[Tier, int]] = {"cpu": _PROCESS_BYTES, "gpu": _CONTEXT_BYTES}
@@ -64,7 +62,7 @@ _USABLE_SHARE: Final = 0.95
 def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
     config, stored = _find_model(arguments.model)
-    workload, wishes = _read_workload(arguments), _read_wishes(arguments)
+    workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
     config = approximate(
         config,
         kv_bits=arguments.kv_bits,
@@ -223,18 +221,6 @@ def _find_machines(names: list[str]) -> Iterator[Machine]:
         yield read_machine(default_path())
     for name in names:
         yield find_machine(name)
-
-
-def _read_workload(arguments: argparse.Namespace) -> Workload:
-    found = _SHAPE.fullmatch(arguments.workload)
-    if found is None or not int(found[1]) or not int(found[2]):
-        raise InputError(
-            f"--workload {arguments.workload} was given.",
-            "It is not a number of prompt tokens and one of new tokens, both at least 1.",
-            "Write it like 512:32.",
-        )
-    prompt, new, rows = int(found[1]), int(found[2]), arguments.rows
-    return Workload.of_alike(rows, prompt, new)
 
 
 def _read_latency(seconds: float | None) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from freight.entrypoints.plan_report import (
     Question,
     costs_of,
+    describe_work,
     flags_of,
     policy_record,
     time_text,
@@ -133,10 +134,7 @@ def _describe(
         f"{question.machine.name}: {question.machine.description}"
     )
     yield f"links    {parallel.chip.name}: {parallel.chip.description}"
-    yield (
-        f"work     {work.num_rows} rows of {work.max_prompt_tokens} prompt and "
-        f"{work.max_new_tokens} new tokens"
-    )
+    yield f"work     {describe_work(work)}"
     yield ""
     yield (
         f"{'shared by':24} {'new token/s':>11} {'block':>9} {'$/Mtoken':>9}"

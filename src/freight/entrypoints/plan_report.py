@@ -31,6 +31,7 @@ __all__ = [
     "compare",
     "costs_of",
     "describe",
+    "describe_work",
     "dollars_per_token",
     "explain",
     "flags_of",
@@ -80,10 +81,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
         f"{format_bytes(question.model_bytes)} in {question.dtype}{_compression(question)}"
     )
     yield f"machine  {question.machine.name}: {question.machine.description}"
-    yield (
-        f"work     {work.num_rows} rows of {work.max_prompt_tokens} prompt and "
-        f"{work.max_new_tokens} new tokens"
-    )
+    yield f"work     {describe_work(work)}"
     yield ""
     yield f"policy   {flags_of(choice.plan.policy)}"
     yield f"         weights come out as {_weights(choice)} % on gpu/cpu/disk"
@@ -164,6 +162,27 @@ def compare(answers: Sequence[tuple[Question, Choice]]) -> Iterator[str]:
         )
 
 
+def describe_work(work: Workload) -> str:
+    """Rows and their lengths."""
+    prompt = _length(work.max_prompt_tokens, _mean_prompt(work))
+    new = _length(work.max_new_tokens, work.expected_new_tokens / work.num_rows)
+    told = f"{work.num_rows} rows of {prompt} prompt and {new} new tokens"
+    if work.least_prefix_tokens:
+        told += f"; prompts begin alike, with {work.least_prefix_tokens} tokens or more"
+    return told
+
+
+def _mean_prompt(work: Workload) -> float:
+    """Tokens, by row: that of several samples counts for each."""
+    if not work.lengths:
+        return work.mean_row_prompt_tokens
+    return sum(count * prompt for count, prompt, _ in work.lengths) / work.num_rows
+
+
+def _length(most: int, mean: float) -> str:
+    return f"{most}" if round(mean) == most else f"up to {most} (about {mean:.0f})"
+
+
 def as_record(question: Question, choice: Choice) -> dict[str, Any]:
     """All of it, for JSON. Seconds, bytes and shares in [0, 1]."""
     told, plan = choice.forecast, choice.plan
@@ -175,6 +194,9 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
         "num_rows": question.workload.num_rows,
         "prompt_tokens": question.workload.max_prompt_tokens,
         "new_tokens": question.workload.max_new_tokens,
+        "mean_prompt_tokens": _mean_prompt(question.workload),
+        "expected_new_tokens": question.workload.expected_new_tokens / question.workload.num_rows,
+        "shared_prefix_tokens": question.workload.least_prefix_tokens,
         "policy": policy_record(question, policy),
         "seconds": {
             "load": told.load_s,
@@ -276,7 +298,8 @@ def _busy(choice: Choice) -> Iterator[str]:
     told = choice.forecast
     for lane, share in sorted(told.utilisation().items(), key=lambda item: -item[1]):
         binds = " (binds)" if lane is told.binding else ""
-        yield f"{lane.value} {share:.0%}{binds}"
+        # Told from samples, a lane that never rests may come out a little above the whole time.
+        yield f"{lane.value} {min(share, 1.0):.0%}{binds}"
 
 
 def _memory(question: Question, choice: Choice, tier: Tier) -> str:

@@ -55,6 +55,12 @@ class _Terminated(BaseException):
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the job that the flags describe; returns the exit status."""
+    if (arguments.stages or 1) > 1:
+        raise InputError(
+            f"--stages {arguments.stages} was given.",
+            "One process runs this job, and stages are of several.",
+            "Start it with torchrun and --split tensor, or leave --stages out.",
+        )
     spec, options = job_spec(arguments), engine_options(arguments)
     check_paths(spec.source, spec.sink)
     model_dir = find_model(arguments.model)

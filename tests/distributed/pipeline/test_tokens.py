@@ -32,6 +32,13 @@ from .stages import answers, on_ranks
 STEPS = 8
 PROMPTS = tiny.prompts(11, 20)
 RULES = ("zigzag", "diagonal", "refill")
+HOMES: list[dict[str, Any]] = [
+    {},
+    {"device": "sim"},
+    {"kv_percent": (0.0, 0.0, 100.0)},
+    {"kv_percent": (0.0, 50.0, 50.0)},
+    {"device": "sim", "kv_percent": (30.0, 40.0, 30.0), "cpu_attention_percent": 0.0},
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -235,7 +242,7 @@ def test_mixtures(llama: tuple[Path, list[list[int]]], data: st.DataObject) -> N
         micro_batch_size=data.draw(st.integers(1, 4)),
         num_micro_batches=data.draw(st.integers(1, 3)),
         batch_tokens=data.draw(st.sampled_from([None, 16, 40])),
-        **data.draw(st.sampled_from([{}, {"device": "sim"}])),
+        **data.draw(st.sampled_from(HOMES)),
     )
     alone = one_process(directory, asked, work)
     for own in told:

@@ -65,6 +65,8 @@ def test_stages_of_nothing_are_refused(rows: Path, forks: Forks, tmp_path: Path)
     assert error.startswith("--stages 0 was given.")
     error = refused(forks.finish(2, job(rows, output, "--stages", "2")))
     assert "--split layers" in error and "Add --split tensor" in error
+    error = refused(forks.finish(1, cut(rows, output, "--stages", "2")))
+    assert "One process runs this job" in error and "torchrun" in error
     assert not output.exists()
 
 

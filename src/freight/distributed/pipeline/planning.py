@@ -91,6 +91,7 @@ class _Block:
             kv_percent=(near, ram, disk) if on_device else (0.0, near, disk),
             cpu_attention_percent=100 * self.cpu_attention if on_device else None,
             admission=self.admission,
+            share_prefixes=options.share_prefixes and self.shares_prefixes,
         )
 
 
@@ -198,7 +199,8 @@ def _agree(
     blocks = ranks.exchange("block", _Block.of(chosen.policy))
     refusal: FreightError | None = None
     on_device = model.device.tier == "gpu"
-    for turn, block in enumerate(sorted(set(blocks), key=_size)):
+    candidates = [*sorted(set(blocks), key=_size)]
+    for turn, block in enumerate(candidates):
         try:
             following = ranks.share(
                 f"following {turn}",
@@ -210,6 +212,10 @@ def _agree(
             refusal = error
             continue
         told = ranks.exchange(f"followed {turn}", _Block.of(following.policy))
+        if len({own.shares_prefixes for own in told}) > 1:
+            # What prompts begin with pays on some stages only: on all it is done on none.
+            candidates.insert(turn + 1, replace(block, shares_prefixes=False))
+            continue
         _refuse_several("blocks", [str(own) for own in told], "the same policy")
         return following
     assert refusal is not None

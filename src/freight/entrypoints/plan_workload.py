@@ -1,0 +1,100 @@
+"""The work that ``freight plan`` plans for: two lengths, ranges of lengths, or a dataset's rows.
+
+What reads a dataset is imported where there is one: a plan is wanted at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from freight.entrypoints.bench.work import parse_shape
+from freight.entrypoints.flags import MAX_TOKENS
+from freight.errors import InputError
+from freight.model.config import ModelConfig
+from freight.plan.workload import Workload
+
+__all__ = ["read_workload"]
+
+_NUM_ROWS = 1000
+
+
+def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workload:
+    """What ``--workload`` and the flags beside it say."""
+    source = Path(arguments.workload)
+    if source.is_file():
+        return _of_dataset(source, arguments, config)
+    if arguments.max_tokens is not None:
+        raise InputError(
+            f"--max-tokens {arguments.max_tokens} was given with --workload {arguments.workload}.",
+            "It is of a dataset's rows; that is no file, and a shape has its own lengths.",
+            "Leave it out, or name a file with rows.",
+        )
+    num_rows = _NUM_ROWS if arguments.rows is None else arguments.rows
+    if num_rows < 1:
+        raise InputError(
+            f"--rows {num_rows} was given.", "A plan is for one row at least.", "Give 1 or more."
+        )
+    try:
+        work = parse_shape(arguments.workload, num_rows)
+    except InputError as error:
+        raise InputError(
+            f"--workload {arguments.workload} was given.",
+            "It is neither prompt and new tokens, both at least 1, nor a file with rows.",
+            "Write it like 512:32, or like 16-256:4-128 for lengths between two numbers.",
+        ) from error
+    shared, longest = arguments.shared_prefix, work.least_prompt_tokens or work.prompt_tokens
+    if not 0 <= shared < longest:
+        raise InputError(
+            f"--shared-prefix {shared} was given.",
+            f"Prompts of {longest} tokens begin alike with 0 to {longest - 1} of them.",
+            "Give so many, or longer prompts.",
+        )
+    if work.is_ragged or work.least_prompt_tokens != work.prompt_tokens:
+        workload = work.workload()
+    else:
+        workload = Workload.of_alike(num_rows, work.prompt_tokens, work.new_tokens)
+    return replace(workload, least_prefix_tokens=shared, held_prefix_tokens=shared)
+
+
+def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig) -> Workload:
+    """A file's rows, as ``freight run`` would find them."""
+    from freight.jobs.dataset import dataset_workload
+    from freight.jobs.formats import RowLimits
+    from freight.runtime.params import SamplingParams
+    from freight.runtime.tokenizer import Tokenizer
+
+    given = {"--rows": arguments.rows, "--shared-prefix": arguments.shared_prefix or None}
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{flag} {value} was given with --workload {source}.",
+                "The file's rows say it themselves.",
+                f"Leave {flag} out.",
+            )
+    tokenizer_dir = _tokenizer_dir(arguments.model)
+    most = MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens
+    return dataset_workload(
+        source,
+        tokenizer=None if tokenizer_dir is None else Tokenizer(tokenizer_dir),
+        limits=RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size),
+        defaults=SamplingParams(max_tokens=most),
+        say=lambda text: print(f"freight: {text}", file=sys.stderr),
+    )
+
+
+def _tokenizer_dir(model: str) -> Path | None:
+    """Where the model's tokenizer is, if it is at hand: rows may be token ids."""
+    from freight.entrypoints.model_source import find_model
+    from freight.runtime.tokenizer import has_tokenizer
+
+    path = Path(model)
+    if path.name == "config.json":
+        directory = path.parent
+    elif model == "demo" or path.is_dir() or path.suffix == ".gguf":
+        directory = find_model(model)
+    else:
+        return None
+    return directory if has_tokenizer(directory) else None
