@@ -4,13 +4,15 @@
 
 Each stage gets a network namespace with an address of its own, joined to the others by a bridge;
 what each sends is held to ``--rate``. First the example dataset goes through the demo model on 2
-and 4 stages by every rule of admission, and each output is held against one process's. Then
+and 4 stages by every rule of admission, and on 2 stages of two ranks that cut their layers, and
+each output is held against one process's. Then
 prompts of random weights are timed: weights cross a simulated link that is slow enough to be all
 that counts, so that stages do not compete for this machine's cores. T blocks on S stages should
 take S T / (T + S - 1) times less than on one. Last, a model that fits into neither of two machines:
-each rank is put into a memory control group of its own that holds what it needs for half of the
-layers and some, and has a budget just below it; weights may not go to disk. One process must refuse
-that budget, and two stages must make what one makes with room. Needs root; removes what it made.
+each rank is put into a memory control group of its own that holds what it needs for its layers
+and some, and has a budget just below it; weights may not go to disk. One process must refuse the
+larger budget, and two stages must make what one makes with room: the larger machine gets more
+layers where they differ (``--hold 1100MiB,700MiB``). Needs root; removes what it made.
 """
 
 from __future__ import annotations
@@ -96,19 +98,16 @@ def namespaces(count: int, rate: str) -> Iterator[None]:
 
 def run(stages: int, command: list[str]) -> str:
     """What the first rank says; with one stage it is a plain process."""
-    statuses, told = attempt(stages, command, [[]] * stages)
+    statuses, told = attempt([[sys.executable, *command]] * stages)
     if any(statuses):
         raise SystemExit("\n".join(told))
     return told[0]
 
 
-def attempt(
-    stages: int, command: list[str], before: list[list[str]]
-) -> tuple[list[int], list[str]]:
-    """How each rank's machine ends and what it says; ``before`` is what starts each rank itself,
-    torchrun being another process."""
+def attempt(commands: list[list[str]]) -> tuple[list[int], list[str]]:
+    """How each rank's machine ends and what it says, by the command that is the rank itself."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    commands = [[*own, sys.executable, *command] for own in before]
+    stages = len(commands)
     if stages > 1:
         start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
         start += ["--nnodes", str(stages), "--master-addr", address_of(0)]
@@ -130,17 +129,24 @@ def compare(directory: Path, counts: list[int], num_rows: int) -> None:
     rows = directory / "rows.jsonl"
     rows.write_text("".join(EXAMPLES.read_text().splitlines(keepends=True)[:num_rows]))
     flags = ["--model", "demo", "--dtype", "float32", "--device", "cpu"]
-    flags += ["--micro-batch-size", "8", "--num-micro-batches", "2"]
+    flags += ["--micro-batch-size", "8"]
     command = ["-m", "freight", "run", str(rows), *flags]
     alone = directory / "alone.jsonl"
     run(1, [*command, "--output", str(alone)])
-    for stages in counts:
-        for rule in ("zigzag", "diagonal", "refill"):
-            output = directory / f"{stages}-{rule}.jsonl"
-            run(stages, [*command, "--admission", rule, "--output", str(output)])
-            if output.read_bytes() != alone.read_bytes():
-                raise SystemExit(f"{stages} stages, {rule}: another output")
-            print(f"{stages} stages, {rule}: the output of one process", flush=True)
+    cases = [
+        (count, f"{count} stages, {rule}", ["--num-micro-batches", "2", "--admission", rule])
+        for count in counts
+        for rule in ("zigzag", "diagonal", "refill")
+    ]
+    if max(counts) >= 4:
+        cut = ["--split", "tensor", "--stages", "2"]
+        cases.append((4, "2 stages of 2 ranks that cut their layers", cut))
+    for number, (count, name, own) in enumerate(cases):
+        output = directory / f"{number}.jsonl"
+        run(count, [*command, *own, "--output", str(output)])
+        if output.read_bytes() != alone.read_bytes():
+            raise SystemExit(f"{name}: another output")
+        print(f"{name}: the output of one process", flush=True)
 
 
 def time_prompts(directory: Path, counts: list[int], link: str, prompt_tokens: int) -> None:
@@ -170,45 +176,45 @@ def time_prompts(directory: Path, counts: list[int], link: str, prompt_tokens: i
         )
 
 
-def hold(directory: Path, limit_bytes: int, num_layers: int) -> None:
-    """A model that neither of two machines could hold: both groups' peaks, and what one process
-    says and how it ends under the same limit."""
+def hold(directory: Path, limits: list[int], num_layers: int) -> None:
+    """A model that neither of two machines with such limits could hold: both groups' peaks, and
+    what one process says and how it ends under the larger limit."""
     model, rows = directory / "wide", directory / "few.jsonl"
     model.mkdir()
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": num_layers}
     (model / "config.json").write_text(json.dumps({**CONFIG, **wide}))
     rows.write_text("".join(json.dumps({"prompt": [i, i + 1, 7]}) + "\n" for i in range(ROWS)))
     weights = 4 * (num_layers * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 256 * 1024)
-    print(f"{format_bytes(weights)} of weights, {format_bytes(limit_bytes)} for each process")
-    groups = GroupMaker(limit_bytes=limit_bytes)
+    machines = " and ".join(map(format_bytes, limits))
+    print(f"{format_bytes(weights)} of weights, machines of {machines}")
 
-    def grouped(stages: int, budget_bytes: int, name: str) -> tuple[list[int], list[str], str]:
-        own = [groups.make() for _ in range(stages)]
+    def grouped(limits: list[int], name: str) -> tuple[list[int], list[str], str]:
+        """Each rank in a group of its own, told of a little less."""
+        own = [GroupMaker(limit_bytes=limit).make() for limit in limits]
         enter = 'echo 0 > "$0"/cgroup.procs && exec "$@"'
         command = ["-m", "freight", "run", str(rows), "--output", str(directory / name)]
         command += ["--model", str(model), "--dummy-weights", "--dtype", "float32"]
-        command += ["--device", "cpu", "--weights", "0/100/0", "--max-tokens", "4"]
-        command += ["--cpu-memory", str(budget_bytes)]
+        command += ["--device", "cpu", "--weights", "0/100/0", "--max-tokens", "4", "--cpu-memory"]
+        ranks = [["sh", "-c", enter, str(group.path), sys.executable, *command] for group in own]
+        for rank, limit in zip(ranks, limits, strict=True):
+            rank.append(str(limit - MARGIN_BYTES))
         try:
-            before = [["sh", "-c", enter, str(group.path)] for group in own]
-            statuses, told = attempt(stages, command, before)
+            statuses, told = attempt(ranks)
             peaks = ", ".join(format_bytes(group.peak_bytes() or 0) for group in own)
         finally:
             for group in own:
                 group.remove()
         return statuses, told, peaks
 
-    budget_bytes = limit_bytes - MARGIN_BYTES
-    statuses, told, _ = grouped(1, budget_bytes, "none.jsonl")
+    statuses, told, _ = grouped([max(limits)], "none.jsonl")
     if not statuses[0] or "Raise --cpu-memory" not in told[0]:
         raise SystemExit(f"one process does not refuse:\n{told[0]}")
-    print(f"one process, told of {format_bytes(budget_bytes)}, refuses:\n{told[0]}", flush=True)
-    statuses, told, peaks = grouped(2, budget_bytes, "two.jsonl")
+    print(f"one process on the larger refuses:\n{told[0]}", flush=True)
+    statuses, told, peaks = grouped(limits, "two.jsonl")
     if any(statuses):
         raise SystemExit("\n".join(told))
-    print(f"two stages, told of {format_bytes(budget_bytes)}:\n{told[0]}peaks {peaks}", flush=True)
-    groups = GroupMaker(limit_bytes=8 << 30)
-    statuses, told, peaks = grouped(1, 4 << 30, "one.jsonl")
+    print(f"two stages:\n{told[0]}peaks {peaks}", flush=True)
+    statuses, told, peaks = grouped([4 << 30], "one.jsonl")
     if (
         statuses[0]
         or (directory / "one.jsonl").read_bytes() != (directory / "two.jsonl").read_bytes()
@@ -226,7 +232,9 @@ def main() -> int:
     )
     parser.add_argument("--link", default="32MiB", help="of weights, a second")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="0: not timed")
-    parser.add_argument("--hold", default="784MiB", help="memory of each machine; 0: left out")
+    parser.add_argument(
+        "--hold", default="784MiB", help="memory of two machines, or of each of them; 0: left out"
+    )
     parser.add_argument("--hold-layers", type=int, default=9)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, namespaces(max(arguments.stages), arguments.rate):
@@ -234,8 +242,9 @@ def main() -> int:
             compare(Path(name), arguments.stages, arguments.rows)
         if arguments.prompt_tokens:
             time_prompts(Path(name), arguments.stages, arguments.link, arguments.prompt_tokens)
-        if (limit_bytes := parse_bytes(arguments.hold)) > 0:
-            hold(Path(name), limit_bytes, arguments.hold_layers)
+        limits = [parse_bytes(size) for size in arguments.hold.split(",")]
+        if all(limits):
+            hold(Path(name), limits if len(limits) > 1 else 2 * limits, arguments.hold_layers)
     return 0
 
 
