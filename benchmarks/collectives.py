@@ -6,6 +6,8 @@ Starts as many processes as ranks, one thread each, bound to a core each where t
 For each number of tokens one layer of a Llama-shaped model is computed in each way, with its
 collectives one after the other and in loops, in alternating runs; medians are printed, the ceiling
 first: arithmetic alone and moving alone, at rates that are measured before. The last line is JSON.
+With ``--trace DIR`` the layers of the last number of tokens are also traced, for Perfetto, and the
+share of the time is told in which messages are under way while something is computed.
 Says nothing of other machines: where processes share cores, moving takes arithmetic's time.
 """
 
@@ -29,6 +31,7 @@ from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.processes import ProcessRanks
 from freight.distributed.tensor.rates import measure_rates, predicted_s, slowest
+from freight.distributed.tensor.tracing import Timeline, TracedRanks
 from freight.distributed.tensor.vectors import Vectors
 from freight.model.config import parse_config
 from freight.partition.layers import Cut, block, feed_forward, layer_sizes
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--mlp", type=int, default=2816)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="where traces are written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         children = []
@@ -96,6 +100,13 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
                     f"{tokens:6}  {name:52}{bound * 1e3:8.2f}{plain * 1e3:8.2f}"
                     f"{looped * 1e3:8.2f}{plain / looped:7.2f}"
                 )
+    if arguments.trace is not None:
+        for row, (_, own) in zip(
+            rows[-len(DYNAMIC) - 2 :],
+            _layers(arguments, ranks.mesh, arguments.tokens[-1]),
+            strict=True,
+        ):
+            row["overlap"] = _traced(ranks, own, arguments, str(row["way"]))
     if rank == 0:
         print(json.dumps({"ranks": arguments.ranks, "rows": rows}))
     dist.barrier()
@@ -140,6 +151,54 @@ def _times(ranks: ProcessRanks, own: Sharded, arguments: argparse.Namespace) -> 
             times.append(time.perf_counter() - start)
     plain, looped = (median(slowest(ranks, times)) for times in found)
     return plain, looped
+
+
+def _traced(
+    ranks: ProcessRanks, own: Sharded, arguments: argparse.Namespace, name: str
+) -> list[float]:
+    """The share of the time that messages are under way in which something is computed, plain and
+    looped, of the second of two calls each."""
+    shares = []
+    arguments.trace.mkdir(parents=True, exist_ok=True)
+    for looped in (False, True):
+        label = f"{name.replace(' ', '-')}-{'looped' if looped else 'plain'}"
+        path = arguments.trace / f"{label}-{ranks.own[0]}.json"
+        _call(Executor(ranks, looped=looped), own, arguments)()
+        timeline = Timeline(path, ranks.own[0])
+        traced = TracedRanks(ranks, timeline)
+        call = _call(Executor(traced, looped=looped, timeline=timeline), own, arguments)
+        dist.barrier()
+        call()
+        timeline.close()
+        shares.append(_overlap(path))
+    if ranks.own[0] == 0:
+        print(f"{name}: computing during {shares[0]:.0%} of moving, looped {shares[1]:.0%}")
+    return shares
+
+
+def _overlap(path: Path) -> float:
+    spans = [event for event in json.loads(path.read_text()) if event.get("ph") == "X"]
+    computing, moving = (
+        _joined([(s["ts"], s["ts"] + s["dur"]) for s in spans if (s["tid"] > 0) == is_message])
+        for is_message in (False, True)
+    )
+    both = sum(
+        max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+        for one in computing
+        for other in moving
+    )
+    return both / max(1e-9, sum(end - start for start, end in moving))
+
+
+def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, without overlaps."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def _call(executor: Executor, own: Sharded, arguments: argparse.Namespace) -> Callable[[], object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from freight.distributed.tensor.looped import (
 )
 from freight.distributed.tensor.moves import make_move
 from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.partition.layout import Layout
 from freight.partition.moves import Move, MoveKind
@@ -45,12 +47,16 @@ class Functions(Protocol):
 
 class Executor:
     """``moved`` counts bytes that have left the own ranks, by kind of move and of tensor. With
-    ``looped`` moves of activations go on while products are computed of what is there."""
+    ``looped`` moves of activations go on while products are computed of what is there.
+    ``timeline`` is told of computations."""
 
-    def __init__(self, ranks: Ranks, *, looped: bool = False) -> None:
+    def __init__(
+        self, ranks: Ranks, *, looped: bool = False, timeline: Timeline | None = None
+    ) -> None:
         self.ranks = ranks
         self.moved: Moved = Counter()
         self._looped = looped
+        self._timeline = timeline
 
     def run(
         self, own: Sharded, given: Mapping[str, Parts], functions: Functions
@@ -82,7 +88,7 @@ class Executor:
         """What a step makes: values by name, and how they lie."""
 
         def multiply(product: Compute, operands: list[Parts]) -> Parts:
-            return self._product(product, operands, functions.vectors)
+            return self._compute(product, operands, {}, functions)
 
         before = self.ranks.sent_bytes
         match step:
@@ -117,13 +123,14 @@ class Executor:
         values: Mapping[str, Parts],
         functions: Functions,
     ) -> Parts:
-        if step.kind == "product":
-            return self._product(step, operands, functions.vectors)
-        if step.kind == "copy":
-            return list(operands[0])
-        if step.kind == "add":
-            return [one + other for one, other in zip(*operands, strict=True)]
-        return functions.compute(step, operands, values)
+        with nullcontext() if self._timeline is None else self._timeline.computing(step.out):
+            if step.kind == "product":
+                return self._product(step, operands, functions.vectors)
+            if step.kind == "copy":
+                return list(operands[0])
+            if step.kind == "add":
+                return [one + other for one, other in zip(*operands, strict=True)]
+            return functions.compute(step, operands, values)
 
     def _product(self, step: Compute, operands: list[Parts], vectors: Vectors) -> Parts:
         """An einsum. Integer weights are made plain here: they have been moved as integers."""

@@ -19,6 +19,7 @@ from freight.distributed.tensor.ranks import Ranks
 from freight.distributed.tensor.rates import Rates, measure_rates
 from freight.distributed.tensor.stages import Passage, largest_part
 from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
+from freight.distributed.tensor.tracing import Timeline
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 from freight.partition.layout import Mesh
@@ -39,12 +40,13 @@ def launch(
     options: TensorOptions,
     passage: Passage | None = None,
     agree: Callable[[Rates], Rates] = lambda own: own,
+    timeline: Timeline | None = None,
 ) -> tuple[TensorModel, Switch, Planned]:
     """Read this process's parts of the model, and find out when which way is faster.
 
     ``make_ranks`` gives the back end for a mesh: of a stage, where the model is in stages, which
-    ``agree`` on the rates that they plan with. BudgetError where no cut fits, InputError where none
-    divides.
+    ``agree`` on the rates that they plan with. ``timeline`` is told of computations. BudgetError
+    where no cut fits, InputError where none divides.
     """
     config = read_config(model_dir)
     rates = NOMINAL
@@ -62,6 +64,7 @@ def launch(
         bits=options.bits,
         dummy_seed=options.dummy_seed,
         passage=passage,
+        timeline=timeline,
     )
     switch = pinned(planned.decode)
     if len(planned.ways) > 1:

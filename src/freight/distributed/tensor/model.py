@@ -23,6 +23,7 @@ from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.stages import Passage
+from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
@@ -58,10 +59,11 @@ def load_model(
     looped: bool = False,
     dummy_seed: int | None = None,
     passage: Passage | None = None,
+    timeline: Timeline | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
     With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
-    ``passage``: of the layers those of a stage.
+    ``passage``: of the layers those of a stage. ``timeline``: what is to be noted of computations.
     """
     config = read_config(model_dir)
     reader: Reader
@@ -69,34 +71,33 @@ def load_model(
         reader = CheckpointReader(resolve(config, model_dir))
     else:
         reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
-    return TensorModel(
-        config, reader, ranks, ways, dtype=dtype, bits=bits, looped=looped, passage=passage
-    )
+    executor = Executor(ranks, looped=looped, timeline=timeline)
+    return TensorModel(config, reader, executor, ways, dtype=dtype, bits=bits, passage=passage)
 
 
 class TensorModel:
     """``moved`` of its executor counts bytes that left the own ranks, ``bytes_read`` those of the
-    checkpoint that they read. With ``looped`` activations are moved while products are computed.
-    Of a model in stages it is the part that the ``passage`` says, and hands the stream on."""
+    checkpoint that they read. Of a model in stages it is the part that the ``passage`` says, and
+    hands the stream on."""
 
     def __init__(
         self,
         config: ModelConfig,
         reader: Reader,
-        ranks: Ranks,
+        executor: Executor,
         ways: Sequence[Way],
         *,
         dtype: torch.dtype,
         bits: int | None = None,
-        looped: bool = False,
         passage: Passage | None = None,
     ) -> None:
         _refuse_unknown(config)
         self.passage = passage or Passage.whole(config.num_layers)
         first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
         self.config = config
+        self.executor = executor
+        ranks = executor.ranks
         self.padding = pad(config, ranks.mesh, first)
-        self.executor = Executor(ranks, looped=looped)
         self._ways = Ways(self.padding.config, ranks.mesh, ways)
         self._ranks = ranks
         # In stages all ranks make it now: later each would wait for those that wait for it.

@@ -18,8 +18,10 @@ from freight.distributed.tensor.executor import Moved
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.processes import ProcessRanks
+from freight.distributed.tensor.ranks import Ranks as TensorRanks
 from freight.distributed.tensor.stages import Passage, in_stage, passage_of
 from freight.distributed.tensor.switch import Switch
+from freight.distributed.tensor.tracing import Timeline, TracedRanks
 from freight.distributed.tensor.wires import connector
 from freight.errors import BudgetError, InputError, RankError
 from freight.model.config import read_config
@@ -50,6 +52,7 @@ class _Opened:
     dtype: str
     room_bytes: int
     tokenizer: Tokenizer | None
+    timeline: Timeline | None
 
 
 def build_cut_engine(
@@ -85,9 +88,10 @@ def build_cut_engine(
     first = ranks.rank // size * size if size else 0
     own_connect = in_stage(connect, first)
 
-    def make_ranks(mesh: Mesh) -> ProcessRanks:
+    def make_ranks(mesh: Mesh) -> TensorRanks:
         device = opened.device.torch_device
-        return ProcessRanks(mesh, device, rank=ranks.rank - first, connect=own_connect)
+        plain = ProcessRanks(mesh, device, rank=ranks.rank - first, connect=own_connect)
+        return plain if opened.timeline is None else TracedRanks(plain, opened.timeline)
 
     def build() -> CutEngine:
         layers = read_config(model_dir).num_layers
@@ -103,11 +107,12 @@ def build_cut_engine(
             options=asked,
             passage=passage,
             agree=lambda own: ranks.exchange("rates", own)[0],
+            timeline=opened.timeline,
         )
         engine = None
         if not ranks.rank:
             engine = _leading(model, switch, planned, opened, options, workload)
-        return CutEngine(model, engine, ranks)
+        return CutEngine(model, engine, ranks, opened.timeline)
 
     return ranks.share("built", build)
 
@@ -165,7 +170,11 @@ def _open(model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ra
         )
     if device.tier == "gpu":
         room = device.room_bytes(options.gpu_memory_bytes)
-    return _Opened(device=device, dtype=dtype, room_bytes=room, tokenizer=tokenizer)
+    path = options.trace_path
+    timeline = None if path is None else Timeline(path, ranks.rank)
+    return _Opened(
+        device=device, dtype=dtype, room_bytes=room, tokenizer=tokenizer, timeline=timeline
+    )
 
 
 def _refuse_options(options: EngineOptions) -> None:
@@ -183,7 +192,6 @@ def _refuse_options(options: EngineOptions) -> None:
         f"--compute {options.compute}": options.compute != "plain",
         "--no-overlap": not options.overlap,
         "--device sim": options.device == "sim",
-        "--trace": options.trace_path is not None,
     }
     given = [flag for flag, is_given in others.items() if is_given]
     if given:
@@ -199,10 +207,17 @@ class CutEngine:
     """One rank's part. ``run`` is called on all of them; it yields answers on the first, which has
     the ``engine``, and nothing elsewhere."""
 
-    def __init__(self, model: TensorModel, engine: TensorEngine | None, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        model: TensorModel,
+        engine: TensorEngine | None,
+        ranks: Ranks,
+        timeline: Timeline | None = None,
+    ) -> None:
         self.model = model
         self.engine = engine
         self._ranks = ranks
+        self._timeline = timeline
 
     def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
         """Answer rows; ``requests`` are looked at on the first rank alone."""
@@ -215,6 +230,9 @@ class CutEngine:
         except BaseException:  # also where the caller has had enough
             self._ranks.abandon()
             raise
+        finally:
+            if self._timeline is not None:
+                self._timeline.close()
 
     def status(self) -> str:
         return "" if self.engine is None else self.engine.status()
