@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
@@ -281,7 +281,9 @@ class Cost:
         cpu = self.machine.units["cpu"]
         return cpu.call_s + sum(self._single_queries_s(step, spans, cpu) for step in steps)
 
-    def _single_queries_s(self, step: Attend, spans: Sequence[RowSpan], unit: ComputeUnit) -> float:
+    def _single_queries_s(
+        self, step: Attend, spans: Sequence[RowSpan] | Sequence[_Part], unit: ComputeUnit
+    ) -> float:
         """Of rows with one query each, by the keys and values that they read."""
         sharing = step.num_heads / step.num_kv_heads
         # All keys are scored; the values of those that some query chose are read.
@@ -298,11 +300,11 @@ class Cost:
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
         """Prompts by arithmetic, single queries by the keys and values they read; what rows share
         and attend together by arithmetic too."""
-        spans, pairs = _own_parts(step, spans)
-        pairs += sum(_pairs(span, step.window) for span in spans if span.num_new > 1)
+        own, pairs = _own_parts(step, spans)
+        pairs += sum(_pairs(part, step.window) for part in own if part.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
         prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
-        return prompts_s + self._single_queries_s(step, spans, self.unit)
+        return prompts_s + self._single_queries_s(step, own, self.unit)
 
     def _finish_s(self, batch: MicroBatch) -> float:
         """Tokens are chosen from the logits, in float32."""
@@ -310,29 +312,41 @@ class Cost:
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
 
 
-def _own_parts(step: Attend, spans: Sequence[RowSpan]) -> tuple[Sequence[RowSpan], float]:
+class _Part(NamedTuple):
+    """What of a row's keys is attended for itself: many of them, made again and again."""
+
+    num_new: int
+    kv_len: int
+    total_len: int
+
+
+def _own_parts(
+    step: Attend, spans: Sequence[RowSpan]
+) -> tuple[Sequence[RowSpan] | Sequence[_Part], float]:
     """The rows without the keys that enough of them share, and the (query, key) pairs of those."""
     counts = Counter(span.prefix for span in spans if span.prefix is not None)
     if step.share < 1 or not counts:
         return spans, 0.0
-    own: list[RowSpan] = []
+    own: list[_Part] = []
     pairs = 0.0
     for span in spans:
+        part = _Part(span.num_new, span.kv_len, span.total_len)
         if span.prefix is not None and counts[span.prefix] >= LEAST_SHARERS:
-            pairs += _pairs(span, step.window)
-            span = span.behind_prefix()
-            pairs -= _pairs(span, step.window)
-        own.append(span)
+            pairs += _pairs(part, step.window)
+            shared = span.shared_len
+            part = _Part(span.num_new, span.kv_len - shared, part.total_len - shared)
+            pairs -= _pairs(part, step.window)
+        own.append(part)
     return own, pairs
 
 
-def _seen_keys(step: Attend, spans: Sequence[RowSpan]) -> float:
+def _seen_keys(step: Attend, spans: Sequence[RowSpan] | Sequence[_Part]) -> float:
     """Keys that rows with one query each attend."""
     lengths = (span.total_len for span in spans if span.num_new == 1)
     return sum(min(length, step.window or length) for length in lengths)
 
 
-def _pairs(span: RowSpan, window: int | None) -> float:
+def _pairs(span: RowSpan | _Part, window: int | None) -> float:
     """(query, key) pairs of a row: causal, within the window."""
     first, last = span.kv_len + 1, span.total_len
     if window is None or last <= window:
