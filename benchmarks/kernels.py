@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference, quantise
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.products import loops_are_faster, multiply, scratch_values
+from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
 from freight.model.number_format import Grouped
 
@@ -175,7 +175,7 @@ def multiplying(num_tokens: int) -> Turns:
 
     def by_loops(matrices: list[torch.Tensor]) -> None:
         own = matrices[next(turn) % copies]
-        multiply(x, own, None, out, lambda size: scratch[:size], adds=False)
+        multiply(x, [Product(rows=own, out=out)], lambda size: scratch[:size])
 
     def by_torch() -> None:
         torch.mm(x, wide[next(turn) % copies].t(), out=out)

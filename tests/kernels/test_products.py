@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import products
-from freight.kernels.products import multiply, scratch_values
+from freight.kernels.products import Product, multiply, scratch_values
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHOICE = products.loops_are_faster
@@ -38,7 +38,8 @@ def product(
     if before is not None:
         out.copy_(before)
     room = [torch.full((scratch_values(rows.shape[1]),), torch.nan, dtype=x.dtype)]
-    multiply(x, rows, bias, out, lambda count: room.pop()[:count], adds=before is not None)
+    own = Product(rows=rows, out=out, bias=bias, adds=before is not None)
+    multiply(x, [own], lambda count: room.pop()[:count])
     assert torch.equal(wide[:, :2], torch.full_like(wide[:, :2], 7.0))
     assert torch.equal(wide[:, -3:], torch.full_like(wide[:, -3:], 7.0))
     return out
@@ -74,6 +75,31 @@ def test_any_shape(
             expected += other.double()
     found = product(x, rows, bias, before)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [2, 21, 400])
+def test_products_of_the_same_tokens(tokens: int, way: str) -> None:
+    """What is computed together is what each comes to alone, whatever else there is."""
+    x = torch.randn(tokens, 96)
+    sizes, kinds = (50, 7, 130, 1), (torch.bfloat16, torch.float32, torch.bfloat16, torch.float16)
+    several = [torch.randn(n, 96).to(kind) for n, kind in zip(sizes, kinds, strict=True)]
+    bias, before = torch.randn(130), torch.randn(tokens, 130)
+    outs = [torch.full((tokens, n), 7.0) for n in sizes]
+    outs[2].copy_(before)
+    room = [torch.full((scratch_values(96),), torch.nan)]
+    multiply(
+        x,
+        [
+            Product(rows=rows, out=out, bias=bias if n == 130 else None, adds=n == 130)
+            for n, rows, out in zip(sizes, several, outs, strict=True)
+        ],
+        lambda count: room.pop()[:count],
+    )
+    for n, rows, out in zip(sizes, several, outs, strict=True):
+        alone = product(x, rows, bias if n == 130 else None, before if n == 130 else None)
+        if way == "loops":
+            assert torch.equal(out, alone)
+        torch.testing.assert_close(out, alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [3, 40])

@@ -23,6 +23,7 @@ from freight.kernels.vectors import (
     splat,
     store,
     total,
+    transpose,
 )
 
 __all__ = ["PANEL_ROWS", "few_tokens", "lay_in_tiles", "many_tokens", "multiply_few"]
@@ -33,8 +34,6 @@ _FEW = 4
 """Tokens that are multiplied at once where there are few."""
 _COLUMNS = 256
 """Of a panel, at a time: with as many of sixteen tokens they stay in the nearest cache."""
-_STRIP = 64
-"""Columns that are laid in tiles at a time, so that what is written stays in that cache."""
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -107,17 +106,18 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
     """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out
     [tiles * columns * 16]: a column's sixteen side by side, zeros where there is no token."""
     for tile in range(first, last):
-        for strip in range(0, columns, _STRIP):
-            at = (tile * columns + strip) * WIDTH
+        at, token = tile * columns * WIDTH, tile * WIDTH
+        if token + WIDTH <= tokens:
+            for column in range(0, columns, WIDTH):
+                start = U(token * pitch + column)
+                transpose(x, start, U(pitch), out, U(at + column * WIDTH))
+        else:
             for place in range(WIDTH):
-                token = tile * WIDTH + place
-                if token < tokens:
-                    source = x[token * pitch + strip : token * pitch + min(strip + _STRIP, columns)]
-                    for column in range(source.shape[0]):
-                        out[at + column * WIDTH + place] = source[column]
-                else:
-                    for column in range(min(_STRIP, columns - strip)):
-                        out[at + column * WIDTH + place] = F(0.0)
+                is_there = token + place < tokens
+                source = (token + place) * pitch
+                for column in range(columns):
+                    own = x[source + column] if is_there else F(0.0)
+                    out[at + column * WIDTH + place] = own
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

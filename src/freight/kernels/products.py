@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -19,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, share
+from freight.kernels.threads import Loops, as_words, find_loops, has_words, share_alike
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["loops_are_faster", "multiply", "multiply_by_torch", "scratch_values"]
+__all__ = ["Product", "loops_are_faster", "multiply", "multiply_by_torch", "scratch_values"]
 
 _FEW_TOKENS: Final = 8
 _LEAST_PRODUCTS: Final = 1 << 21
@@ -33,7 +34,8 @@ _TILE: Final = 16
 _LEAST_SHARED: Final = 1 << 23
 _LEAST_SHARED_OF_FEW: Final = 1 << 22
 """Products of numbers in a share: waking a thread takes as long as some millions of them."""
-_TURNS: Final = 4
+_LEAST_LAID: Final = 1 << 17
+"""Numbers in a share of those that are laid in tiles, likewise."""
 
 _TRIES: Final = 3
 _PROBE_TOKENS: Final = 16
@@ -48,39 +50,48 @@ def scratch_values(columns: int) -> int:
     return TILE_ROWS * columns
 
 
-def multiply(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    scratch: Callable[[int], torch.Tensor],
-    *,
-    adds: bool,
-) -> None:
-    """out [T, rows] = x [T, columns] times the rows [rows, columns], plus the bias, or out += that
-    where it ``adds``.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
+    where it ``adds``."""
 
-    x and out are of one type, rows of that or of a narrower one. ``scratch`` is asked once for some
-    numbers of x's type, ``scratch_values`` at most, which are free again after the call.
+    rows: torch.Tensor
+    out: torch.Tensor
+    bias: torch.Tensor | None = None
+    adds: bool = False
+
+
+def multiply(
+    x: torch.Tensor, products: Sequence[Product], scratch: Callable[[int], torch.Tensor]
+) -> None:
+    """Products of the same tokens x [T, columns], together: what is done once for x serves all.
+
+    x and what comes out are of one type, rows of that or of a narrower one. ``scratch`` is asked
+    for some numbers of x's type, ``scratch_values`` at most at a time, which are free again after
+    the call.
     """
-    loops = find_loops() if _is_for_loops(x, rows, out) else None
+    loops = find_loops() if _are_for_loops(x, products) else None
     if loops is not None and loops_are_faster():
-        _by_loops(loops, x, rows, bias, out, scratch, adds=adds)
+        _by_loops(loops, x, products, scratch)
         return
-    for first, some in _widened(rows, x.dtype, scratch):
-        last = first + some.shape[0]
-        own_bias = None if bias is None else bias[first:last]
-        multiply_by_torch(x, some, own_bias, out[:, first:last], adds=adds)
+    tile = None
+    for own in products:
+        if tile is None and own.rows.dtype != x.dtype:
+            tile = scratch(scratch_values(x.shape[1])).view(TILE_ROWS, -1)
+        for first, some in _widened(own.rows, x.dtype, tile):
+            last = first + some.shape[0]
+            bias = None if own.bias is None else own.bias[first:last]
+            multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
 
 
 def _widened(
-    rows: torch.Tensor, dtype: torch.dtype, scratch: Callable[[int], torch.Tensor]
+    rows: torch.Tensor, dtype: torch.dtype, tile: torch.Tensor | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, rows) in ``dtype``, of narrower ones a tile at a time."""
     if rows.dtype == dtype:
         yield 0, rows
         return
-    tile = scratch(min(TILE_ROWS, rows.shape[0]) * rows.shape[1]).view(-1, rows.shape[1])
+    assert tile is not None
     for first in range(0, rows.shape[0], TILE_ROWS):
         some = rows[first : first + TILE_ROWS]
         yield first, tile[: len(some)].copy_(some)
@@ -108,60 +119,81 @@ def multiply_by_torch(
 # -- loops of our own -----------------------------------------------------------------------------
 
 
-def _is_for_loops(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether the loops can take it, and it is worth it."""
+def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether the loops can take them, and it is worth it."""
     return (
         x.dtype is torch.float32
-        and out.shape[0] * rows.numel() >= _LEAST_PRODUCTS
-        and rows.shape[1] % _TILE == 0
-        and rows.is_contiguous()
+        and x.shape[0] * sum(own.rows.numel() for own in products) >= _LEAST_PRODUCTS
+        and x.shape[1] % _TILE == 0
         and has_words(x)
-        and has_words(out)
+        and all(own.rows.is_contiguous() and has_words(own.out) for own in products)
     )
+
+
+class _Target:
+    """A product as the loops see it: its ``units`` are rows, or panels of as many as they take at
+    once."""
+
+    def __init__(self, product: Product, unit_rows: int) -> None:
+        self.rows = _numbers(product.rows)
+        self.units = -(-len(self.rows) // unit_rows)
+        self.out, self.pitch = as_words(product.out).view(np.float32), product.out.stride(0)
+        self.bias = np.empty(0, np.float32) if product.bias is None else product.bias.numpy()
+        self.adds = product.adds
 
 
 def _by_loops(
     loops: Loops,
     x: torch.Tensor,
-    rows: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
+    products: Sequence[Product],
     scratch: Callable[[int], torch.Tensor],
-    *,
-    adds: bool,
 ) -> None:
-    own, target, pitch = _numbers(rows), as_words(out).view(np.float32), out.stride(0)
-    added = np.empty(0, np.float32) if bias is None else bias.numpy()
-    num_rows = rows.shape[0]
     if x.shape[0] <= _FEW_TOKENS:
-        flat = x.reshape(-1).numpy()
-
-        def few(first: int, last: int) -> None:
-            loops.products.few_tokens(own[first:last], flat, added, adds, target, pitch, first)
-
-        least = -(-_LEAST_SHARED_OF_FEW // x.numel())
-        share(np.ones(num_rows, np.int64), few, least, turns=_TURNS)
+        _few_by_loops(loops, x, products)
         return
-    height = loops.products.PANEL_ROWS
+    height, columns = loops.products.PANEL_ROWS, x.shape[1]
+    targets = [_Target(product, height) for product in products]
     num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
-    tiles: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * rows.shape[1]).numpy()
-
-    def many(begin: int) -> None:
-        some, own_target = x[begin : begin + _MOST_TOKENS], target[begin * pitch :]
-        count = some.shape[0]
+    tiles: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * columns).numpy()
+    for begin in range(0, x.shape[0], _MOST_TOKENS):
+        some = x[begin : begin + _MOST_TOKENS]
         _lay_in_tiles(loops, some, tiles)
+        count = some.shape[0]
 
-        def panels(first: int, last: int) -> None:
-            top, bottom = height * first, height * last
+        def panels(own: _Target, first: int, last: int, begin: int = begin, n: int = count) -> None:
+            top, bottom, out = height * first, height * last, own.out[begin * own.pitch :]
             loops.products.many_tokens(
-                own[top:bottom], tiles, count, added, adds, own_target, pitch, top
+                own.rows[top:bottom], tiles, n, own.bias, own.adds, out, own.pitch, top
             )
 
-        least = -(-_LEAST_SHARED // (height * rows.shape[1] * count))
-        share(np.ones(-(-num_rows // height), np.int64), panels, least, turns=_TURNS)
+        _share_targets(targets, panels, -(-_LEAST_SHARED // (height * columns * count)))
 
-    for begin in range(0, x.shape[0], _MOST_TOKENS):
-        many(begin)
+
+def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
+    flat = x.reshape(-1).numpy()
+
+    def rows(own: _Target, first: int, last: int) -> None:
+        some = own.rows[first:last]
+        loops.products.few_tokens(some, flat, own.bias, own.adds, own.out, own.pitch, first)
+
+    targets = [_Target(product, 1) for product in products]
+    _share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
+
+
+def _share_targets(
+    targets: Sequence[_Target], work: Callable[[_Target, int, int], None], least: int
+) -> None:
+    """Share the units of all targets out as one row of units."""
+
+    def work_range(first: int, last: int) -> None:
+        begin = 0
+        for own in targets:
+            low, high = max(first - begin, 0), min(last - begin, own.units)
+            if low < high:
+                work(own, low, high)
+            begin += own.units
+
+    share_alike(sum(own.units for own in targets), work_range, least, in_turns=True)
 
 
 def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32]) -> None:
@@ -172,7 +204,7 @@ def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32])
     def lay(first: int, last: int) -> None:
         loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, tiles)
 
-    share(np.ones(-(-tokens // _TILE), np.int64), lay, 1)
+    share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
 
 
 def _numbers(rows: torch.Tensor) -> np.ndarray:
@@ -195,7 +227,7 @@ def loops_are_faster() -> bool:
     out = torch.empty(tokens, _PROBE_ROWS)
 
     def by_loops(rows: torch.Tensor) -> None:
-        _by_loops(loops, x, rows, None, out, lambda size: scratch[:size], adds=False)
+        _by_loops(loops, x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
 
     def by_torch(rows: torch.Tensor) -> None:
         multiply_by_torch(x, rows, None, out, adds=False)

@@ -30,6 +30,7 @@ __all__ = [
     "quantise_on_cpu",
     "scale_on_cpu",
     "share",
+    "share_alike",
 ]
 
 _LEAST_ROWS = 16
@@ -37,6 +38,8 @@ _LEAST_BYTES = 8
 """Of groups across rows: those of as many rows, in 4 bits."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
+_SHORTEST = 16
+"""Of ranges that cores take in turns: a core's share over this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +109,9 @@ def product_on_cpu(
 def _share_rows(count: int, number_format: Grouped, work: Callable[[int, int], None]) -> None:
     """Share out so many rows, or the bytes of their groups where these run across rows."""
     if number_format.across:
-        share(np.ones(number_format.code_bytes(count), np.int64), work, _LEAST_BYTES)
+        share_alike(number_format.code_bytes(count), work, _LEAST_BYTES)
     else:
-        share(np.ones(count, np.int64), work, _LEAST_ROWS)
+        share_alike(count, work, _LEAST_ROWS)
 
 
 def _lines(
@@ -131,18 +134,37 @@ def _lines(
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
-def share(
-    weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int, *, turns: int = 1
-) -> None:
-    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, but for none
-    that weighs less than ``least``: one for each core, or up to ``turns``. Cores take them as they
-    come, for one that is busy with something else must not be waited for."""
+def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
+    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
+    core, but for none that weighs less than ``least``."""
     grown = np.concatenate((np.zeros(1, np.int64), np.cumsum(weights)))
     whole = int(grown[-1])
-    cores = torch.get_num_threads()
-    shares = max(1, min(turns * cores, whole // least))
+    shares = max(1, min(torch.get_num_threads(), whole // least))
     inner = np.searchsorted(grown, [whole * number // shares for number in range(1, shares)])
-    borders = [0, *inner.tolist(), len(weights)]
+    _take_turns([0, *inner.tolist(), len(weights)], work)
+
+
+def share_alike(
+    count: int, work: Callable[[int, int], None], least: int, *, in_turns: bool = False
+) -> None:
+    """As ``share``, of ``count`` that weigh 1. ``in_turns``: in more ranges, the first ones long
+    and later ones shorter, that cores take as they come: one that is held up, or begins late, is
+    not waited for long."""
+    cores = torch.get_num_threads()
+    borders = [0]
+    if in_turns:
+        shortest = max(least, count // (_SHORTEST * cores))
+        while count - borders[-1] >= 2 * shortest and cores > 1:
+            left = count - borders[-1]
+            borders.append(borders[-1] + max(shortest, left // (2 * cores)))
+    else:
+        shares = max(1, min(cores, count // least))
+        borders.extend(count * number // shares for number in range(1, shares))
+    _take_turns([*borders, count], work)
+
+
+def _take_turns(borders: list[int], work: Callable[[int, int], None]) -> None:
+    """Work from each border to the next, the first come first served."""
     ranges = iter(list(itertools.pairwise(borders)))
 
     def take_turns() -> None:
@@ -150,7 +172,8 @@ def share(
         for first, last in ranges:
             work(first, last)
 
-    others = [_pool().submit(take_turns) for _ in range(min(cores, shares) - 1)]
+    helpers = min(torch.get_num_threads(), len(borders) - 1) - 1
+    others = [_pool().submit(take_turns) for _ in range(helpers)]
     take_turns()
     for other in others:
         # One that has not begun, as others use its thread, has nothing left to do.
@@ -207,7 +230,7 @@ def quantise_on_cpu(
             words[first * pitch :], shift, pitch, border, targets[own], factors[own]
         )
 
-    share(np.ones(x.shape[0], np.int64), work, _LEAST_ROWS)
+    share_alike(x.shape[0], work, _LEAST_ROWS)
     return True
 
 
@@ -236,7 +259,7 @@ def scale_on_cpu(
         own = slice(first, last)
         loop(source[own], factors[own], own_factors, added, adds, target[first * pitch :], pitch)
 
-    share(np.ones(out.shape[0], np.int64), work, _LEAST_ROWS)
+    share_alike(out.shape[0], work, _LEAST_ROWS)
     return True
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "store",
     "subtract",
     "total",
+    "transpose",
     "two_to",
 ]
 
@@ -270,6 +271,48 @@ def add_products(context, rows, pitch, x, start, count, sums, place):  # type: i
 
     index = types.uintp
     return types.none(rows, index, x, index, index, sums, index), generate
+
+
+@intrinsic
+def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-def]
+    """out[place + 16 k + i] = x[start + pitch i + k] for sixteen i and k, both float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def sixteen(array: Any, data: Any, index: Any) -> Any:
+            return _place(context, builder, array, data, index, _FLOAT)
+
+        def at(index: int) -> Any:
+            return ir.Constant(arguments[1].type, index)
+
+        kept = []
+        for row in range(WIDTH):
+            index = builder.add(arguments[1], builder.mul(arguments[2], at(row)))
+            kept.append(builder.load(sixteen(signature.args[0], arguments[0], index), align=4))
+        # Neighbours trade every second number, then pairs of numbers, then fours and eights.
+        for size in (1, 2, 4, 8):
+            kept = _trade(builder, kept, size)
+        for column, vector in enumerate(kept):
+            index = builder.add(arguments[4], at(WIDTH * column))
+            builder.store(vector, sixteen(signature.args[3], arguments[3], index), align=4)
+        return context.get_dummy_value()
+
+    index = types.uintp
+    return types.none(x, index, index, out, index), generate
+
+
+def _trade(builder: Any, rows: list[Any], size: int) -> list[Any]:
+    """Rows that are ``size`` apart trade every second run of so many numbers."""
+    traded = list(rows)
+    for row in range(WIDTH):
+        if row & size:
+            continue
+        mine, other = rows[row], rows[row + size]
+        kept = [i if not i & size else WIDTH + i - size for i in range(WIDTH)]
+        given = [i + size if not i & size else WIDTH + i for i in range(WIDTH)]
+        for target, lanes in ((row, kept), (row + size, given)):
+            mask = ir.Constant(_WORDS, lanes)
+            traded[target] = builder.shuffle_vector(mine, other, mask)
+    return traded
 
 
 @intrinsic

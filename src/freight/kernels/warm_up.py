@@ -16,7 +16,7 @@ import torch
 
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.products import loops_are_faster, multiply, scratch_values
+from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
     product_on_cpu,
@@ -74,7 +74,8 @@ def _warm_up_plain_rows(kept: Iterable[torch.dtype]) -> None:
     scratch = torch.empty(scratch_values(1024))
     for own, count in itertools.product(kept, (1, 16)):
         rows, x, out = torch.zeros(2048, 1024), torch.zeros(count, 1024), torch.empty(count, 2048)
-        multiply(x, rows.to(own), None, out, lambda size: scratch[:size], adds=False)
+        product = Product(rows=rows.to(own), out=out)
+        multiply(x, [product], lambda size: scratch[:size])
 
 
 def _warm_up_integers(dtype: torch.dtype) -> None:

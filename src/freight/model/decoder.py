@@ -247,13 +247,12 @@ class _Builder:
     def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
         c = self.config
         inner = "gate" if c.gated_mlp else "up"
-        steps: list[Step] = [
-            self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias),
-            Activate(x=inner, function=c.activation),
-        ]
+        steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias)]
         if c.gated_mlp:
-            up = self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias)
-            steps += [up, Multiply(x="gate", y="up")]
+            steps.append(self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias))
+        steps.append(Activate(x=inner, function=c.activation))
+        if c.gated_mlp:
+            steps.append(Multiply(x="gate", y="up"))
         steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
         return steps
 

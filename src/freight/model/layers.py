@@ -21,7 +21,7 @@ from freight.kernels.integers import (
     quantise_tokens,
 )
 from freight.kernels.pages import Pages
-from freight.kernels.products import multiply, multiply_by_torch
+from freight.kernels.products import Product, multiply, multiply_by_torch
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
@@ -41,6 +41,7 @@ from freight.model.programme import (
     Route,
     Scale,
     Split,
+    Step,
     Unit,
     Weight,
     changed_values,
@@ -127,10 +128,34 @@ class Frame:
 def run_unit(unit: Unit, frame: Frame) -> None:
     """Run all steps of a unit; embedding rows are gathered by the caller, who knows the tiers."""
     with frame.workspace.frame():
-        for step in unit.steps:
-            _STEPS[type(step)](step, frame)
-            for name in changed_values(step):
-                frame.integers.pop(name, None)
+        for steps in _runs(unit.steps):
+            if isinstance(steps[0], Project):
+                _project(steps, frame)
+            else:
+                _STEPS[type(steps[0])](steps[0], frame)
+            for step in steps:
+                for name in changed_values(step):
+                    frame.integers.pop(name, None)
+
+
+def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:
+    """Steps one by one, but products of one value that follow each other together."""
+    run: list[Any] = []
+    for step in steps:
+        if run and not _is_alongside(step, run):
+            yield run
+            run = []
+        run.append(step)
+    if run:
+        yield run
+
+
+def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
+    """Whether a step can be computed with those of a run, whose results it does not touch."""
+    if not (isinstance(step, Project) and isinstance(run[0], Project)):
+        return False
+    made = {name for other in run for name in changed_values(other)}
+    return step.x == run[0].x and not made & {step.x, step.out}
 
 
 def _norm(step: Norm, frame: Frame) -> None:
@@ -154,31 +179,48 @@ def _norm(step: Norm, frame: Frame) -> None:
         out.copy_(wide)
 
 
-def _project(step: Project, frame: Frame) -> None:
-    x = frame.values[step.x]
-    assert not step.adds or step.out in frame.values
-    out = frame.new(step.out, x, step.weight.num_rows)
-    bias = None if step.bias is None else frame.vector(step.bias)
-    for first, rows in frame.weights[step.weight.name]:
-        part = out[:, first : first + rows.shape[0]]
-        own_bias = None if bias is None else bias[first : first + rows.shape[0]]
-        if isinstance(rows, torch.Tensor):
-            with frame.workspace.frame():
-                multiply(x, rows, own_bias, part, frame.numbers(x.dtype), adds=step.adds)
-        elif isinstance(rows, IntegerRows):
-            tokens = frame.tokens(step.x)
-            with frame.workspace.frame():
-                sums = frame.workspace.take(min(SUMS, part.numel()), dtype=torch.int32)
-                integer_product(tokens, rows, own_bias, part, sums, adds=step.adds)
-        elif (product := small_product(x, rows)) is not None:
-            if own_bias is not None:
-                product += own_bias
-            part.copy_(product.add_(part) if step.adds else product)
-        else:
-            for begin, tile in _tiles(rows, x.dtype, frame.workspace):
-                end = begin + tile.shape[0]
-                tile_bias = None if own_bias is None else own_bias[begin:end]
-                multiply_by_torch(x, tile, tile_bias, part[:, begin:end], adds=step.adds)
+def _project(steps: Sequence[Project], frame: Frame) -> None:
+    """Products of one value: those of plain rows together, others one by one."""
+    x = frame.values[steps[0].x]
+    plain: list[Product] = []
+    for step in steps:
+        assert not step.adds or step.out in frame.values
+        out = frame.new(step.out, x, step.weight.num_rows)
+        bias = None if step.bias is None else frame.vector(step.bias)
+        for first, rows in frame.weights[step.weight.name]:
+            part = out[:, first : first + rows.shape[0]]
+            own_bias = None if bias is None else bias[first : first + rows.shape[0]]
+            if isinstance(rows, torch.Tensor):
+                plain.append(Product(rows=rows, out=part, bias=own_bias, adds=step.adds))
+            else:
+                _project_packed(step, x, rows, own_bias, part, frame)
+    if plain:
+        with frame.workspace.frame():
+            multiply(x, plain, frame.numbers(x.dtype))
+
+
+def _project_packed(
+    step: Project,
+    x: torch.Tensor,
+    rows: GroupedRows | IntegerRows,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    frame: Frame,
+) -> None:
+    if isinstance(rows, IntegerRows):
+        tokens = frame.tokens(step.x)
+        with frame.workspace.frame():
+            sums = frame.workspace.take(min(SUMS, out.numel()), dtype=torch.int32)
+            integer_product(tokens, rows, bias, out, sums, adds=step.adds)
+    elif (product := small_product(x, rows)) is not None:
+        if bias is not None:
+            product += bias
+        out.copy_(product.add_(out) if step.adds else product)
+    else:
+        for begin, tile in _tiles(rows, x.dtype, frame.workspace):
+            end = begin + tile.shape[0]
+            own = None if bias is None else bias[begin:end]
+            multiply_by_torch(x, tile, own, out[:, begin:end], adds=step.adds)
 
 
 def _tiles(
@@ -354,7 +396,6 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Embed: _embed,
     Multiply: _multiply,
     Norm: _norm,
-    Project: _project,
     Rotate: _rotate,
     Route: _route,
     Scale: _scale,

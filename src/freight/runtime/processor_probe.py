@@ -21,7 +21,7 @@ from freight.kernels.integers import (
     quantise_rows,
     quantise_tokens,
 )
-from freight.kernels.products import multiply, scratch_values
+from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
@@ -86,7 +86,7 @@ def product_s(
 
     def multiply_once(turn: int) -> None:
         own = weights[turn % len(weights)]
-        multiply(x, own, None, out, lambda count: scratch[:count], adds=False)
+        multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
     return typical_s(multiply_once, where)
 

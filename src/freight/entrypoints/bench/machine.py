@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
-from freight.kernels.products import multiply, scratch_values
+from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.disk import DirectFile, Traffic
 from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes, host_view
@@ -133,7 +133,7 @@ def _products(
 
         def multiply_once(turn: int) -> None:
             own = narrow[turn % len(narrow)]
-            multiply(x, own, None, out, lambda count: scratch[:count], adds=False)
+            multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
         yield multiply_once
 
