@@ -1,4 +1,4 @@
-"""How long a processor takes for products, passes over memory and calls: medians of some tries.
+"""How long a processor takes for products, passes over memory and calls: means of some tries.
 
 Matrices come from memory, not from a cache, and so do what is read and written.
 """
@@ -6,7 +6,6 @@ Matrices come from memory, not from a cache, and so do what is read and written.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -36,12 +35,11 @@ __all__ = [
     "ROWS",
     "SMALL_ROWS",
     "WIDTH",
+    "ColdMemory",
     "call_s",
-    "cold_copies",
     "integer_matrices",
     "integer_s",
     "pass_bytes_per_s",
-    "plain_matrices",
     "plain_per_s",
     "product_s",
     "sweep_s",
@@ -65,11 +63,42 @@ _SMALL: Final = {
 }
 _MOST_SHARE: Final = 0.1
 _LEAST_S: Final = 0.06
+_LEAST_PRODUCT_S: Final = 0.25
+_LEAST_TRIES: Final = 3
+_MOST_TRIES: Final = 300
+_FRESH: Final = 1 << 22
+"""Numbers that are drawn, and then repeated: drawing a gigabyte takes seconds."""
+_MOST_BYTE: Final = 56
+"""Of compressed keys and values: any more might be a scale that is no number."""
+_CHANGED: Final = 12
+"""Values that are changed in turn, too seldom for any to come near zero."""
 
 
-def plain_matrices(dtype: torch.dtype, where: torch.device) -> list[torch.Tensor]:
-    copies = cold_copies(COLUMNS * WIDTH * dtype.itemsize)
-    return [torch.rand(COLUMNS, WIDTH, dtype=dtype, device=where) for _ in range(copies)]
+class ColdMemory:
+    """Tensors that no cache holds: of one type all lie in the same memory, which is made once."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self._flat: dict[torch.dtype, torch.Tensor] = {}
+
+    def tensors(self, shape: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+        """As many as there is room for, two at least. Their numbers are ordinary ones: those near
+        zero take some processors many times as long."""
+        count = math.prod(shape)
+        num_tensors = cold_copies(count * dtype.itemsize)
+        if dtype not in self._flat or self._flat[dtype].numel() < num_tensors * count:
+            self._flat[dtype] = self._filled(num_tensors * count, dtype)
+        whole = self._flat[dtype][: num_tensors * count]
+        return list(whole.view(num_tensors, *shape))
+
+    def _filled(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        some = min(count, _FRESH)
+        if dtype.is_floating_point:
+            fresh = torch.rand(some, dtype=dtype, device=self._where)
+        else:
+            fresh = torch.randint(_MOST_BYTE, (some,), dtype=dtype, device=self._where)
+        flat = torch.empty(-(-count // some), some, dtype=dtype, device=self._where)
+        return flat.copy_(fresh).view(-1)
 
 
 def cold_copies(num_bytes: int) -> int:
@@ -88,7 +117,7 @@ def product_s(
         own = weights[turn % len(weights)]
         multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
-    return typical_s(multiply_once, where)
+    return typical_s(multiply_once, where, _LEAST_PRODUCT_S)
 
 
 def integer_matrices() -> list[IntegerRows]:
@@ -112,17 +141,17 @@ def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> 
     return typical_s(multiply, x.device)
 
 
-def pass_bytes_per_s(dtype: torch.dtype, where: torch.device) -> float:
+def pass_bytes_per_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> float:
     """A product of two values of a chunk in the MLP: two are read, one is written. As between two
-    products of matrices, neither is in a cache."""
+    products of matrices, none is in a cache."""
     shape = (ROWS[-1] // 4, COLUMNS)
-    copies = cold_copies(math.prod(shape) * dtype.itemsize) // 2
-    pool = [torch.rand(shape, dtype=dtype, device=where) for _ in range(copies)]
+    pool = memory.tensors(shape, dtype)
+    changed = [torch.ones(shape, dtype=dtype, device=where) for _ in range(_CHANGED)]
 
-    def multiply(turn: int) -> None:
-        pool[turn % copies].mul_(pool[(turn + copies // 2) % copies])
+    def multiply_values(turn: int) -> None:
+        changed[turn % _CHANGED].mul_(pool[turn % len(pool)])
 
-    return 3 * math.prod(shape) * dtype.itemsize / typical_s(multiply, where)
+    return 3 * math.prod(shape) * dtype.itemsize / typical_s(multiply_values, where)
 
 
 def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
@@ -166,18 +195,23 @@ def sweep_s(where: torch.device) -> float:
     return 10 * typical_s(lambda _: logits.argmax(dim=-1).tolist(), where)
 
 
-def typical_s(work: Callable[[int], object], where: torch.device) -> float:
-    """The median of several tries, after one that does not count."""
-    tries: list[float] = []
+def typical_s(
+    work: Callable[[int], object], where: torch.device, least_s: float | None = None
+) -> float:
+    """The mean of several tries, after one that does not count: a run meets the slow ones too, and
+    on a shared machine the median of tries is up to a tenth less than their mean."""
+    spent_s, tries = 0.0, 0
+    least_s = _LEAST_S if least_s is None else least_s
     with torch.inference_mode():
         work(0)
-        while len(tries) < 3 or (sum(tries) < _LEAST_S and len(tries) < 300):
+        while tries < _LEAST_TRIES or (spent_s < least_s and tries < _MOST_TRIES):
             _synchronize(where)
             started_s = time.perf_counter()
-            work(len(tries))
+            work(tries)
             _synchronize(where)
-            tries.append(time.perf_counter() - started_s)
-    return statistics.median(tries)
+            spent_s += time.perf_counter() - started_s
+            tries += 1
+    return spent_s / tries
 
 
 def _synchronize(where: torch.device) -> None:

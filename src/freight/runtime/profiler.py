@@ -1,13 +1,12 @@
 """Measures this machine: products, attention, passes over memory, disk and links, alone and beside
 each other. The result is a ``Machine`` for the planner.
 
-Typical rates, not the best: each is the median of several tries. Matrices come from memory, not
+Typical rates, not the best: each is that of several tries together. Matrices come from memory, not
 from a cache, and so do what is read and written. Knows no model and no policy.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import statistics
@@ -41,12 +40,11 @@ from freight.runtime.processor_probe import (
     ROWS,
     SMALL_ROWS,
     WIDTH,
+    ColdMemory,
     call_s,
-    cold_copies,
     integer_matrices,
     integer_s,
     pass_bytes_per_s,
-    plain_matrices,
     plain_per_s,
     product_s,
     sweep_s,
@@ -59,6 +57,9 @@ _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
 _SHARING: Final = (1, 4, 8)
+_MOST_POOLS: Final = 16
+_SECONDS: Final = ("head", "call", "sweep")
+"""Measurements that are times; others are rates."""
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Report = Callable[[str], None]
@@ -67,7 +68,7 @@ _Report = Callable[[str], None]
 def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     """Measure the machine; the disk is the one that ``directory`` is on. Takes about a minute.
 
-    All is measured in turn, three times, and the medians count: a shared machine is faster now and
+    All is measured in turn, three times, and counts together: a shared machine is faster now and
     slower a few seconds later. ``report`` is told in a few words what is being measured.
     BudgetError where the disk has no room for a scratch file of 1 GiB.
     """
@@ -86,12 +87,12 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
             if gpu is not None:
                 report(f"the GPU and its links, {turn} of {_ROUNDS}")
                 links.append((gpu.measure(), _measure_links(device)))
-    found = {"disk read": _median_link(reads), "disk write": _median_link(writes)}
+    found = {"disk read": _mean_link(reads), "disk write": _mean_link(writes)}
     computing = {"cpu": cpu.unit(units, system_memory_bytes())}
     if gpu is not None:
         computing["gpu"] = gpu.unit([own for own, _ in links], device.room_bytes(None))
         found |= {
-            name: _median_link([own[name] for _, own in links])
+            name: _mean_link([own[name] for _, own in links])
             for name in ("host to device", "device to host")
         }
     stat = os.statvfs(directory)
@@ -106,15 +107,16 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     )
 
 
-def _median_link(rounds: Sequence[Link]) -> Link:
-    """Of links that were measured at the same sizes."""
-    return Link(bytes_per_s=_median_curve([own.bytes_per_s for own in rounds]))
-
-
-def _median_curve(rounds: Sequence[Curve]) -> Curve:
-    sizes = [size for size, _ in rounds[0].points]
-    return Curve(
-        points=tuple((size, statistics.median(own.at(size) for own in rounds)) for size in sizes)
+def _mean_link(rounds: Sequence[Link]) -> Link:
+    """Of links that were measured at the same sizes: as long as all rounds together."""
+    curves = [own.bytes_per_s for own in rounds]
+    return Link(
+        bytes_per_s=Curve(
+            points=tuple(
+                (size, statistics.harmonic_mean([curve.at(size) for curve in curves]))
+                for size, _ in curves[0].points
+            )
+        )
     )
 
 
@@ -138,7 +140,10 @@ class _UnitProbe:
         self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
         # Of the numbers that files have: where 16 bits are slow they are widened as they are used.
         kept = {name: torch.bfloat16 if name == self.fast else _DTYPES[name] for name in self.names}
-        self.weights = {name: plain_matrices(kept[name], self.where) for name in self.names}
+        self._memory = ColdMemory(self.where)
+        self.weights = {
+            name: self._memory.tensors((COLUMNS, WIDTH), kept[name]) for name in self.names
+        }
         self._name = "cpu" if device.kind == "cpu" else "gpu"
         choose_kernels(
             self.where,
@@ -159,17 +164,18 @@ class _UnitProbe:
             for rows in ROWS
         }
         found |= {
-            f"{name} attention": _prompt_attention_flops(_DTYPES[name], where)
+            f"{name} attention": _prompt_attention_flops(_DTYPES[name], self._memory, where)
             for name in self.names
         }
         if self.integers:
             found |= {f"int8 {rows}": self._integer_flops(rows) for rows in ROWS}
-        found["pass"] = pass_bytes_per_s(fast, where)
+        found["pass"] = pass_bytes_per_s(self._memory, fast, where)
         for sharing in _SHARING:
-            keys_per_s, head_s = _attended(sharing, fast, None, where)
+            keys_per_s, head_s = _attended(sharing, fast, None, self._memory, where)
             found[f"attended {sharing}"] = keys_per_s * fast.itemsize
             found["head"] = min(head_s, found.get("head", head_s))
-            found[f"attended codes {sharing}"], _ = _attended(sharing, fast, CODES, where)
+            codes_per_s, _ = _attended(sharing, fast, CODES, self._memory, where)
+            found[f"attended codes {sharing}"] = codes_per_s
         found["plain"] = plain_per_s(fast, where)
         rate = found[f"{self.fast} {SMALL_ROWS}"]
         found["call"] = call_s(fast, self.weights[self.fast][0].dtype, where, rate)
@@ -183,7 +189,12 @@ class _UnitProbe:
         return product_s(self.weights[name], rows, _DTYPES[name], self.where)
 
     def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
-        found = {name: statistics.median(own[name] for own in rounds) for name in rounds[0]}
+        found = {
+            name: (statistics.mean if name in _SECONDS else statistics.harmonic_mean)(
+                [own[name] for own in rounds]
+            )
+            for name in rounds[0]
+        }
         return ComputeUnit(
             name=self._name,
             memory_bytes=memory_bytes,
@@ -206,15 +217,19 @@ class _UnitProbe:
         )
 
 
-def _prompt_attention_flops(dtype: torch.dtype, where: torch.device) -> float:
+def _prompt_attention_flops(dtype: torch.dtype, memory: ColdMemory, where: torch.device) -> float:
     rows, tokens, heads, width = 8, 512, 32, 64
     spans = [_span(i, tokens, 0) for i in range(rows)]
-    seconds = _attend_s(spans, heads, heads // 4, width, dtype, None, where)
+    seconds = _attend_s(spans, heads, heads // 4, width, dtype, None, memory, where)
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
 
 
 def _attended(
-    sharing: int, dtype: torch.dtype, kept: Grouped | None, where: torch.device
+    sharing: int,
+    dtype: torch.dtype,
+    kept: Grouped | None,
+    memory: ColdMemory,
+    where: torch.device,
 ) -> tuple[float, float]:
     """Rows with one query: numbers of keys and values per second, and seconds for each row and
     key/value head beside, from many keys and from few; ``sharing`` queries have one key head."""
@@ -223,7 +238,7 @@ def _attended(
     seconds = {}
     for tokens in (16, 256):
         spans = [_span(i, 1, tokens - 1) for i in range(rows)]
-        seconds[tokens] = _attend_s(spans, heads, kv_heads, width, dtype, kept, where)
+        seconds[tokens] = _attend_s(spans, heads, kv_heads, width, dtype, kept, memory, where)
     token = 2 * rows * kv_heads * width
     rate = token * (256 - 16) / max(1e-9, seconds[256] - seconds[16])
     return rate, max(0.0, seconds[16] - 16 * token / rate) / (rows * kv_heads)
@@ -260,6 +275,7 @@ def _attend_s(
     width: int,
     dtype: torch.dtype,
     kept: Grouped | None,
+    memory: ColdMemory,
     where: torch.device,
 ) -> float:
     """One layer's attention for rows whose pages lie one after the other."""
@@ -278,21 +294,19 @@ def _attend_s(
     )
     token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
     shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)
-    copies = min(16, cold_copies(math.prod(shape)))
-    numbers = len(spans) * pages, 2 * kv_heads * page * width
+    held = torch.uint8
+    if kept is None:
+        shape, held = (len(spans) * pages, 2 * kv_heads * page * width), dtype
     pools = [
         Pages(
-            # Not any bits of plain numbers: those near zero take many times as long.
-            raw=torch.rand(numbers, dtype=dtype, device=where).view(torch.uint8)
-            if kept is None
-            else torch.randint(56, shape, dtype=torch.uint8, device=where),
+            raw=raw.view(torch.uint8),
             num_heads=kv_heads,
             page_tokens=page,
             width=width,
             dtype=dtype,
             number_format=kept,
         )
-        for _ in range(copies)
+        for raw in memory.tensors(shape, held)[:_MOST_POOLS]
     ]
     q = torch.rand(spans[-1].end, heads, width, dtype=dtype, device=where)
     out = torch.empty_like(q)
