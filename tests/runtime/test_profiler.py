@@ -21,7 +21,7 @@ def test_integer_products_are_measured_where_they_are_faster(
 ) -> None:
     monkeypatch.setattr(profiler, "computes_int8", lambda _: is_faster)
     monkeypatch.setattr(processor_probe, "_COLD_BYTES", 1 << 20)
-    monkeypatch.setattr(processor_probe, "_LEAST_S", 0.0)
+    monkeypatch.setattr(processor_probe, "_MOST_TRIES", 3)
     probe = profiler._UnitProbe(CPU)
     unit = probe.unit([probe.measure()], 1 << 30)
     assert ("int8" in unit.products) == is_faster

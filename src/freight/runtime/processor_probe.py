@@ -32,6 +32,8 @@ from freight.quantities import GIB
 __all__ = [
     "CODES",
     "COLUMNS",
+    "LEAST_S",
+    "PRODUCT_S",
     "ROWS",
     "SMALL_ROWS",
     "WIDTH",
@@ -62,8 +64,8 @@ _SMALL: Final = {
     "vocab_size": 64,
 }
 _MOST_SHARE: Final = 0.1
-_LEAST_S: Final = 0.06
-_LEAST_PRODUCT_S: Final = 0.25
+LEAST_S: Final = 0.06
+PRODUCT_S: Final = 0.25
 _LEAST_TRIES: Final = 3
 _MOST_TRIES: Final = 300
 _FRESH: Final = 1 << 22
@@ -107,8 +109,14 @@ def cold_copies(num_bytes: int) -> int:
 
 
 def product_s(
-    weights: Sequence[torch.Tensor], rows: int, dtype: torch.dtype, where: torch.device
+    weights: Sequence[torch.Tensor],
+    rows: int,
+    dtype: torch.dtype,
+    where: torch.device,
+    *,
+    least_s: float = PRODUCT_S,
 ) -> float:
+    """Of so many rows, tried for ``least_s`` in all."""
     x = torch.rand(rows, WIDTH, dtype=dtype, device=where)
     out = torch.empty(rows, COLUMNS, dtype=dtype, device=where)
     scratch = torch.empty(scratch_values(WIDTH), dtype=dtype, device=where)
@@ -117,7 +125,7 @@ def product_s(
         own = weights[turn % len(weights)]
         multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
-    return typical_s(multiply_once, where, _LEAST_PRODUCT_S)
+    return typical_s(multiply_once, where, least_s)
 
 
 def integer_matrices() -> list[IntegerRows]:
@@ -196,12 +204,11 @@ def sweep_s(where: torch.device) -> float:
 
 
 def typical_s(
-    work: Callable[[int], object], where: torch.device, least_s: float | None = None
+    work: Callable[[int], object], where: torch.device, least_s: float = LEAST_S
 ) -> float:
     """The mean of several tries, after one that does not count: a run meets the slow ones too, and
     on a shared machine the median of tries is up to a tenth less than their mean."""
     spent_s, tries = 0.0, 0
-    least_s = _LEAST_S if least_s is None else least_s
     with torch.inference_mode():
         work(0)
         while tries < _LEAST_TRIES or (spent_s < least_s and tries < _MOST_TRIES):

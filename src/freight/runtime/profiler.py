@@ -37,6 +37,8 @@ from freight.runtime.kernel_choice import choose_kernels
 from freight.runtime.processor_probe import (
     CODES,
     COLUMNS,
+    LEAST_S,
+    PRODUCT_S,
     ROWS,
     SMALL_ROWS,
     WIDTH,
@@ -185,8 +187,8 @@ class _UnitProbe:
     def _integer_flops(self, rows: int) -> float:
         return 2.0 * rows * WIDTH * COLUMNS / integer_s(self.integers, rows, _DTYPES[self.fast])
 
-    def product_s(self, name: str, rows: int) -> float:
-        return product_s(self.weights[name], rows, _DTYPES[name], self.where)
+    def product_s(self, name: str, rows: int, least_s: float = PRODUCT_S) -> float:
+        return product_s(self.weights[name], rows, _DTYPES[name], self.where, least_s=least_s)
 
     def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
         found = {
@@ -325,12 +327,12 @@ def _measure_beside(cpu: _UnitProbe, disk: DiskProbe) -> tuple[list[float], floa
     keeps while products run."""
     slowed, kept = [], []
     for rows in _BESIDE_ROWS:
-        alone = cpu.product_s(cpu.fast, rows)
+        alone = cpu.product_s(cpu.fast, rows, LEAST_S)
         alone_read = disk.read_rate()
         stop = Event()
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(disk.read_until, stop)
-            beside = statistics.median(cpu.product_s(cpu.fast, rows) for _ in range(2))
+            beside = cpu.product_s(cpu.fast, rows, 2 * LEAST_S)
             stop.set()
         slowed.append(min(1.0, alone / beside))
         kept.append(min(1.0, reading.result() / alone_read))

@@ -1,7 +1,8 @@
 """Rates of the machine alone: disk, link to the device, and matrix products of a model's shapes.
 
-Each is the best of several tries with nothing else under way, for a ceiling must not be too low.
-Knows no policy and no rows.
+Each is the best of several tries with nothing else under way, for a ceiling must not be too low;
+beside it stands what all tries together come to, which is what a run of minutes can hope for on a
+machine that others use too. Knows no policy and no rows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,7 @@ from freight.model.decoder import build_programme
 from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice
 
-__all__ = ["measure_disk", "measure_link", "measure_products", "product_rows"]
+__all__ = ["Rate", "measure_disk", "measure_link", "measure_products", "product_rows"]
 
 _REQUEST_BYTES: Final = 4 * MIB
 _RING_BYTES: Final = 128 * MIB
@@ -40,12 +42,31 @@ _MOST_MATRIX_BYTES: Final = 64 * MIB
 _COLD_BYTES: Final = 256 * MIB
 """Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
 _ROUNDS: Final = 2
-_LEAST_TRIES: Final = 3
+_LEAST_TRIES: Final = 4
 _MOST_TRIES: Final = 1000
 _LEAST_S: Final = 0.05
 
 
-def measure_disk(path: Path) -> tuple[float, int]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Per second: of the fastest try, and of all tries."""
+
+    best: float
+    usual: float
+
+    @classmethod
+    def of(cls, amount: float, tries_s: Sequence[float]) -> Rate:
+        """So much was done in each try."""
+        return cls(best=amount / min(tries_s), usual=amount * len(tries_s) / sum(tries_s))
+
+    def or_better(self, other: Rate | None) -> Rate:
+        """The better one of each."""
+        if other is None:
+            return self
+        return Rate(best=max(self.best, other.best), usual=max(self.usual, other.usual))
+
+
+def measure_disk(path: Path) -> tuple[Rate, int]:
     """(bytes per second, requests in flight) of direct reads of 4 MiB, one after the other, at the
     best of 1, 2 and 4 requests in flight."""
     file = DirectFile(path, Traffic())
@@ -54,14 +75,18 @@ def measure_disk(path: Path) -> tuple[float, int]:
     views = [
         host_view(memory[i : i + _REQUEST_BYTES]) for i in range(0, _RING_BYTES, _REQUEST_BYTES)
     ]
-    best = (0.0, 1)
+    rates: dict[int, Rate] = {}
     for depth in _DEPTHS:
+        tries_s = []
         for _ in range(_PASSES):
             started_s = time.perf_counter()
             _read(file, size, views, depth)
-            best = max(best, (size / (time.perf_counter() - started_s), depth))
+            tries_s.append(time.perf_counter() - started_s)
+        rates[depth] = Rate.of(size, tries_s)
     file.close()
-    return best
+    usual = max(rate.usual for rate in rates.values())
+    depth = max(rates, key=lambda depth: rates[depth].best)
+    return Rate(best=rates[depth].best, usual=usual), depth
 
 
 def _read(file: DirectFile, size: int, views: Sequence[memoryview], depth: int) -> None:
@@ -76,15 +101,15 @@ def _read(file: DirectFile, size: int, views: Sequence[memoryview], depth: int) 
         list(pool.map(read_every, range(depth)))
 
 
-def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> float:
+def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> Rate:
     """Bytes per second from host memory (pinned, for CUDA) to the device."""
     if sim_bytes_per_s is not None:
-        return sim_bytes_per_s
+        return Rate(best=sim_bytes_per_s, usual=sim_bytes_per_s)
     on_cuda = device.kind == "cuda"
     source = host_arena(_COPY_BYTES, pinned=on_cuda).take(_COPY_BYTES, "source")
     arena = device_arena(_COPY_BYTES, device.torch_device) if on_cuda else host_arena(_COPY_BYTES)
     target = arena.take(_COPY_BYTES, "target")
-    return _COPY_BYTES / _best_s(device.torch_device, lambda _: copy_bytes(source, target))
+    return _rate(_COPY_BYTES, device.torch_device, lambda _: copy_bytes(source, target))
 
 
 def product_rows(work: Work) -> list[int]:
@@ -98,11 +123,11 @@ def product_rows(work: Work) -> list[int]:
 
 def measure_products(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: Sequence[int]
-) -> dict[int, float]:
+) -> dict[int, Rate]:
     """FLOP/s of [rows, columns] times a matrix of the model, by rows: of its largest shapes the one
     that does best, for a better policy could join the small ones. Two rounds, some time apart: a
     machine that is busy for a moment must not lower a ceiling."""
-    rates = dict.fromkeys(rows, 0.0)
+    rates: dict[int, Rate] = {}
     for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
         copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
         weights = _random((min(copies, 64), num_out, num_in), dtype, device)
@@ -110,8 +135,9 @@ def measure_products(
         for count in rows:
             x = _random((count, num_in), dtype, device)
             out = torch.empty(count, num_out, dtype=out_dtype, device=device)
-            seconds = min(_best_s(device, way) for way in _products(x, weights, out))
-            rates[count] = max(rates[count], 2 * count * num_out * num_in / seconds)
+            for way in _products(x, weights, out):
+                rate = _rate(2 * count * num_out * num_in, device, way)
+                rates[count] = rate.or_better(rates.get(count))
     return rates
 
 
@@ -147,17 +173,16 @@ def _shapes(config: ModelConfig, element_size: int) -> Iterator[tuple[int, int]]
         yield min(num_out, max(1, _MOST_MATRIX_BYTES // (num_in * element_size))), num_in
 
 
-def _best_s(device: torch.device, work: Callable[[int], object]) -> float:
-    """Of many tries, the time of the fastest."""
-    best, spent, turn = float("inf"), 0.0, 0
-    while turn < _LEAST_TRIES or (spent < _LEAST_S and turn < _MOST_TRIES):
+def _rate(amount: float, device: torch.device, work: Callable[[int], object]) -> Rate:
+    """Of many tries, each of which does so much; the first one counts only if it is the fastest."""
+    tries_s: list[float] = []
+    while len(tries_s) < _LEAST_TRIES or (sum(tries_s) < _LEAST_S and len(tries_s) < _MOST_TRIES):
         _synchronize(device)
         started_s = time.perf_counter()
-        work(turn)
+        work(len(tries_s))
         _synchronize(device)
-        elapsed_s = time.perf_counter() - started_s
-        best, spent, turn = min(best, elapsed_s), spent + elapsed_s, turn + 1
-    return best
+        tries_s.append(time.perf_counter() - started_s)
+    return Rate.of(amount, tries_s[1:]).or_better(Rate.of(amount, tries_s))
 
 
 def _synchronize(device: torch.device) -> None:

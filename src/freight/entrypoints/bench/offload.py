@@ -20,7 +20,9 @@ from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batc
 from freight.entrypoints.bench.report import (
     byte_ratios,
     describe_ceiling,
+    describe_pace,
     describe_run,
+    share_of_pace,
     summarise,
 )
 from freight.entrypoints.bench.weights import find_config, provide_weights
@@ -80,8 +82,9 @@ def _carry_out(arguments: argparse.Namespace) -> None:
     if request.peers and request.group is None:
         _say(["note:     without --group, peers have the page cache beside their memory"])
     job["dtype"] = probed["dtype"]
-    bench = _Bench(request=request, model_dir=model_dir, job=job, probed=probed)
+    bench = _Bench(request=request, model_dir=model_dir, job=job, probe=probe, probed=probed)
     bench.run()
+    _say(describe_pace(bench.runs["freight"], bench.usual_s))
     print(json.dumps(bench.record(arguments)))
 
 
@@ -135,7 +138,10 @@ class _Bench:
     request: _Request
     model_dir: Path
     job: Mapping[str, Any]
+    probe: Mapping[str, Any]
     probed: Mapping[str, Any]
+    later: list[dict[str, Any]] = field(default_factory=list)
+    """As ``probed``, after each run of our own."""
     runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
@@ -158,6 +164,8 @@ class _Bench:
         result = run_or_raise(job, "Freight was to be measured.", self.request.group)
         self.runs.setdefault("freight", []).append(result)
         _say(describe_run("freight", result, self.request.work, self._ceiling_s))
+        again = run_or_raise(self.probe, "Rates of this machine were to be measured again.")
+        self.later.append(again)
 
     def _find_batch_sizes(self) -> dict[Peer, int]:
         """The fastest batch size of each peer that finishes with any."""
@@ -210,6 +218,11 @@ class _Bench:
     def _ceiling_s(self) -> float:
         return float(self.probed["ceiling"]["seconds"])
 
+    @property
+    def usual_s(self) -> list[float]:
+        """The ceiling by what the machine did usually, before the first run and after each."""
+        return [float(probed["usual"]["seconds"]) for probed in (self.probed, *self.later)]
+
     def _tell(self, name: str, trial: Trial) -> None:
         if trial.result is None:
             _say([f"{name} (batch of {trial.batch_size}): {trial.reason}"])
@@ -236,6 +249,8 @@ class _Bench:
             "machine": dict(self.probed),
             "systems": systems,
             "share_of_ceiling": systems["freight"]["median"]["share_of_ceiling"],
+            "usual_ceilings_s": self.usual_s,
+            "share_of_usual_ceiling": share_of_pace(own, self.usual_s),
             "byte_ratios": [byte_ratios(run) for run in own],
             "times_peer": _times_peer(systems),
         }

@@ -15,6 +15,7 @@ import torch
 
 from freight.entrypoints.bench.ceiling import ModelCost, Path, find_ceiling, model_cost
 from freight.entrypoints.bench.machine import (
+    Rate,
     measure_disk,
     measure_link,
     measure_products,
@@ -58,10 +59,13 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows)
     if options.compute == "int8":
         in_integers = measure_products(config, device.torch_device, torch.int8, rows)
-        products = {count: max(rate, in_integers[count]) for count, rate in products.items()}
+        products = {n: rate.or_better(in_integers[n]) for n, rate in products.items()}
     weight_size = _weight_size(dtype, sources)
     cost = model_cost(config, weight_size=weight_size, element_size=DTYPE_BYTES[dtype])
-    ceiling = find_ceiling(cost, work, paths, products)
+    best = {count: rate.best for count, rate in products.items()}
+    usual = {count: rate.usual for count, rate in products.items()}
+    ceiling = find_ceiling(cost, work, [own.at(rate.best) for own, rate in paths], best)
+    slower = find_ceiling(cost, work, [own.at(rate.usual) for own, rate in paths], usual)
     return {
         "dtype": dtype,
         "compute": options.compute,
@@ -72,10 +76,32 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
         "weight_bytes": cost.weight_bytes,
         "kv_bytes": _kv_bytes(cost, work),
         "disk_requests_in_flight": disk_depth,
-        "paths": [dataclasses.asdict(path) for path in paths],
-        "product_flops": {str(count): rate for count, rate in products.items()},
+        "paths": [dataclasses.asdict(own.at(rate.best)) for own, rate in paths],
+        "product_flops": {str(count): rate for count, rate in best.items()},
         "ceiling": {**dataclasses.asdict(ceiling), "limited_by": ceiling.limited_by},
+        "usual": {
+            "seconds": slower.seconds,
+            "product_flops": {str(count): rate for count, rate in usual.items()},
+            "bytes_per_s": {own.name: rate.usual for own, rate in paths},
+        },
     }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """A path without its rate."""
+
+    name: str
+    room_bytes: float
+    carries_kv: bool
+
+    def at(self, bytes_per_s: float) -> Path:
+        return Path(
+            name=self.name,
+            bytes_per_s=bytes_per_s,
+            room_bytes=self.room_bytes,
+            carries_kv=self.carries_kv,
+        )
 
 
 def _paths(
@@ -83,17 +109,18 @@ def _paths(
     options: EngineOptions,
     device: ComputeDevice,
     sources: Mapping[str, TensorSource],
-) -> tuple[list[Path], int]:
-    """The ways of the weights to the arithmetic, and how many disk requests were best."""
+) -> tuple[list[tuple[_Way, Rate]], int]:
+    """The ways of the weights to the arithmetic with their rates, and how many disk requests were
+    best."""
     room = max(0, budget - process_bytes())
     rate, depth = measure_disk(max({source.path for source in sources.values()}, key=_file_size))
     if device.tier == "cpu":
-        return [Path(name="disk", bytes_per_s=rate, room_bytes=room, carries_kv=True)], depth
+        return [(_Way(name="disk", room_bytes=room, carries_kv=True), rate)], depth
     near = _device_room(device, options.gpu_memory_bytes)
     link = measure_link(device, options.sim_bytes_per_s)
     return [
-        Path(name="link", bytes_per_s=link, room_bytes=near, carries_kv=False),
-        Path(name="disk", bytes_per_s=rate, room_bytes=near + room, carries_kv=True),
+        (_Way(name="link", room_bytes=near, carries_kv=False), link),
+        (_Way(name="disk", room_bytes=near + room, carries_kv=True), rate),
     ], depth
 
 

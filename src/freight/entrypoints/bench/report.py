@@ -12,7 +12,15 @@ from typing import Any
 from freight.entrypoints.bench.work import Work
 from freight.quantities import format_bytes
 
-__all__ = ["byte_ratios", "describe_ceiling", "describe_run", "speeds", "summarise"]
+__all__ = [
+    "byte_ratios",
+    "describe_ceiling",
+    "describe_pace",
+    "describe_run",
+    "share_of_pace",
+    "speeds",
+    "summarise",
+]
 
 
 def speeds(result: Mapping[str, Any], work: Work) -> dict[str, float]:
@@ -96,6 +104,20 @@ def describe_run(
         form = "closed form" if result["expected_is_exact"] else "most that experts can need"
         lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
     return lines
+
+
+def describe_pace(runs: Sequence[Mapping[str, Any]], usual_s: Sequence[float]) -> list[str]:
+    """The ceiling at the machine's usual pace, before the first run and after each."""
+    return [
+        f"usual:    at what the machine did on average before and after these runs the ceiling is "
+        f"{statistics.fmean(usual_s):.4g} s ({min(usual_s):.4g} to {max(usual_s):.4g}): "
+        f"{share_of_pace(runs, usual_s):.3f} of that"
+    ]
+
+
+def share_of_pace(runs: Sequence[Mapping[str, Any]], usual_s: Sequence[float]) -> float:
+    """What is reached of the ceiling at the machine's usual pace: means of both."""
+    return statistics.fmean(usual_s) / statistics.fmean(run["generate_s"] for run in runs)
 
 
 def _predicted(result: Mapping[str, Any]) -> str:
