@@ -247,7 +247,7 @@ def predict(engine: Engine, machine: Machine) -> Forecast:
     rates = rates_for(replace(engine._options, machine=machine), engine.device)
     assert rates is not None
     dtype = "float32" if engine.dtype is torch.float32 else "bfloat16"
-    return forecast(engine.plan, rates, engine.config, dtype)
+    return forecast(engine.plan, rates, engine.config, engine.programme, dtype)
 
 
 def write_model(directory: Path, shape: str) -> Path:
