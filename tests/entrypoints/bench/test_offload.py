@@ -16,6 +16,7 @@ from freight.demo import MODEL_DIR
 from freight.entrypoints.bench.children import run_child
 from freight.entrypoints.bench.closed_form import expected_bytes
 from freight.entrypoints.bench.groups import GroupMaker
+from freight.entrypoints.bench.machine import Rate
 from freight.entrypoints.bench.peer_run import resident_bytes
 from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
 from freight.entrypoints.bench.report import byte_ratios, summarise
@@ -75,6 +76,11 @@ def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert record["byte_ratios"] == [{"disk read": 1.0, "disk write": 1.0}]
     assert run["expected_is_exact"]
     assert record["share_of_ceiling"] > 0 and record["machine"]["ceiling"]["seconds"] > 0
+    usual_s = record["usual_ceilings_s"]
+    assert len(usual_s) == 2 and usual_s[0] >= record["machine"]["ceiling"]["seconds"]
+    share = sum(usual_s) / 2 / run["generate_s"]
+    assert record["share_of_usual_ceiling"] == pytest.approx(share)
+    assert any(line.startswith("usual:") and f"{share:.3f} of that" in line for line in lines)
 
 
 def test_integer_products_have_a_ceiling_of_their_own(
@@ -300,6 +306,14 @@ def test_what_peers_may_hold() -> None:
     held = [resident_bytes(config, work, size, "float32", 1 << 30) for size in (1, 2, 8, 16)]
     assert held[0] > held[1] > held[2] == held[3]
     assert resident_bytes(config, work, 8, "float32", 0) == 1
+
+
+def test_the_rate_of_all_tries_is_no_more_than_the_best() -> None:
+    rate = Rate.of(6.0, [2.0, 1.0, 3.0])
+    assert (rate.best, rate.usual) == (6.0, 3.0)
+    other = Rate(best=5.0, usual=4.0)
+    assert rate.or_better(other) == other.or_better(rate) == Rate(best=6.0, usual=4.0)
+    assert rate.or_better(None) == rate
 
 
 def test_medians() -> None:
