@@ -274,3 +274,11 @@ def test_names_like_none_bring_all(name: str) -> None:
     with pytest.raises(InputError) as caught:
         find_machine(name)
     assert all(preset in caught.value.advice for preset in NAMES)
+
+
+def test_copies_of_a_simulated_device_end_later_where_cores_are_shared() -> None:
+    machine = find_machine("laptop")
+    shared = machine.with_simulated_device(1 << 30, 1e9)
+    apart = machine.with_simulated_device(1 << 30, 1e9, shares_cores=False)
+    late = [own.links["host to device"].seconds(1e6, "weights", 1e6) for own in (shared, apart)]
+    assert late[0] > late[1] > 1e-3

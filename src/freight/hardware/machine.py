@@ -23,6 +23,8 @@ LINKS: Final = ("disk read", "disk write", "host to device", "device to host")
 UNITS: Final = ("cpu", "gpu")
 _SLEEP_S: Final = 1e-4
 """How much later than asked for a copy over a simulated link ends."""
+_SHARED_SLEEP_S: Final = 5e-4
+"""The same where arithmetic has threads on all cores, one of which must first be had back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +226,8 @@ class Machine:
         # Without a limit it copies as memory does: every byte is read and written.
         most = cpu.memory_bytes_per_s / 2
         rate = min(bytes_per_s or most, most)
-        link = Link(bytes_per_s=Curve.constant(rate), latency_s=_SLEEP_S)
+        late_s = _SHARED_SLEEP_S if shares_cores else _SLEEP_S
+        link = Link(bytes_per_s=Curve.constant(rate), latency_s=late_s)
         device = replace(cpu, name="gpu", memory_bytes=memory_bytes, is_inline=True)
         half = Curve.constant(0.5)
         # A copy takes one of the cores for as long as it would take without a limit.
