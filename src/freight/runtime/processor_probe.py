@@ -87,7 +87,7 @@ class ColdMemory:
         """As many as there is room for, two at least. Their numbers are ordinary ones: those near
         zero take some processors many times as long."""
         count = math.prod(shape)
-        num_tensors = cold_copies(count * dtype.itemsize)
+        num_tensors = _cold_copies(count * dtype.itemsize)
         if dtype not in self._flat or self._flat[dtype].numel() < num_tensors * count:
             self._flat[dtype] = self._filled(num_tensors * count, dtype)
         whole = self._flat[dtype][: num_tensors * count]
@@ -103,7 +103,7 @@ class ColdMemory:
         return flat.copy_(fresh).view(-1)
 
 
-def cold_copies(num_bytes: int) -> int:
+def _cold_copies(num_bytes: int) -> int:
     """How many tensors of this size are larger than a cache; no more than a share of memory."""
     return max(2, int(min(_COLD_BYTES, _MOST_SHARE * system_memory_bytes()) // num_bytes))
 
@@ -129,7 +129,7 @@ def product_s(
 
 
 def integer_matrices() -> list[IntegerRows]:
-    copies = cold_copies(COLUMNS * (WIDTH + 4))
+    copies = _cold_copies(COLUMNS * (WIDTH + 4))
     raw = quantise_rows(torch.rand(COLUMNS, WIDTH))
     return [IntegerRows(raw=raw.clone(), columns=WIDTH) for _ in range(copies)]
 
