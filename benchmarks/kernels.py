@@ -33,6 +33,7 @@ ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
+KEPT = torch.float32, torch.bfloat16, torch.float16
 Turns = Mapping[str, Callable[[], object]]
 
 
@@ -217,7 +218,7 @@ def main() -> None:
         found |= timed(ragged.turns("ragged"), turns)
         print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
     if part in (None, "products"):
-        print(f"loops for products: {loops_are_faster()}")
+        print(f"loops for products: {[str(kept) for kept in KEPT if loops_are_faster(kept)]}")
         for num_tokens in TOKENS:
             found |= timed(multiplying(num_tokens), min(turns, 3 + 2048 // num_tokens))
     for name, milliseconds in found.items():

@@ -21,7 +21,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """By the loops, however small the product, and by torch."""
     assert products.find_loops() is not None
     with monkeypatch.context() as patch:
-        patch.setattr(products, "loops_are_faster", lambda: request.param == "loops")
+        patch.setattr(products, "loops_are_faster", lambda kept: request.param == "loops")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         yield request.param
 
@@ -145,5 +145,5 @@ def test_sixteen_bits_are_left_to_torch() -> None:
 
 def test_the_choice_is_made_once_and_leaves_threads_as_they_were() -> None:
     before = torch.get_num_threads()
-    assert CHOICE() is CHOICE()
+    assert CHOICE(torch.bfloat16) is CHOICE(torch.bfloat16)
     assert torch.get_num_threads() == before

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.product_loops import multiply_few
+from freight.kernels.product_loops import ROWS_TOGETHER, multiply_few
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -77,12 +77,15 @@ def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def product(raw, numbers, size, bits, x, columns, out):  # type: ignore[no-untyped-def]
-    """out [rows, tokens] = rows times x, which is flat, [tokens * columns], in float32: each row is
-    made plain in the nearest cache and used for all tokens."""
-    values = np.empty(columns, np.float32)
-    for row in range(out.shape[0]):
-        _plain_row(raw[row], numbers[row], size, bits, values)
-        multiply_few(values, x, out[row])
+    """out [rows, tokens] = rows times x, which is flat, [tokens * columns], in float32: some rows
+    are made plain in the nearest cache and used for all tokens."""
+    values = np.empty((ROWS_TOGETHER, columns), np.float32)
+    plain, sums, tokens = values.reshape(-1), out.reshape(-1), out.shape[1]
+    for top in range(0, out.shape[0], ROWS_TOGETHER):
+        count = min(ROWS_TOGETHER, out.shape[0] - top)
+        for row in range(count):
+            _plain_row(raw[top + row], numbers[top + row], size, bits, values[row])
+        multiply_few(plain, 0, count, columns, x, False, sums, top * tokens)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -177,6 +180,6 @@ def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # t
         for half in range(size // step):
             _codes_of(raw[line], byte * columns, bits, half == 1, codes)
             row = out[line * size + byte + half * step]
-            multiply_few(codes, scaled, row)
+            multiply_few(codes, 0, 1, columns, scaled, False, row, 0)
             for token in range(added.shape[0]):
                 row[token] += added[token]

@@ -12,77 +12,73 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.vectors import (
+from freight.kernels.register_blocks import (
     PANEL_ROWS,
-    WIDTH,
-    add,
+    ROWS_OF_TOKENS,
+    ROWS_TOGETHER,
+    TILES_TOGETHER,
+    TOKENS_TOGETHER,
     add_products,
-    load,
-    multiply_add,
-    prefetch,
-    splat,
-    store,
-    total,
-    transpose,
+    add_products_of_tiles,
+    row_by_token,
+    row_by_tokens,
+    rows_by_token,
+    rows_by_token_fetching,
+    rows_by_tokens,
+    rows_by_tokens_fetching,
 )
+from freight.kernels.vectors import WIDTH, add, load, prefetch, store, transpose
 
-__all__ = ["PANEL_ROWS", "few_tokens", "lay_in_tiles", "many_tokens", "multiply_few"]
+__all__ = [
+    "PANEL_ROWS",
+    "ROWS_TOGETHER",
+    "few_tokens",
+    "lay_in_tiles",
+    "many_tokens",
+    "multiply_few",
+]
 
 U = np.uintp
 F = np.float32
-_FEW = 4
-"""Tokens that are multiplied at once where there are few."""
 _COLUMNS = 256
 """Of a panel, at a time: with as many of sixteen tokens they stay in the nearest cache."""
+_PANELS = 16
+"""Whose sums are kept at once. They meet the same columns of many tokens one after the other, so
+that these stay in a core's own cache."""
+_KEPT = 1 << 17
+"""Numbers of the tokens that stay there altogether."""
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _multiply_four(values, x, token, out):  # type: ignore[no-untyped-def]
-    """A row times four tokens of x, which is flat."""
-    columns = U(values.shape[0])
-    at = U(token) * columns
-    a = b = c = d = splat(F(0.0))
-    for column in range(0, columns, WIDTH):
-        place = U(column)
-        some = load(values, place)
-        a = multiply_add(some, load(x, at + place), a)
-        b = multiply_add(some, load(x, at + columns + place), b)
-        c = multiply_add(some, load(x, at + U(2) * columns + place), c)
-        d = multiply_add(some, load(x, at + U(3) * columns + place), d)
-    out[token], out[token + 1], out[token + 2], out[token + 3] = (
-        total(a),
-        total(b),
-        total(c),
-        total(d),
-    )
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _multiply_one(values, x, token, out):  # type: ignore[no-untyped-def]
-    """Likewise one token; every second vector has a sum of its own, for one need not wait then."""
-    columns = U(values.shape[0])
-    at = U(token) * columns
-    even = columns // U(2 * WIDTH) * U(2 * WIDTH)
-    a = b = splat(F(0.0))
-    for column in range(0, even, 2 * WIDTH):
-        place = U(column)
-        a = multiply_add(load(values, place), load(x, at + place), a)
-        place += U(WIDTH)
-        b = multiply_add(load(values, place), load(x, at + place), b)
-    if even < columns:
-        a = multiply_add(load(values, even), load(x, at + even), a)
-    out[token] = total(add(a, b))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def multiply_few(values, x, out):  # type: ignore[no-untyped-def]
-    """out [tokens] = a row of whole vectors times each token of x, which is flat."""
-    tokens = out.shape[0]
-    fours = tokens // _FEW * _FEW
-    for token in range(0, fours, _FEW):
-        _multiply_four(values, x, token, out)
+def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type: ignore[no-untyped-def]
+    """sums[place:] = ``count`` rows, which are flat and of whole vectors, from ``start`` on, times
+    each token of x, which is flat; all of a row side by side. The rows after them are brought where
+    it ``fetches`` and there are ROWS_TOGETHER of them."""
+    tokens = x.shape[0] // columns
+    wide, pitch, fours = U(columns), U(tokens), tokens // TOKENS_TOGETHER * TOKENS_TOGETHER
+    for token in range(0, fours, TOKENS_TOGETHER):
+        at = U(token * columns)
+        if count < ROWS_TOGETHER:
+            for row in range(count):
+                own, to = U(start + row * columns), U(place + row * tokens + token)
+                row_by_tokens(rows, own, wide, x, at, sums, to, pitch)
+            continue
+        for row in range(0, ROWS_TOGETHER, ROWS_OF_TOKENS):
+            own, to = U(start + row * columns), U(place + row * tokens + token)
+            if fetches and token == 0:
+                rows_by_tokens_fetching(rows, own, wide, x, at, sums, to, pitch)
+            else:
+                rows_by_tokens(rows, own, wide, x, at, sums, to, pitch)
     for token in range(fours, tokens):
-        _multiply_one(values, x, token, out)
+        at = U(token * columns)
+        if count < ROWS_TOGETHER:
+            for row in range(count):
+                own, to = U(start + row * columns), U(place + row * tokens + token)
+                row_by_token(rows, own, wide, x, at, sums, to, pitch)
+        elif fetches and token == 0:
+            rows_by_token_fetching(rows, U(start), wide, x, at, sums, U(place + token), pitch)
+        else:
+            rows_by_token(rows, U(start), wide, x, at, sums, U(place + token), pitch)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -90,15 +86,18 @@ def few_tokens(rows, x, bias, adds, out, pitch, first):  # type: ignore[no-untyp
     """Rows [n, columns] of whole vectors times tokens [tokens * columns], to the columns of out
     from ``first`` on, whose rows are ``pitch`` apart: plus the bias [all rows] unless it is empty,
     added to what is there where it ``adds``."""
-    columns = rows.shape[1]
-    sums = np.empty(x.shape[0] // columns, np.float32)
-    for row in range(rows.shape[0]):
-        multiply_few(rows[row], x, sums)
-        place = first + row
-        own = bias[place] if bias.shape[0] else F(0.0)
-        for token in range(sums.shape[0]):
-            before = out[token * pitch + place] if adds else F(0.0)
-            out[token * pitch + place] = sums[token] + own + before
+    count, columns = rows.shape
+    flat, tokens = rows.reshape(-1), x.shape[0] // columns
+    sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
+    for top in range(0, count, ROWS_TOGETHER):
+        height = min(ROWS_TOGETHER, count - top)
+        multiply_few(flat, top * columns, height, columns, x, True, sums, 0)
+        for row in range(height):
+            place = first + top + row
+            own = bias[place] if bias.shape[0] else F(0.0)
+            for token in range(tokens):
+                before = out[token * pitch + place] if adds else F(0.0)
+                out[token * pitch + place] = sums[row * tokens + token] + own + before
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -124,38 +123,74 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
 def many_tokens(rows, tiles, tokens, bias, adds, out, pitch, first):  # type: ignore[no-untyped-def]
     """As ``few_tokens``, of tokens that lie in tiles."""
     count, columns = rows.shape
-    flat = rows.reshape(-1)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
+    most = min(_PANELS, (count + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
+    sums = np.empty(num_tiles * most * WIDTH, np.float32)
     panel = np.zeros(PANEL_ROWS * _COLUMNS, np.float32)
-    sums = np.empty(num_tiles * PANEL_ROWS * WIDTH, np.float32)
-    for top in range(0, count, PANEL_ROWS):
-        height = min(PANEL_ROWS, count - top)
+    turned = np.empty(WIDTH * WIDTH, np.float32)
+    # Rows are read as they lie where a core's own cache keeps the tokens.
+    length = columns if num_tiles * WIDTH * columns <= _KEPT else _COLUMNS
+    for top in range(0, count, most):
+        height = min(most, count - top)
         sums[:] = F(0.0)
-        for begin in range(0, columns, _COLUMNS):
-            width = min(_COLUMNS, columns - begin)
-            # What is wanted next: the same rows' further columns, or the next panel's first ones.
-            ahead = _COLUMNS if begin + width < columns else PANEL_ROWS * columns - begin
-            for row in range(height):
-                at = (top + row) * columns + begin
-                for column in range(0, width, WIDTH):
-                    prefetch(flat, U(at + ahead + column))
-                    store(panel, U(row * _COLUMNS + column), load(flat, U(at + column)))
-            for tile in range(num_tiles):
-                at, place = (tile * columns + begin) * WIDTH, tile * PANEL_ROWS * WIDTH
-                add_products(panel, U(_COLUMNS), tiles, U(at), U(width), sums, U(place))
-        _put(sums, tokens, height, bias, adds, out, pitch, first + top)
+        for begin in range(0, columns, length):
+            end = min(begin + length, columns)
+            for row in range(0, height, PANEL_ROWS):
+                own_rows = min(PANEL_ROWS, height - row)
+                for column in range(begin, end, _COLUMNS):
+                    width = min(_COLUMNS, end - column)
+                    ahead = width if column + width < end else PANEL_ROWS * columns - column + begin
+                    _widen(rows, top + row, own_rows, column, width, ahead, panel)
+                    _add_panel(panel, tiles, column, width, columns, num_tiles, sums, most, row)
+        own = bias[first + top : first + top + height]
+        _put(sums, most, tokens, height, own, adds, out[first + top :], pitch, turned)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+    """Some columns of a panel's rows as float32, side by side; those ``ahead`` are fetched."""
+    flat, columns = rows.reshape(-1), rows.shape[1]
+    for row in range(height):
+        at = (top + row) * columns + begin
+        for column in range(0, width, WIDTH):
+            prefetch(flat, U(at + ahead + column))
+            store(panel, U(row * _COLUMNS + column), load(flat, U(at + column)))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _add_panel(panel, tiles, begin, width, columns, num_tiles, sums, most, row):  # type: ignore[no-untyped-def]
+    """A panel's columns times those of all tiles, to sums [tiles, most, 16] from ``row`` on."""
+    together = num_tiles // TILES_TOGETHER * TILES_TOGETHER
+    pitch, apart, sums_apart = U(_COLUMNS), U(columns * WIDTH), U(most * WIDTH)
+    for tile in range(0, together, TILES_TOGETHER):
+        at, own = U((tile * columns + begin) * WIDTH), U((tile * most + row) * WIDTH)
+        add_products_of_tiles(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
+    for tile in range(together, num_tiles):
+        at, own = U((tile * columns + begin) * WIDTH), U((tile * most + row) * WIDTH)
+        add_products(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _put(sums, tokens, height, bias, adds, out, pitch, first):  # type: ignore[no-untyped-def]
-    """A panel's sums to its columns of out."""
-    for token in range(tokens):
-        at = token // WIDTH * PANEL_ROWS * WIDTH + token % WIDTH
-        for row in range(height):
-            place = token * pitch + first + row
-            found = sums[at + row * WIDTH]
-            if bias.shape[0]:
-                found += bias[first + row]
-            if adds:
-                found += out[place]
-            out[place] = found
+def _put(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
+    """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time."""
+    whole = height // WIDTH * WIDTH
+    for begin in range(0, tokens, WIDTH):
+        count = min(WIDTH, tokens - begin)
+        for row in range(0, whole, WIDTH):
+            transpose(sums, U(begin * most + row * WIDTH), U(WIDTH), turned, U(0))
+            for token in range(count):
+                place, found = U((begin + token) * pitch + row), load(turned, U(token * WIDTH))
+                if bias.shape[0]:
+                    found = add(found, load(bias, U(row)))
+                if adds:
+                    found = add(found, load(out, place))
+                store(out, place, found)
+        for token in range(count):
+            for row in range(whole, height):
+                place = (begin + token) * pitch + row
+                found = sums[begin * most + row * WIDTH + token]
+                if bias.shape[0]:
+                    found += bias[row]
+                if adds:
+                    found += out[place]
+                out[place] = found

@@ -38,11 +38,11 @@ _LEAST_LAID: Final = 1 << 17
 """Numbers in a share of those that are laid in tiles, likewise."""
 
 _TRIES: Final = 3
-_PROBE_TOKENS: Final = 16
+_PROBE_TOKENS: Final = 32
 _PROBE_ROWS: Final = 2048
 _PROBE_COLUMNS: Final = 2048
-_PROBE_MATRICES: Final = 3
-_TIMES_FASTER: Final = 1.2
+_PROBE_MATRICES: Final = 4
+_TIMES_FASTER: Final = 1.1
 
 
 def scratch_values(columns: int) -> int:
@@ -71,9 +71,15 @@ def multiply(
     the call.
     """
     loops = find_loops() if _are_for_loops(x, products) else None
-    if loops is not None and loops_are_faster():
+    if loops is not None and loops_are_faster(products[0].rows.dtype):
         _by_loops(loops, x, products, scratch)
         return
+    _by_torch(x, products, scratch)
+
+
+def _by_torch(
+    x: torch.Tensor, products: Sequence[Product], scratch: Callable[[int], torch.Tensor]
+) -> None:
     tile = None
     for own in products:
         if tile is None and own.rows.dtype != x.dtype:
@@ -215,25 +221,25 @@ def _numbers(rows: torch.Tensor) -> np.ndarray:
 
 
 @cache
-def loops_are_faster() -> bool:
-    """Whether this CPU multiplies float32 numbers faster by our loops than by torch: tried on one
-    thread, as threads of a busy machine wait for each other longer than they multiply, and with
-    rows that no cache holds, as those of a model are."""
+def loops_are_faster(kept: torch.dtype) -> bool:
+    """Whether this CPU multiplies float32 tokens by rows that are kept so faster by our loops than
+    by torch: tried on one thread, as threads of a busy machine wait for each other longer than they
+    multiply, and with rows that no cache holds, as those of a model are."""
     loops = find_loops()
     if loops is None:
         return False
     tokens, columns = _PROBE_TOKENS, _PROBE_COLUMNS
-    x, scratch = torch.rand(tokens, columns), torch.empty(tokens * columns)
+    x, scratch = torch.rand(tokens, columns), torch.empty(scratch_values(columns))
     out = torch.empty(tokens, _PROBE_ROWS)
 
     def by_loops(rows: torch.Tensor) -> None:
         _by_loops(loops, x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
 
     def by_torch(rows: torch.Tensor) -> None:
-        multiply_by_torch(x, rows, None, out, adds=False)
+        _by_torch(x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
 
     best = [float("inf")] * 2
-    matrices = _cold_rows()
+    matrices = _cold_rows(kept)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -247,10 +253,9 @@ def loops_are_faster() -> bool:
     return best[0] * _TIMES_FASTER < best[1]
 
 
-def _cold_rows() -> list[torch.Tensor]:
-    """Matrices, together more than caches hold. An allocator might keep their memory; a map of its
-    own ends with them."""
+def _cold_rows(kept: torch.dtype) -> list[torch.Tensor]:
+    """Matrices of ones, together more than caches hold. An allocator might keep their memory; a map
+    of its own ends with them."""
     shape = _PROBE_MATRICES, _PROBE_ROWS, _PROBE_COLUMNS
-    numbers = np.frombuffer(mmap.mmap(-1, math.prod(shape) * 4), np.float32).reshape(shape)
-    numbers.fill(1.0)
-    return list(torch.from_numpy(numbers))
+    room = mmap.mmap(-1, math.prod(shape) * kept.itemsize)
+    return list(torch.frombuffer(room, dtype=kept).view(shape).fill_(1.0))

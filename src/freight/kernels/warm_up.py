@@ -69,10 +69,10 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
 
 
 def _warm_up_plain_rows(kept: Iterable[torch.dtype]) -> None:
-    if not loops_are_faster():
-        return
     scratch = torch.empty(scratch_values(1024))
     for own, count in itertools.product(kept, (1, 16)):
+        if not loops_are_faster(own):
+            continue
         rows, x, out = torch.zeros(2048, 1024), torch.zeros(count, 1024), torch.empty(count, 2048)
         product = Product(rows=rows.to(own), out=out)
         multiply(x, [product], lambda size: scratch[:size])

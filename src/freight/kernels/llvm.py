@@ -1,0 +1,135 @@
+"""Steps in LLVM's own terms, of which operations on sixteen floats are made.
+
+LLVM makes vectors of simple loops by itself, but not of sums over short rows, of packed integers or
+of exponentials. These say it: any processor runs them, in as many registers as it needs. What they
+return is called while numba compiles a loop. Indices count elements; nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numba
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils
+
+__all__ = [
+    "BYTE",
+    "FLOAT",
+    "FLOATS",
+    "HAS_WIDE_REGISTERS",
+    "LOADERS",
+    "SHORT",
+    "WIDTH",
+    "WORD",
+    "WORDS",
+    "address_of",
+    "call",
+    "constant",
+    "fetch",
+    "loader",
+    "place_of",
+    "splat",
+    "widen_codes",
+]
+
+WIDTH: Final = 16
+
+FLOAT, BYTE, SHORT, WORD = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+FLOATS = ir.VectorType(FLOAT, WIDTH)
+WORDS = ir.VectorType(WORD, WIDTH)
+
+HAS_WIDE_REGISTERS: Final = bool(get_host_cpu_features().get("avx512f"))
+"""Whether sixteen floats are one register, of which there are 32; else they are two of 16, or
+more."""
+
+
+def _use_wide_registers() -> None:
+    """LLVM splits these vectors in two where it takes a processor for one that slows down with
+    wide ones, which those that are sold now do not."""
+    if HAS_WIDE_REGISTERS and not numba.config.CPU_FEATURES:
+        numba.config.CPU_FEATURES = f"{get_host_cpu_features().flatten()},-prefer-256-bit"
+
+
+_use_wide_registers()
+
+
+def constant(kind: ir.Type, value: float) -> ir.Constant:
+    """One value sixteen times."""
+    return ir.Constant(ir.VectorType(kind, WIDTH), [value] * WIDTH)
+
+
+def address_of(context: Any, builder: Any, array: Any, data: Any, index: Any) -> Any:
+    """Where an element of an array is."""
+    return builder.gep(context.make_array(array)(context, builder, data).data, [index])
+
+
+def place_of(context: Any, builder: Any, array: Any, data: Any, index: Any, kind: ir.Type) -> Any:
+    """Where sixteen elements of a type begin in an array."""
+    start = context.make_array(array)(context, builder, data).data
+    place = builder.gep(builder.bitcast(start, kind.as_pointer()), [index])
+    return builder.bitcast(place, ir.VectorType(kind, WIDTH).as_pointer())
+
+
+def loader(kind: ir.Type, num_bytes: int, widen: Callable[[Any, Any], Any]) -> Any:
+    """An operation that loads sixteen elements and makes floats of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, index = arguments
+        place = place_of(context, builder, signature.args[0], data, index, kind)
+        loaded = builder.load(place)
+        loaded.align = num_bytes
+        return widen(builder, loaded)
+
+    return generate
+
+
+def _widen_bfloat16(builder: Any, halves: Any) -> Any:
+    words = builder.shl(builder.zext(halves, WORDS), constant(WORD, 16))
+    return builder.bitcast(words, FLOATS)
+
+
+def _widen_float16(builder: Any, halves: Any) -> Any:
+    return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), FLOATS)
+
+
+def widen_codes(builder: Any, codes: Any) -> Any:
+    """Sixteen bytes as floats."""
+    return builder.sitofp(builder.zext(codes, WORDS), FLOATS)
+
+
+LOADERS: Final = {
+    types.float32: loader(FLOAT, 4, lambda builder, floats: floats),
+    types.uint16: loader(SHORT, 2, _widen_bfloat16),
+    types.int16: loader(SHORT, 2, _widen_float16),
+}
+"""By what an array holds: float32, bfloat16 as uint16, float16 as int16."""
+
+
+def splat(builder: Any, number: Any) -> Any:
+    """One number sixteen times."""
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    one = builder.insert_element(nothing, number, ir.Constant(WORD, 0))
+    return builder.shuffle_vector(one, one, constant(WORD, 0))
+
+
+def call(name: str, result: ir.Type, *flags: str) -> Any:
+    """What calls one of LLVM's own functions."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(function, arguments, fastmath=flags)
+
+    return generate
+
+
+def fetch(builder: Any, place: Any) -> None:
+    """Have the cache line of an address brought, which need not be anyone's."""
+    at = builder.bitcast(place, BYTE.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [at.type, WORD, WORD, WORD])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [at, *(ir.Constant(WORD, number) for number in (0, 3, 1))])
