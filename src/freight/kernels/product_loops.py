@@ -123,6 +123,7 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
 def many_tokens(rows, tiles, tokens, bias, adds, out, pitch, first):  # type: ignore[no-untyped-def]
     """As ``few_tokens``, of tokens that lie in tiles."""
     count, columns = rows.shape
+    flat = rows.reshape(-1)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     most = min(_PANELS, (count + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
@@ -140,18 +141,18 @@ def many_tokens(rows, tiles, tokens, bias, adds, out, pitch, first):  # type: ig
                 for column in range(begin, end, _COLUMNS):
                     width = min(_COLUMNS, end - column)
                     ahead = width if column + width < end else PANEL_ROWS * columns - column + begin
-                    _widen(rows, top + row, own_rows, column, width, ahead, panel)
+                    start = (top + row) * columns + column
+                    _widen(flat, start, columns, own_rows, width, ahead, panel)
                     _add_panel(panel, tiles, column, width, columns, num_tiles, sums, most, row)
         own = bias[first + top : first + top + height]
         _put(sums, most, tokens, height, own, adds, out[first + top :], pitch, turned)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+def _widen(flat, start, columns, height, width, ahead, panel):  # type: ignore[no-untyped-def]
     """Some columns of a panel's rows as float32, side by side; those ``ahead`` are fetched."""
-    flat, columns = rows.reshape(-1), rows.shape[1]
     for row in range(height):
-        at = (top + row) * columns + begin
+        at = start + row * columns
         for column in range(0, width, WIDTH):
             prefetch(flat, U(at + ahead + column))
             store(panel, U(row * _COLUMNS + column), load(flat, U(at + column)))
