@@ -33,7 +33,11 @@ ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
-KEPT = torch.float32, torch.bfloat16, torch.float16
+KINDS = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+)
 Turns = Mapping[str, Callable[[], object]]
 
 
@@ -173,10 +177,15 @@ def multiplying(num_tokens: int) -> Turns:
     x, out = torch.randn(num_tokens, columns), torch.empty(num_tokens, num_rows)
     x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
     scratch, turn = torch.empty(scratch_values(columns)), itertools.count()
+    scratch_narrow = scratch.bfloat16()
 
     def by_loops(matrices: list[torch.Tensor]) -> None:
         own = matrices[next(turn) % copies]
         multiply(x, [Product(rows=own, out=out)], lambda size: scratch[:size])
+
+    def narrow_by_loops() -> None:
+        own = Product(rows=narrow[next(turn) % copies], out=out_narrow)
+        multiply(x_narrow, [own], lambda size: scratch_narrow[:size])
 
     def by_torch() -> None:
         torch.mm(x, wide[next(turn) % copies].t(), out=out)
@@ -187,9 +196,10 @@ def multiplying(num_tokens: int) -> Turns:
     turns: dict[str, Callable[[], object]] = {
         "a run's way": lambda: by_loops(wide),
         "a run's way, rows in bfloat16": lambda: by_loops(narrow),
+        "a run's way, all in bfloat16": narrow_by_loops,
         "torch": by_torch,
     }
-    if num_tokens <= 64:
+    if num_tokens <= 256:
         turns["torch, all in bfloat16"] = all_narrow
     return {f"{num_tokens} tokens: {name}": work for name, work in turns.items()}
 
@@ -218,7 +228,8 @@ def main() -> None:
         found |= timed(ragged.turns("ragged"), turns)
         print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
     if part in (None, "products"):
-        print(f"loops for products: {[str(kept) for kept in KEPT if loops_are_faster(kept)]}")
+        for kept, own in KINDS:
+            print(f"rows of {kept}, tokens of {own}: by loops {loops_are_faster(kept, own)}")
         for num_tokens in TOKENS:
             found |= timed(multiplying(num_tokens), min(turns, 3 + 2048 // num_tokens))
     for name, milliseconds in found.items():

@@ -21,7 +21,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """By the loops, however small the product, and by torch."""
     assert products.find_loops() is not None
     with monkeypatch.context() as patch:
-        patch.setattr(products, "loops_are_faster", lambda kept: request.param == "loops")
+        patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         yield request.param
 
@@ -138,12 +138,51 @@ def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
     assert torch.equal(product(x, rows[13:51]), whole[:, 13:51])
 
 
-def test_sixteen_bits_are_left_to_torch() -> None:
-    x, rows = torch.randn(20, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 300),
+    num_rows=st.integers(1, 70),
+    sixteens=st.integers(1, 40),
+    has_bias=st.booleans(),
+    adds=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_all_in_bfloat16(
+    tokens: int, num_rows: int, sixteens: int, has_bias: bool, adds: bool, seed: int
+) -> None:
+    """Summed in float32 and rounded once, but where torch adds to what is there."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    x, rows = drawn(tokens, 16 * sixteens), drawn(num_rows, 16 * sixteens)
+    bias = drawn(num_rows) if has_bias else None
+    before = drawn(tokens, num_rows) if adds else None
+    expected = x.double() @ rows.double().t()
+    largest = float(expected.abs().max())
+    for other in (bias, before):
+        if other is not None:
+            expected += other.double()
+    found = product(x, rows, bias, before).double()
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-8 * largest)
+
+
+def test_bfloat16_is_rounded_to_the_nearest(way: str) -> None:
+    if way == "torch":
+        pytest.skip("a library rounds as it likes")
+    x, rows = torch.randn(100, 512).bfloat16(), torch.randn(90, 512).bfloat16()
+    narrow, wide = product(x, rows), product(x.float(), rows)
+    assert torch.equal(narrow, wide.bfloat16())
+
+
+def test_float16_is_left_to_torch() -> None:
+    x, rows = torch.randn(20, 64).half(), torch.randn(40, 64).half()
     assert torch.equal(product(x, rows), torch.mm(x, rows.t()))
 
 
 def test_the_choice_is_made_once_and_leaves_threads_as_they_were() -> None:
     before = torch.get_num_threads()
-    assert CHOICE(torch.bfloat16) is CHOICE(torch.bfloat16)
+    kinds = torch.bfloat16, torch.float32
+    assert CHOICE(*kinds) is CHOICE(*kinds)
     assert torch.get_num_threads() == before

@@ -38,9 +38,12 @@ __all__ = [
 
 WIDTH: Final = 16
 
-FLOAT, BYTE, SHORT, WORD = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
-FLOATS = ir.VectorType(FLOAT, WIDTH)
-WORDS = ir.VectorType(WORD, WIDTH)
+FLOAT: Final = ir.FloatType()
+BYTE: Final = ir.IntType(8)
+SHORT: Final = ir.IntType(16)
+WORD: Final = ir.IntType(32)
+FLOATS: Final = ir.VectorType(FLOAT, WIDTH)
+WORDS: Final = ir.VectorType(WORD, WIDTH)
 
 HAS_WIDE_REGISTERS: Final = bool(get_host_cpu_features().get("avx512f"))
 """Whether sixteen floats are one register, of which there are 32; else they are two of 16, or

@@ -2,9 +2,10 @@
 some rows, alone; threads are the caller's business.
 
 Rows are float32, or 16 bits that are widened where they are used: uint16 that are bfloat16, int16
-that are float16. Many tokens are multiplied as Goto and van de Geijn do it (2008): a panel of rows,
-some columns of it at a time, lies in the nearest cache and meets tokens sixteen by sixteen, whose
-sums stay in registers. Few tokens are multiplied row by row, as fast as rows can be read.
+that are float16. Tokens in tiles, and results, are float32 or bfloat16, rounded once. Many tokens
+are multiplied as Goto and van de Geijn do it (2008): a panel of rows, some columns of it at a time,
+lies in the nearest cache and meets tokens by sixteens, whose sums stay in registers. Few tokens are
+multiplied some rows at a time, as fast as rows can be read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from freight.kernels.register_blocks import (
     rows_by_tokens,
     rows_by_tokens_fetching,
 )
-from freight.kernels.vectors import WIDTH, add, load, prefetch, store, transpose
+from freight.kernels.vectors import (
+    WIDTH,
+    add,
+    load,
+    number_at,
+    prefetch,
+    put_number,
+    store,
+    transpose,
+)
 
 __all__ = [
     "PANEL_ROWS",
@@ -96,8 +106,9 @@ def few_tokens(rows, x, bias, adds, out, pitch, first):  # type: ignore[no-untyp
             place = first + top + row
             own = bias[place] if bias.shape[0] else F(0.0)
             for token in range(tokens):
-                before = out[token * pitch + place] if adds else F(0.0)
-                out[token * pitch + place] = sums[row * tokens + token] + own + before
+                before = number_at(out, token * pitch + place) if adds else F(0.0)
+                found = sums[row * tokens + token] + own + before
+                put_number(out, token * pitch + place, found)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -115,7 +126,7 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
                 is_there = token + place < tokens
                 source = (token + place) * pitch
                 for column in range(columns):
-                    own = x[source + column] if is_there else F(0.0)
+                    own = number_at(x, source + column) if is_there else F(0.0)
                     out[at + column * WIDTH + place] = own
 
 
@@ -193,5 +204,5 @@ def _put(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: i
                 if bias.shape[0]:
                     found += bias[row]
                 if adds:
-                    found += out[place]
-                out[place] = found
+                    found += number_at(out, place)
+                put_number(out, place, found)

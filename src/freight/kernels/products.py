@@ -3,7 +3,8 @@ own where these are faster.
 
 Rows may be narrower than the tokens: bfloat16 or float16 rows meet float32 tokens as the numbers
 that they are, which float32 has all of. So what a file keeps in 16 bits stays so in memory on a CPU
-that is slow at products of such numbers, and is widened where it is used. Knows no model.
+that is slow at products of such numbers, and is widened where it is used. Tokens in bfloat16 are
+widened likewise where loops are faster than torch at them, and results rounded. Knows no model.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ __all__ = ["Product", "loops_are_faster", "multiply", "multiply_by_torch", "scra
 _FEW_TOKENS: Final = 8
 _LEAST_PRODUCTS: Final = 1 << 21
 """Of numbers, in a product that is worth calling threads for."""
-_MOST_TOKENS: Final = TILE_ROWS
-"""Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
 _LEAST_SHARED: Final = 1 << 23
 _LEAST_SHARED_OF_FEW: Final = 1 << 22
@@ -46,7 +45,8 @@ _TIMES_FASTER: Final = 1.1
 
 
 def scratch_values(columns: int) -> int:
-    """How many float32 numbers ``multiply`` may want as scratch for rows of so many columns."""
+    """How many of its tokens' numbers ``multiply`` may want as scratch for rows of so many
+    columns."""
     return TILE_ROWS * columns
 
 
@@ -71,7 +71,7 @@ def multiply(
     the call.
     """
     loops = find_loops() if _are_for_loops(x, products) else None
-    if loops is not None and loops_are_faster(products[0].rows.dtype):
+    if loops is not None and loops_are_faster(products[0].rows.dtype, x.dtype):
         _by_loops(loops, x, products, scratch)
         return
     _by_torch(x, products, scratch)
@@ -128,7 +128,7 @@ def multiply_by_torch(
 def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops can take them, and it is worth it."""
     return (
-        x.dtype is torch.float32
+        x.dtype in (torch.float32, torch.bfloat16)
         and x.shape[0] * sum(own.rows.numel() for own in products) >= _LEAST_PRODUCTS
         and x.shape[1] % _TILE == 0
         and has_words(x)
@@ -143,8 +143,9 @@ class _Target:
     def __init__(self, product: Product, unit_rows: int) -> None:
         self.rows = _numbers(product.rows)
         self.units = -(-len(self.rows) // unit_rows)
-        self.out, self.pitch = as_words(product.out).view(np.float32), product.out.stride(0)
-        self.bias = np.empty(0, np.float32) if product.bias is None else product.bias.numpy()
+        self.out, self.pitch = _flat(product.out), product.out.stride(0)
+        bias = product.bias
+        self.bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
         self.adds = product.adds
 
 
@@ -159,10 +160,13 @@ def _by_loops(
         return
     height, columns = loops.products.PANEL_ROWS, x.shape[1]
     targets = [_Target(product, height) for product in products]
-    num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
-    tiles: npt.NDArray[np.float32] = scratch(num_tiles * _TILE * columns).numpy()
-    for begin in range(0, x.shape[0], _MOST_TOKENS):
-        some = x[begin : begin + _MOST_TOKENS]
+    # As many at once as scratch has room for, and a cache for what a panel of rows meets.
+    most = scratch_values(columns) * x.itemsize // (4 * columns)
+    num_tiles = -(-min(x.shape[0], most) // _TILE)
+    room = scratch(num_tiles * _TILE * columns * 4 // x.itemsize)
+    tiles: npt.NDArray[np.float32] = room.view(torch.float32).numpy()
+    for begin in range(0, x.shape[0], most):
+        some = x[begin : begin + most]
         _lay_in_tiles(loops, some, tiles)
         count = some.shape[0]
 
@@ -176,7 +180,7 @@ def _by_loops(
 
 
 def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
-    flat = x.reshape(-1).numpy()
+    flat = x.reshape(-1).float().numpy()
 
     def rows(own: _Target, first: int, last: int) -> None:
         some = own.rows[first:last]
@@ -205,12 +209,17 @@ def _share_targets(
 def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32]) -> None:
     """Tokens sixteen side by side."""
     tokens, columns = x.shape
-    source, pitch = as_words(x).view(np.float32), x.stride(0)
+    source, pitch = _flat(x), x.stride(0)
 
     def lay(first: int, last: int) -> None:
         loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, tiles)
 
     share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
+
+
+def _flat(x: torch.Tensor) -> np.ndarray:
+    """As the loops see numbers of tokens: float32, or bfloat16 as uint16."""
+    return as_words(x) if x.dtype is torch.bfloat16 else as_words(x).view(np.float32)
 
 
 def _numbers(rows: torch.Tensor) -> np.ndarray:
@@ -221,16 +230,18 @@ def _numbers(rows: torch.Tensor) -> np.ndarray:
 
 
 @cache
-def loops_are_faster(kept: torch.dtype) -> bool:
-    """Whether this CPU multiplies float32 tokens by rows that are kept so faster by our loops than
-    by torch: tried on one thread, as threads of a busy machine wait for each other longer than they
-    multiply, and with rows that no cache holds, as those of a model are."""
+def loops_are_faster(kept: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies tokens of a type by rows that are kept in another, or the same,
+    faster by our loops than by torch: tried on one thread, as threads of a busy machine wait for
+    each other longer than they multiply, and with rows that no cache holds, as those of a model
+    are."""
     loops = find_loops()
     if loops is None:
         return False
     tokens, columns = _PROBE_TOKENS, _PROBE_COLUMNS
-    x, scratch = torch.rand(tokens, columns), torch.empty(scratch_values(columns))
-    out = torch.empty(tokens, _PROBE_ROWS)
+    x = torch.ones(tokens, columns, dtype=dtype)
+    scratch = torch.empty(scratch_values(columns), dtype=dtype)
+    out = torch.empty(tokens, _PROBE_ROWS, dtype=dtype)
 
     def by_loops(rows: torch.Tensor) -> None:
         _by_loops(loops, x, [Product(rows=rows, out=out)], lambda size: scratch[:size])

@@ -45,8 +45,10 @@ __all__ = [
     "load_low",
     "multiply",
     "multiply_add",
+    "number_at",
     "of_bits",
     "prefetch",
+    "put_number",
     "quotient",
     "rounded",
     "splat",
@@ -166,11 +168,11 @@ def multiply_add(context, a, b, c):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-def]
-    """out[place + 16 k + i] = x[start + pitch i + k] for sixteen i and k, both float32."""
+    """out[place + 16 k + i] = x[start + pitch i + k] for sixteen i and k, x as ``load`` has it and
+    out float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def sixteen(array: Any, data: Any, index: Any) -> Any:
-            return place_of(context, builder, array, data, index, FLOAT)
+        data, kinds = arguments[0], signature.args
 
         def at(index: int) -> Any:
             return ir.Constant(arguments[1].type, index)
@@ -178,13 +180,14 @@ def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-
         kept = []
         for row in range(WIDTH):
             index = builder.add(arguments[1], builder.mul(arguments[2], at(row)))
-            kept.append(builder.load(sixteen(signature.args[0], arguments[0], index), align=4))
+            kept.append(LOADERS[x.dtype](context, builder, types.none(kinds[0]), (data, index)))
         # Neighbours trade every second number, then pairs of numbers, then fours and eights.
         for size in (1, 2, 4, 8):
             kept = _trade(builder, kept, size)
         for column, vector in enumerate(kept):
             index = builder.add(arguments[4], at(WIDTH * column))
-            builder.store(vector, sixteen(signature.args[3], arguments[3], index), align=4)
+            target = place_of(context, builder, kinds[3], arguments[3], index, FLOAT)
+            builder.store(vector, target, align=4)
         return context.get_dummy_value()
 
     index = types.uintp
@@ -289,6 +292,25 @@ def factor_at(numbers, index):  # type: ignore[no-untyped-def]
     if numbers.itemsize == 2:
         return half_at(numbers, index)
     return of_bits(np.uint32(numbers[index]))
+
+
+@njit(nogil=True, inline="always")
+def number_at(numbers, index):  # type: ignore[no-untyped-def]
+    """One number of a float32 array, or of a uint16 one that holds bfloat16."""
+    if numbers.itemsize == 2:
+        return of_bits(np.uint32(numbers[index]) << np.uint32(16))
+    return np.float32(numbers[index])
+
+
+@njit(nogil=True, inline="always")
+def put_number(numbers, index, value):  # type: ignore[no-untyped-def]
+    """A float32 into such an array, as ``store`` does."""
+    if numbers.itemsize == 2:
+        bits = bits_of(value)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        numbers[index] = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
+    else:
+        numbers[index] = value
 
 
 @intrinsic

@@ -39,8 +39,7 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
     for wide, across in {(own.wide, own.across) for own in grouped}:
         _warm_up_products(dtype, replace(_FORMAT, wide=wide, across=across))
-    if dtype is torch.float32:
-        _warm_up_plain_rows({getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
+    _warm_up_plain_rows(dtype, {getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
@@ -68,13 +67,15 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
     product_on_cpu(raw, number_format, torch.zeros(1, 64))
 
 
-def _warm_up_plain_rows(kept: Iterable[torch.dtype]) -> None:
-    scratch = torch.empty(scratch_values(1024))
+def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:
+    if dtype not in (torch.float32, torch.bfloat16):
+        return
+    scratch = torch.empty(scratch_values(1024), dtype=dtype)
     for own, count in itertools.product(kept, (1, 16)):
-        if not loops_are_faster(own):
+        if not loops_are_faster(own, dtype):
             continue
-        rows, x, out = torch.zeros(2048, 1024), torch.zeros(count, 1024), torch.empty(count, 2048)
-        product = Product(rows=rows.to(own), out=out)
+        x, out = torch.zeros(count, 1024, dtype=dtype), torch.empty(count, 2048, dtype=dtype)
+        product = Product(rows=torch.zeros(2048, 1024, dtype=own), out=out)
         multiply(x, [product], lambda size: scratch[:size])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
-from freight.model.number_format import DTYPE_BYTES, SUMS, TILE_ROWS, Grouped, PerRow
+from freight.model.number_format import SUMS, TILE_ROWS, PerRow
 from freight.model.programme import (
     AddPositions,
     Attend,
@@ -76,10 +76,7 @@ def _longest_span(policy: Policy, workload: Workload) -> int:
 
 def _tile_bytes(layout: WeightLayout) -> int:
     """Compressed rows that are plain at once, or narrower ones that are wide, or as many tokens as
-    loops take at once where they multiply float32."""
-    is_grouped = any(isinstance(how, Grouped) for how in layout.compressed.values())
-    if not is_grouped and layout.element_bytes < DTYPE_BYTES["float32"]:
-        return 0
+    loops take at once where they multiply."""
     columns = (w.num_columns for unit in layout.kinds for w in unit.weights if w.is_matrix)
     return TILE_ROWS * max(columns) * layout.element_bytes
 
