@@ -153,8 +153,8 @@ def _products(
     """All ways there are: a library's, and that of a run where it is another."""
     by_library = torch._int_mm if x.dtype is torch.int8 else torch.mm
     yield lambda turn: by_library(x, weights[turn % len(weights)].t(), out=out)
-    if x.dtype is torch.float32:
-        scratch = torch.empty(scratch_values(x.shape[1]), device=x.device)
+    if x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu":
+        scratch = torch.empty(scratch_values(x.shape[1]), dtype=x.dtype)
         narrow = weights.bfloat16()
 
         def multiply_once(turn: int) -> None:
