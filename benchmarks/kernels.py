@@ -176,8 +176,8 @@ def multiplying(num_tokens: int) -> Turns:
     narrow = [rows.bfloat16() for rows in wide]
     x, out = torch.randn(num_tokens, columns), torch.empty(num_tokens, num_rows)
     x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
-    scratch, turn = torch.empty(scratch_values(columns)), itertools.count()
-    scratch_narrow = scratch.bfloat16()
+    scratch, turn = torch.empty(scratch_values(columns, x.dtype)), itertools.count()
+    scratch_narrow = scratch.repeat(2).bfloat16()
 
     def by_loops(matrices: list[torch.Tensor]) -> None:
         own = matrices[next(turn) % copies]

@@ -37,7 +37,8 @@ def product(
     out = wide[:, 2:-3]
     if before is not None:
         out.copy_(before)
-    room = [torch.full((scratch_values(rows.shape[1]),), torch.nan, dtype=x.dtype)]
+    count = scratch_values(rows.shape[1], x.dtype)
+    room = [torch.full((count,), torch.nan, dtype=x.dtype)]
     own = Product(rows=rows, out=out, bias=bias, adds=before is not None)
     multiply(x, [own], lambda count: room.pop()[:count])
     assert torch.equal(wide[:, :2], torch.full_like(wide[:, :2], 7.0))
@@ -86,7 +87,7 @@ def test_products_of_the_same_tokens(tokens: int, way: str) -> None:
     bias, before = torch.randn(130), torch.randn(tokens, 130)
     outs = [torch.full((tokens, n), 7.0) for n in sizes]
     outs[2].copy_(before)
-    room = [torch.full((scratch_values(96),), torch.nan)]
+    room = [torch.full((scratch_values(96, x.dtype),), torch.nan)]
     multiply(
         x,
         [

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.register_blocks import (
+    FEW_TOKENS,
     PANEL_ROWS,
     ROWS_OF_TOKENS,
     ROWS_TOGETHER,
@@ -40,6 +41,7 @@ from freight.kernels.vectors import (
 )
 
 __all__ = [
+    "FEW_TOKENS",
     "PANEL_ROWS",
     "ROWS_TOGETHER",
     "few_tokens",
@@ -113,21 +115,25 @@ def few_tokens(rows, x, bias, adds, out, pitch, first):  # type: ignore[no-untyp
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[no-untyped-def]
-    """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out
-    [tiles * columns * 16]: a column's sixteen side by side, zeros where there is no token."""
-    for tile in range(first, last):
-        at, token = tile * columns * WIDTH, tile * WIDTH
-        if token + WIDTH <= tokens:
-            for column in range(0, columns, WIDTH):
-                start = U(token * pitch + column)
-                transpose(x, start, U(pitch), out, U(at + column * WIDTH))
-        else:
-            for place in range(WIDTH):
-                is_there = token + place < tokens
-                source = (token + place) * pitch
-                for column in range(columns):
-                    own = number_at(x, source + column) if is_there else F(0.0)
-                    out[at + column * WIDTH + place] = own
+    """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out:
+    some columns of all tiles, then the next ones; of a tile a column's sixteen side by side, zeros
+    where there is no token."""
+    num_tiles = (tokens + WIDTH - 1) // WIDTH
+    for begin in range(0, columns, _COLUMNS):
+        width = min(_COLUMNS, columns - begin)
+        for tile in range(first, last):
+            at, token = (begin * num_tiles + tile * width) * WIDTH, tile * WIDTH
+            if token + WIDTH <= tokens:
+                for column in range(0, width, WIDTH):
+                    start = U(token * pitch + begin + column)
+                    transpose(x, start, U(pitch), out, U(at + column * WIDTH))
+            else:
+                for place in range(WIDTH):
+                    is_there = token + place < tokens
+                    source = (token + place) * pitch + begin
+                    for column in range(width):
+                        own = number_at(x, source + column) if is_there else F(0.0)
+                        out[at + column * WIDTH + place] = own
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -154,7 +160,7 @@ def many_tokens(rows, tiles, tokens, bias, adds, out, pitch, first):  # type: ig
                     ahead = width if column + width < end else PANEL_ROWS * columns - column + begin
                     start = (top + row) * columns + column
                     _widen(flat, start, columns, own_rows, width, ahead, panel)
-                    _add_panel(panel, tiles, column, width, columns, num_tiles, sums, most, row)
+                    _add_panel(panel, tiles, column, width, num_tiles, sums, most, row)
         own = bias[first + top : first + top + height]
         _put(sums, most, tokens, height, own, adds, out[first + top :], pitch, turned)
 
@@ -170,15 +176,16 @@ def _widen(flat, start, columns, height, width, ahead, panel):  # type: ignore[n
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _add_panel(panel, tiles, begin, width, columns, num_tiles, sums, most, row):  # type: ignore[no-untyped-def]
+def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type: ignore[no-untyped-def]
     """A panel's columns times those of all tiles, to sums [tiles, most, 16] from ``row`` on."""
     together = num_tiles // TILES_TOGETHER * TILES_TOGETHER
-    pitch, apart, sums_apart = U(_COLUMNS), U(columns * WIDTH), U(most * WIDTH)
+    pitch, apart, sums_apart = U(_COLUMNS), U(width * WIDTH), U(most * WIDTH)
+    start = begin * num_tiles * WIDTH
     for tile in range(0, together, TILES_TOGETHER):
-        at, own = U((tile * columns + begin) * WIDTH), U((tile * most + row) * WIDTH)
+        at, own = U(start + tile * width * WIDTH), U((tile * most + row) * WIDTH)
         add_products_of_tiles(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
     for tile in range(together, num_tiles):
-        at, own = U((tile * columns + begin) * WIDTH), U((tile * most + row) * WIDTH)
+        at, own = U(start + tile * width * WIDTH), U((tile * most + row) * WIDTH)
         add_products(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
 
 

@@ -26,9 +26,10 @@ from freight.model.number_format import TILE_ROWS
 
 __all__ = ["Product", "loops_are_faster", "multiply", "multiply_by_torch", "scratch_values"]
 
-_FEW_TOKENS: Final = 8
 _LEAST_PRODUCTS: Final = 1 << 21
 """Of numbers, in a product that is worth calling threads for."""
+_MOST_TOKENS: Final = TILE_ROWS
+"""Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
 _LEAST_SHARED: Final = 1 << 23
 _LEAST_SHARED_OF_FEW: Final = 1 << 22
@@ -44,10 +45,10 @@ _PROBE_MATRICES: Final = 4
 _TIMES_FASTER: Final = 1.1
 
 
-def scratch_values(columns: int) -> int:
-    """How many of its tokens' numbers ``multiply`` may want as scratch for rows of so many
-    columns."""
-    return TILE_ROWS * columns
+def scratch_values(columns: int, dtype: torch.dtype) -> int:
+    """How many numbers of its tokens' type ``multiply`` may want as scratch for rows of so many
+    columns: as many rows, or tokens, as are widened at once."""
+    return TILE_ROWS * columns * 4 // dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,7 @@ def _by_torch(
     tile = None
     for own in products:
         if tile is None and own.rows.dtype != x.dtype:
-            tile = scratch(scratch_values(x.shape[1])).view(TILE_ROWS, -1)
+            tile = scratch(TILE_ROWS * x.shape[1]).view(TILE_ROWS, -1)
         for first, some in _widened(own.rows, x.dtype, tile):
             last = first + some.shape[0]
             bias = None if own.bias is None else own.bias[first:last]
@@ -155,18 +156,16 @@ def _by_loops(
     products: Sequence[Product],
     scratch: Callable[[int], torch.Tensor],
 ) -> None:
-    if x.shape[0] <= _FEW_TOKENS:
+    if x.shape[0] <= loops.products.FEW_TOKENS:
         _few_by_loops(loops, x, products)
         return
     height, columns = loops.products.PANEL_ROWS, x.shape[1]
     targets = [_Target(product, height) for product in products]
-    # As many at once as scratch has room for, and a cache for what a panel of rows meets.
-    most = scratch_values(columns) * x.itemsize // (4 * columns)
-    num_tiles = -(-min(x.shape[0], most) // _TILE)
+    num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
     room = scratch(num_tiles * _TILE * columns * 4 // x.itemsize)
     tiles: npt.NDArray[np.float32] = room.view(torch.float32).numpy()
-    for begin in range(0, x.shape[0], most):
-        some = x[begin : begin + most]
+    for begin in range(0, x.shape[0], _MOST_TOKENS):
+        some = x[begin : begin + _MOST_TOKENS]
         _lay_in_tiles(loops, some, tiles)
         count = some.shape[0]
 
@@ -240,7 +239,7 @@ def loops_are_faster(kept: torch.dtype, dtype: torch.dtype) -> bool:
         return False
     tokens, columns = _PROBE_TOKENS, _PROBE_COLUMNS
     x = torch.ones(tokens, columns, dtype=dtype)
-    scratch = torch.empty(scratch_values(columns), dtype=dtype)
+    scratch = torch.empty(scratch_values(columns, dtype), dtype=dtype)
     out = torch.empty(tokens, _PROBE_ROWS, dtype=dtype)
 
     def by_loops(rows: torch.Tensor) -> None:

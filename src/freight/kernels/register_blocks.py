@@ -24,6 +24,7 @@ from freight.kernels.llvm import (
 )
 
 __all__ = [
+    "FEW_TOKENS",
     "PANEL_ROWS",
     "ROWS_OF_TOKENS",
     "ROWS_TOGETHER",
@@ -51,6 +52,8 @@ ROWS_TOGETHER: Final = 4
 TOKENS_TOGETHER: Final = 4
 ROWS_OF_TOKENS: Final = 4 if HAS_WIDE_REGISTERS else 1
 """Of those rows, as many as there are registers for sums with so many tokens."""
+FEW_TOKENS: Final = 12 if HAS_WIDE_REGISTERS else 8
+"""Up to which products of rows and tokens are faster than panels that meet tiles."""
 
 _FUSED = call("llvm.fma.v16f32", FLOATS)
 _TOTAL = call("llvm.vector.reduce.fadd.v16f32", FLOAT, "reassoc")

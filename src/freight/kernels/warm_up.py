@@ -70,7 +70,7 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
 def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:
     if dtype not in (torch.float32, torch.bfloat16):
         return
-    scratch = torch.empty(scratch_values(1024), dtype=dtype)
+    scratch = torch.empty(scratch_values(1024, dtype), dtype=dtype)
     for own, count in itertools.product(kept, (1, 16)):
         if not loops_are_faster(own, dtype):
             continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
-from freight.model.number_format import SUMS, TILE_ROWS, PerRow
+from freight.model.number_format import DTYPE_BYTES, SUMS, TILE_ROWS, PerRow
 from freight.model.programme import (
     AddPositions,
     Attend,
@@ -76,9 +76,9 @@ def _longest_span(policy: Policy, workload: Workload) -> int:
 
 def _tile_bytes(layout: WeightLayout) -> int:
     """Compressed rows that are plain at once, or narrower ones that are wide, or as many tokens as
-    loops take at once where they multiply."""
+    loops widen at once where they multiply."""
     columns = (w.num_columns for unit in layout.kinds for w in unit.weights if w.is_matrix)
-    return TILE_ROWS * max(columns) * layout.element_bytes
+    return TILE_ROWS * max(columns) * DTYPE_BYTES["float32"]
 
 
 def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:

@@ -119,7 +119,7 @@ def product_s(
     """Of so many rows, tried for ``least_s`` in all."""
     x = torch.rand(rows, WIDTH, dtype=dtype, device=where)
     out = torch.empty(rows, COLUMNS, dtype=dtype, device=where)
-    scratch = torch.empty(scratch_values(WIDTH), dtype=dtype, device=where)
+    scratch = torch.empty(scratch_values(WIDTH, dtype), dtype=dtype, device=where)
 
     def multiply_once(turn: int) -> None:
         own = weights[turn % len(weights)]
@@ -182,7 +182,7 @@ def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per
     config = parse_config(_SMALL)
     (unit,) = (unit for unit in build_programme(config).units if unit.kind == "mlp")
     tokens, width = SMALL_ROWS, config.hidden_size
-    scratch = scratch_values(width) * dtype.itemsize + 64 * tokens * width
+    scratch = scratch_values(width, dtype) * dtype.itemsize + 64 * tokens * width
     workspace = Workspace(torch.empty(scratch, dtype=torch.uint8, device=where))
     weights = {
         weight.name: [(0, torch.rand(weight.num_rows, weight.num_columns).to(where, kept))]

@@ -154,7 +154,7 @@ def _products(
     by_library = torch._int_mm if x.dtype is torch.int8 else torch.mm
     yield lambda turn: by_library(x, weights[turn % len(weights)].t(), out=out)
     if x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu":
-        scratch = torch.empty(scratch_values(x.shape[1]), dtype=x.dtype)
+        scratch = torch.empty(scratch_values(x.shape[1], x.dtype), dtype=x.dtype)
         narrow = weights.bfloat16()
 
         def multiply_once(turn: int) -> None:
