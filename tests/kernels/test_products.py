@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import products
+from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.products import Product, multiply, scratch_values
+from freight.model.number_format import Grouped
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHOICE = products.loops_are_faster
@@ -28,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def product(
     x: torch.Tensor,
-    rows: torch.Tensor,
+    rows: torch.Tensor | GroupedRows,
     bias: torch.Tensor | None = None,
     before: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -137,6 +140,58 @@ def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
     whole = product(x, rows)
     assert torch.equal(product(x[64:100], rows), whole[64:100])
     assert torch.equal(product(x, rows[13:51]), whole[:, 13:51])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 300),
+    num_rows=st.integers(1, 230),
+    size=st.sampled_from([32, 64, 128, 48]),
+    groups=st.integers(1, 9),
+    bits=st.sampled_from([4, 8]),
+    wide=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    has_bias=st.booleans(),
+    adds=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_integers_in_groups(
+    tokens: int,
+    num_rows: int,
+    size: int,
+    groups: int,
+    bits: int,
+    wide: bool,
+    dtype: torch.dtype,
+    has_bias: bool,
+    adds: bool,
+    seed: int,
+) -> None:
+    """The products of what they are as plain numbers; by the loops, to the last bit."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    narrow = Grouped(bits=bits, group_size=size)
+    raw = quantise(drawn(num_rows, groups * size), narrow)
+    if wide:
+        border = narrow.code_bytes(groups * size)
+        factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
+        raw = torch.cat([raw[:, :border], factors.view(torch.uint8)], dim=1)
+    kind = replace(narrow, wide=wide)
+    rows = GroupedRows(raw=raw, columns=groups * size, number_format=kind)
+    plain = torch.empty(num_rows, groups * size)
+    dequantise(rows, plain)
+    x = drawn(tokens, groups * size).to(dtype)
+    bias = drawn(num_rows).to(dtype) if has_bias else None
+    before = drawn(tokens, num_rows).to(dtype) if adds else None
+    found, expected = product(x, rows, bias, before), product(x, plain.to(dtype), bias, before)
+    is_by_loops = products.loops_are_faster(dtype, dtype)
+    if is_by_loops and dtype is torch.float32 and tokens > 12 and size != 48:
+        assert torch.equal(found, expected)
+    atol = {torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype]
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=atol)
 
 
 @settings(max_examples=40, deadline=None)

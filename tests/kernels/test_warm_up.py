@@ -12,10 +12,17 @@ import sys
 
 import torch
 
-from freight.kernels import append_loops, attention_loops, group_loops
+from freight.kernels import (
+    append_loops,
+    attention_loops,
+    group_loops,
+    group_product_loops,
+    product_loops,
+)
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.products import Product, multiply, scratch_values
 from freight.kernels.warm_up import warm_up
 from freight.model.number_format import Grouped, fit_head
 
@@ -25,20 +32,29 @@ across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
 warm_up(dtype, weights=["bfloat16", own.name, across.name], kv_format=kept)
 used = (
-    group_loops.product,
+    group_product_loops.product,
     group_loops.make_plain,
-    group_loops.product_across,
+    group_product_loops.product_across,
     group_loops.make_plain_across,
     attention_loops.attend_heads,
     append_loops.append_tokens,
+    # Only where they are faster than torch.
+    product_loops.few_tokens,
+    product_loops.many_tokens,
 )
 compiled = [len(loop.signatures) for loop in used]
-assert all(compiled), compiled
+assert all(compiled[:-2]), compiled
 for one in (own, across):
     raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
     rows = GroupedRows(raw=raw, columns=96, number_format=one)
     dequantise(rows, torch.empty(96, 96, dtype=dtype))
     assert small_product(torch.zeros(3, 96), rows) is not None
+many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
+plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
+scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
+for rows in (GroupedRows(raw=many, columns=128, number_format=own), plain):
+    x, out = torch.zeros(40, 128, dtype=dtype), torch.empty(40, 4096, dtype=dtype)
+    multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
 pages = Pages(
     raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.product_loops import ROWS_TOGETHER, multiply_few
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -20,13 +19,11 @@ from freight.kernels.vectors import (
     load_high,
     load_low,
     multiply,
-    multiply_add,
     splat,
     store,
-    total,
 )
 
-__all__ = ["make_plain", "make_plain_across", "product", "product_across"]
+__all__ = ["make_plain", "make_plain_across", "plain_groups", "plain_row", "widen_factors"]
 
 U = np.uintp
 F = np.float32
@@ -41,30 +38,39 @@ def _value(code, scale, lowest):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _plain_row(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
-    """One row's bytes, and the same as uint16 or uint32, whichever is as wide as a scale, to its
-    values: float32, or uint16 that are bfloat16."""
+def plain_groups(raw, start, numbers, factors, groups, size, bits, first, last, out, target):  # type: ignore[no-untyped-def]
+    """Groups ``first`` to ``last`` of a row's ``groups`` to values: float32, or uint16 that are
+    bfloat16, in out from ``target`` on. The row's codes begin at ``start`` of raw; its scales,
+    behind which minima lie, at ``factors`` of the same bytes as uint16 or uint32, whichever is as
+    wide as a scale."""
     own = U(size)
-    step, groups = own * U(bits) // U(8), U(out.shape[0]) // own
-    factors = groups * step // U(numbers.itemsize)
+    step = own * U(bits) // U(8)
     # Where a group is no multiple of a vector, the last one overlaps the one before it.
-    last = step - U(WIDTH)
-    for number in range(groups):
+    last_vector = step - U(WIDTH)
+    for number in range(first, last):
         group = U(number)
         scale = splat(factor_at(numbers, factors + group))
         lowest = splat(factor_at(numbers, factors + groups + group))
-        source, target = group * step, group * own
+        source, to = start + group * step, target + U(number - first) * own
         if bits == 4:
             for byte in range(0, step, WIDTH):
-                place = min(U(byte), last)
+                place = min(U(byte), last_vector)
                 low, high = load_low(raw, source + place), load_high(raw, source + place)
-                store(out, target + place, _value(low, scale, lowest))
-                store(out, target + step + place, _value(high, scale, lowest))
+                store(out, to + place, _value(low, scale, lowest))
+                store(out, to + step + place, _value(high, scale, lowest))
         else:
             for byte in range(0, step, WIDTH):
-                place = min(U(byte), last)
+                place = min(U(byte), last_vector)
                 codes = load_bytes(raw, source + place)
-                store(out, target + place, _value(codes, scale, lowest))
+                store(out, to + place, _value(codes, scale, lowest))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def plain_row(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
+    """All of a row, whose bytes these are, once as numbers of a scale's width."""
+    groups = U(out.shape[0]) // U(size)
+    factors = groups * (U(size) * U(bits) // U(8)) // U(numbers.itemsize)
+    plain_groups(raw, U(0), numbers, factors, groups, size, bits, 0, groups, out, U(0))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -72,24 +78,11 @@ def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
     """raw uint8 [rows, row bytes], the same as numbers of a scale's width, to out [rows, columns]:
     float32, or uint16 that are bfloat16, rounded to the nearest, ties to even."""
     for row in range(out.shape[0]):
-        _plain_row(raw[row], numbers[row], size, bits, out[row])
+        plain_row(raw[row], numbers[row], size, bits, out[row])
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def product(raw, numbers, size, bits, x, columns, out):  # type: ignore[no-untyped-def]
-    """out [rows, tokens] = rows times x, which is flat, [tokens * columns], in float32: some rows
-    are made plain in the nearest cache and used for all tokens."""
-    values = np.empty((ROWS_TOGETHER, columns), np.float32)
-    plain, sums, tokens = values.reshape(-1), out.reshape(-1), out.shape[1]
-    for top in range(0, out.shape[0], ROWS_TOGETHER):
-        count = min(ROWS_TOGETHER, out.shape[0] - top)
-        for row in range(count):
-            _plain_row(raw[top + row], numbers[top + row], size, bits, values[row])
-        multiply_few(plain, 0, count, columns, x, False, sums, top * tokens)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _widen(numbers, start, out):  # type: ignore[no-untyped-def]
+def widen_factors(numbers, start, out):  # type: ignore[no-untyped-def]
     """Factors from ``start`` on as float32."""
     for column in range(out.shape[0]):
         out[column] = factor_at(numbers, U(start) + U(column))
@@ -124,62 +117,10 @@ def make_plain_across(raw, numbers, size, bits, first, last, out):  # type: igno
         for strip in range(0, columns, _STRIP):
             until = min(strip + _STRIP, columns)
             own, lowest = scales[: until - strip], minima[: until - strip]
-            _widen(numbers[line], factors + strip, own)
-            _widen(numbers[line], factors + columns + strip, lowest)
+            widen_factors(numbers[line], factors + strip, own)
+            widen_factors(numbers[line], factors + columns + strip, lowest)
             for byte in range(first - line * step, end - line * step):
                 row = line * size + byte
                 low, high = out[row, strip:until], out[row + size - step, strip:until]
                 _plain_byte(raw[line], byte * columns + strip, own, lowest, bits, low, high)
         first = end
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _scale_tokens(x, scales, minima, scaled, added):  # type: ignore[no-untyped-def]
-    """Tokens [tokens * columns] times the scales of their columns, and their products with the
-    minima: what is left of a product is that with codes."""
-    columns = U(scales.shape[0])
-    for token in range(added.shape[0]):
-        total_added = splat(F(0.0))
-        for column in range(0, columns, WIDTH):
-            place, at = U(column), U(token) * columns + U(column)
-            own = load(x, at)
-            store(scaled, at, multiply(own, load(scales, place)))
-            total_added = multiply_add(own, load(minima, place), total_added)
-        added[token] = total(total_added)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _codes_of(raw, start, bits, is_high, out):  # type: ignore[no-untyped-def]
-    """Codes of a row's columns as numbers."""
-    for column in range(0, out.shape[0], WIDTH):
-        place = U(column)
-        source = U(start) + place
-        if bits == 8:
-            store(out, place, load_bytes(raw, source))
-        elif is_high:
-            store(out, place, load_high(raw, source))
-        else:
-            store(out, place, load_low(raw, source))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # type: ignore[no-untyped-def]
-    """Likewise bytes ``first`` to ``last`` to the rows' part of out [rows, tokens], as ``product``
-    has it. Rows that share groups share what their scales and minima come to."""
-    step = size * bits // 8
-    scales, minima = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    scaled, added = np.empty(x.shape[0], np.float32), np.empty(out.shape[1], np.float32)
-    codes = np.empty(columns, np.float32)
-    factors = step * columns // numbers.itemsize
-    for place in range(first, last):
-        line, byte = place // step, place % step
-        if place == first or byte == 0:
-            _widen(numbers[line], factors, scales)
-            _widen(numbers[line], factors + columns, minima)
-            _scale_tokens(x, scales, minima, scaled, added)
-        for half in range(size // step):
-            _codes_of(raw[line], byte * columns, bits, half == 1, codes)
-            row = out[line * size + byte + half * step]
-            multiply_few(codes, 0, 1, columns, scaled, False, row, 0)
-            for token in range(added.shape[0]):
-                row[token] += added[token]

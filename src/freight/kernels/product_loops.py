@@ -10,9 +10,13 @@ multiplied some rows at a time, as fast as rows can be read.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
+from freight.kernels.group_loops import plain_groups
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -42,6 +46,7 @@ from freight.kernels.vectors import (
 
 __all__ = [
     "FEW_TOKENS",
+    "PANEL_COLUMNS",
     "PANEL_ROWS",
     "ROWS_TOGETHER",
     "few_tokens",
@@ -52,7 +57,7 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
-_COLUMNS = 256
+PANEL_COLUMNS = 256
 """Of a panel, at a time: with as many of sixteen tokens they stay in the nearest cache."""
 _PANELS = 16
 """Whose sums are kept at once. They meet the same columns of many tokens one after the other, so
@@ -94,18 +99,18 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def few_tokens(rows, x, bias, adds, out, pitch, first):  # type: ignore[no-untyped-def]
-    """Rows [n, columns] of whole vectors times tokens [tokens * columns], to the columns of out
-    from ``first`` on, whose rows are ``pitch`` apart: plus the bias [all rows] unless it is empty,
-    added to what is there where it ``adds``."""
-    count, columns = rows.shape
-    flat, tokens = rows.reshape(-1), x.shape[0] // columns
+def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+    """Rows ``top`` to ``bottom`` of (numbers, columns), which are flat and whole vectors, times
+    tokens [tokens * columns], to the same columns of out, whose rows are ``pitch`` apart: plus the
+    bias [all rows] unless it is empty, added to what is there where it ``adds``."""
+    flat, columns = rows
+    tokens = x.shape[0] // columns
     sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
-    for top in range(0, count, ROWS_TOGETHER):
-        height = min(ROWS_TOGETHER, count - top)
-        multiply_few(flat, top * columns, height, columns, x, True, sums, 0)
+    for first in range(top, bottom, ROWS_TOGETHER):
+        height = min(ROWS_TOGETHER, bottom - first)
+        multiply_few(flat, first * columns, height, columns, x, True, sums, 0)
         for row in range(height):
-            place = first + top + row
+            place = first + row
             own = bias[place] if bias.shape[0] else F(0.0)
             for token in range(tokens):
                 before = number_at(out, token * pitch + place) if adds else F(0.0)
@@ -119,8 +124,8 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
     some columns of all tiles, then the next ones; of a tile a column's sixteen side by side, zeros
     where there is no token."""
     num_tiles = (tokens + WIDTH - 1) // WIDTH
-    for begin in range(0, columns, _COLUMNS):
-        width = min(_COLUMNS, columns - begin)
+    for begin in range(0, columns, PANEL_COLUMNS):
+        width = min(PANEL_COLUMNS, columns - begin)
         for tile in range(first, last):
             at, token = (begin * num_tiles + tile * width) * WIDTH, tile * WIDTH
             if token + WIDTH <= tokens:
@@ -137,49 +142,80 @@ def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[n
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def many_tokens(rows, tiles, tokens, bias, adds, out, pitch, first):  # type: ignore[no-untyped-def]
-    """As ``few_tokens``, of tokens that lie in tiles."""
-    count, columns = rows.shape
-    flat = rows.reshape(-1)
+def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+    """Rows ``top`` to ``bottom`` times tokens that lie in tiles, otherwise as ``few_tokens``. Rows
+    are (numbers, columns), which are flat; or, in groups whose size divides PANEL_COLUMNS, (bytes,
+    the same as ``plain_groups`` has them, size, bits, columns, bytes of a row), made plain where
+    they are used."""
+    columns = rows[_columns_at(rows)]
     num_tiles = (tokens + WIDTH - 1) // WIDTH
-    most = min(_PANELS, (count + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
+    most = min(_PANELS, (bottom - top + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
-    panel = np.zeros(PANEL_ROWS * _COLUMNS, np.float32)
+    panel = np.zeros(PANEL_ROWS * PANEL_COLUMNS, np.float32)
     turned = np.empty(WIDTH * WIDTH, np.float32)
     # Rows are read as they lie where a core's own cache keeps the tokens.
-    length = columns if num_tiles * WIDTH * columns <= _KEPT else _COLUMNS
-    for top in range(0, count, most):
-        height = min(most, count - top)
+    length = columns if num_tiles * WIDTH * columns <= _KEPT else PANEL_COLUMNS
+    for first in range(top, bottom, most):
+        height = min(most, bottom - first)
         sums[:] = F(0.0)
         for begin in range(0, columns, length):
             end = min(begin + length, columns)
             for row in range(0, height, PANEL_ROWS):
                 own_rows = min(PANEL_ROWS, height - row)
-                for column in range(begin, end, _COLUMNS):
-                    width = min(_COLUMNS, end - column)
+                for column in range(begin, end, PANEL_COLUMNS):
+                    width = min(PANEL_COLUMNS, end - column)
                     ahead = width if column + width < end else PANEL_ROWS * columns - column + begin
-                    start = (top + row) * columns + column
-                    _widen(flat, start, columns, own_rows, width, ahead, panel)
+                    _fill(rows, first + row, own_rows, column, width, ahead, panel)
                     _add_panel(panel, tiles, column, width, num_tiles, sums, most, row)
-        own = bias[first + top : first + top + height]
-        _put(sums, most, tokens, height, own, adds, out[first + top :], pitch, turned)
+        own = bias[first : first + height]
+        _put(sums, most, tokens, height, own, adds, out[first:], pitch, turned)
 
 
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _widen(flat, start, columns, height, width, ahead, panel):  # type: ignore[no-untyped-def]
-    """Some columns of a panel's rows as float32, side by side; those ``ahead`` are fetched."""
+def _columns_at(rows: Any) -> Any:
+    """Where a description of rows has their number of columns."""
+
+
+@overload(_columns_at, inline="always")
+def _columns_at_of(rows):  # type: ignore[no-untyped-def]
+    place = 1 if len(rows) == 2 else 4
+    return lambda rows: place
+
+
+def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, panel: Any) -> None:
+    """Some columns of a panel's rows as float32, side by side."""
+
+
+@overload(_fill, jit_options={"nogil": True, "boundscheck": False})
+def _fill_of(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+    return _widen if len(rows) == 2 else _make_plain
+
+
+def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+    """Plain rows, and those ``ahead`` are fetched."""
+    flat, columns = rows
     for row in range(height):
-        at = start + row * columns
+        at = (top + row) * columns + begin
         for column in range(0, width, WIDTH):
             prefetch(flat, U(at + ahead + column))
-            store(panel, U(row * _COLUMNS + column), load(flat, U(at + column)))
+            store(panel, U(row * PANEL_COLUMNS + column), load(flat, U(at + column)))
+
+
+def _make_plain(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+    """Rows in groups."""
+    raw, numbers, size, bits, columns, line = rows
+    groups, first, last = U(columns // size), begin // size, (begin + width) // size
+    for row in range(height):
+        start = (top + row) * line
+        factors = U((start + columns * bits // 8) // numbers.itemsize)
+        to = U(row * PANEL_COLUMNS)
+        plain_groups(raw, U(start), numbers, factors, groups, size, bits, first, last, panel, to)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type: ignore[no-untyped-def]
     """A panel's columns times those of all tiles, to sums [tiles, most, 16] from ``row`` on."""
     together = num_tiles // TILES_TOGETHER * TILES_TOGETHER
-    pitch, apart, sums_apart = U(_COLUMNS), U(width * WIDTH), U(most * WIDTH)
+    pitch, apart, sums_apart = U(PANEL_COLUMNS), U(width * WIDTH), U(most * WIDTH)
     start = begin * num_tiles * WIDTH
     for tile in range(0, together, TILES_TOGETHER):
         at, own = U(start + tile * width * WIDTH), U((tile * most + row) * WIDTH)

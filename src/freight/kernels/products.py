@@ -1,10 +1,11 @@
-"""Products of tokens and rows of plain numbers: by torch, or in float32 on a CPU by loops of our
-own where these are faster.
+"""Products of tokens and rows of plain numbers, or of integers in groups: by torch, or in float32
+on a CPU by loops of our own where these are faster.
 
 Rows may be narrower than the tokens: bfloat16 or float16 rows meet float32 tokens as the numbers
 that they are, which float32 has all of. So what a file keeps in 16 bits stays so in memory on a CPU
 that is slow at products of such numbers, and is widened where it is used. Tokens in bfloat16 are
-widened likewise where loops are faster than torch at them, and results rounded. Knows no model.
+widened likewise where loops are faster than torch at them, and results rounded. Integers in groups
+are made plain where the loops use them, or some rows at a time for torch. Knows no model.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, share_alike
+from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.threads import (
+    Loops,
+    as_words,
+    find_loops,
+    group_lines,
+    has_words,
+    share_alike,
+)
 from freight.model.number_format import TILE_ROWS
 
 __all__ = ["Product", "loops_are_faster", "multiply", "multiply_by_torch", "scratch_values"]
@@ -56,7 +65,7 @@ class Product:
     """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
     where it ``adds``."""
 
-    rows: torch.Tensor
+    rows: torch.Tensor | GroupedRows
     out: torch.Tensor
     bias: torch.Tensor | None = None
     adds: bool = False
@@ -72,7 +81,7 @@ def multiply(
     the call.
     """
     loops = find_loops() if _are_for_loops(x, products) else None
-    if loops is not None and loops_are_faster(products[0].rows.dtype, x.dtype):
+    if loops is not None and loops_are_faster(_kept(products[0].rows), x.dtype):
         _by_loops(loops, x, products, scratch)
         return
     _by_torch(x, products, scratch)
@@ -83,7 +92,7 @@ def _by_torch(
 ) -> None:
     tile = None
     for own in products:
-        if tile is None and own.rows.dtype != x.dtype:
+        if tile is None and _kept(own.rows) != x.dtype:
             tile = scratch(TILE_ROWS * x.shape[1]).view(TILE_ROWS, -1)
         for first, some in _widened(own.rows, x.dtype, tile):
             last = first + some.shape[0]
@@ -91,17 +100,26 @@ def _by_torch(
             multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
 
 
+def _kept(rows: torch.Tensor | GroupedRows) -> torch.dtype:
+    """How rows are kept: integers are as narrow as any."""
+    return rows.dtype if isinstance(rows, torch.Tensor) else torch.uint8
+
+
 def _widened(
-    rows: torch.Tensor, dtype: torch.dtype, tile: torch.Tensor | None
+    rows: torch.Tensor | GroupedRows, dtype: torch.dtype, tile: torch.Tensor | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, rows) in ``dtype``, of narrower ones a tile at a time."""
-    if rows.dtype == dtype:
+    if isinstance(rows, torch.Tensor) and rows.dtype == dtype:
         yield 0, rows
         return
     assert tile is not None
     for first in range(0, rows.shape[0], TILE_ROWS):
-        some = rows[first : first + TILE_ROWS]
-        yield first, tile[: len(some)].copy_(some)
+        last = min(first + TILE_ROWS, rows.shape[0])
+        if isinstance(rows, GroupedRows):
+            dequantise(rows.rows(first, last), tile[: last - first])
+        else:
+            tile[: last - first].copy_(rows[first:last])
+        yield first, tile[: last - first]
 
 
 def multiply_by_torch(
@@ -130,10 +148,23 @@ def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops can take them, and it is worth it."""
     return (
         x.dtype in (torch.float32, torch.bfloat16)
-        and x.shape[0] * sum(own.rows.numel() for own in products) >= _LEAST_PRODUCTS
+        and x.shape[0] * sum(math.prod(own.rows.shape) for own in products) >= _LEAST_PRODUCTS
         and x.shape[1] % _TILE == 0
         and has_words(x)
-        and all(own.rows.is_contiguous() and has_words(own.out) for own in products)
+        and all(has_words(own.out) and _fits_loops(x, own.rows) for own in products)
+    )
+
+
+def _fits_loops(x: torch.Tensor, rows: torch.Tensor | GroupedRows) -> bool:
+    if isinstance(rows, torch.Tensor):
+        return rows.is_contiguous()
+    loops = find_loops()
+    return (
+        loops is not None
+        and x.shape[0] > loops.products.FEW_TOKENS
+        and not rows.number_format.across
+        and loops.products.PANEL_COLUMNS % rows.number_format.group_size == 0
+        and group_lines(rows.raw, rows.columns, rows.number_format) is not None
     )
 
 
@@ -142,8 +173,9 @@ class _Target:
     once."""
 
     def __init__(self, product: Product, unit_rows: int) -> None:
-        self.rows = _numbers(product.rows)
-        self.units = -(-len(self.rows) // unit_rows)
+        self.count = product.rows.shape[0]
+        self.rows = _description(product.rows)
+        self.units = -(-self.count // unit_rows)
         self.out, self.pitch = _flat(product.out), product.out.stride(0)
         bias = product.bias
         self.bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
@@ -170,9 +202,10 @@ def _by_loops(
         count = some.shape[0]
 
         def panels(own: _Target, first: int, last: int, begin: int = begin, n: int = count) -> None:
-            top, bottom, out = height * first, height * last, own.out[begin * own.pitch :]
+            top, bottom = height * first, min(height * last, own.count)
+            out = own.out[begin * own.pitch :]
             loops.products.many_tokens(
-                own.rows[top:bottom], tiles, n, own.bias, own.adds, out, own.pitch, top
+                own.rows, top, bottom, tiles, n, own.bias, own.adds, out, own.pitch
             )
 
         _share_targets(targets, panels, -(-_LEAST_SHARED // (height * columns * count)))
@@ -182,8 +215,9 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
     flat = x.reshape(-1).float().numpy()
 
     def rows(own: _Target, first: int, last: int) -> None:
-        some = own.rows[first:last]
-        loops.products.few_tokens(some, flat, own.bias, own.adds, own.out, own.pitch, first)
+        loops.products.few_tokens(
+            own.rows, first, last, flat, own.bias, own.adds, own.out, own.pitch
+        )
 
     targets = [_Target(product, 1) for product in products]
     _share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
@@ -221,6 +255,17 @@ def _flat(x: torch.Tensor) -> np.ndarray:
     return as_words(x) if x.dtype is torch.bfloat16 else as_words(x).view(np.float32)
 
 
+def _description(rows: torch.Tensor | GroupedRows) -> tuple[Any, ...]:
+    """Rows as the loops take them."""
+    if isinstance(rows, torch.Tensor):
+        return _numbers(rows).reshape(-1), rows.shape[1]
+    kind = rows.number_format
+    found = group_lines(rows.raw, rows.columns, kind)
+    assert found is not None
+    lines, numbers = (own.reshape(-1) for own in found)
+    return lines, numbers, kind.group_size, kind.code_bits, rows.columns, rows.raw.shape[1]
+
+
 def _numbers(rows: torch.Tensor) -> np.ndarray:
     """As the loops tell types apart."""
     if rows.dtype is torch.bfloat16:
@@ -237,6 +282,8 @@ def loops_are_faster(kept: torch.dtype, dtype: torch.dtype) -> bool:
     loops = find_loops()
     if loops is None:
         return False
+    if kept is torch.uint8:  # as of the numbers that integers are made for torch
+        return loops_are_faster(dtype, dtype)
     tokens, columns = _PROBE_TOKENS, _PROBE_COLUMNS
     x = torch.ones(tokens, columns, dtype=dtype)
     scratch = torch.empty(scratch_values(columns, dtype), dtype=dtype)

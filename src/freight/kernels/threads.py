@@ -25,6 +25,7 @@ __all__ = [
     "as_words",
     "dequantise_on_cpu",
     "find_loops",
+    "group_lines",
     "has_words",
     "product_on_cpu",
     "quantise_on_cpu",
@@ -47,6 +48,7 @@ class Loops:
     """The modules that numba compiles."""
 
     groups: Any
+    group_products: Any
     integers: Any
     attention: Any
     append: Any
@@ -61,6 +63,7 @@ def find_loops() -> Loops | None:
             append_loops,
             attention_loops,
             group_loops,
+            group_product_loops,
             integer_loops,
             product_loops,
         )
@@ -68,6 +71,7 @@ def find_loops() -> Loops | None:
         return None
     return Loops(
         groups=group_loops,
+        group_products=group_product_loops,
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
@@ -86,7 +90,7 @@ def product_on_cpu(
     """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
     such loop."""
     loops, columns = find_loops(), x.shape[1]
-    found = None if loops is None else _lines(raw, columns, number_format)
+    found = None if loops is None else group_lines(raw, columns, number_format)
     if loops is None or found is None:
         return None
     source, numbers = found
@@ -97,10 +101,14 @@ def product_on_cpu(
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
-        loops.groups.product(source[own], numbers[own], size, bits, wide, columns, target[own])
+        loops.group_products.product(
+            source[own], numbers[own], size, bits, wide, columns, target[own]
+        )
 
     def work_across(first: int, last: int) -> None:
-        loops.groups.product_across(source, numbers, size, bits, first, last, wide, columns, target)
+        loops.group_products.product_across(
+            source, numbers, size, bits, first, last, wide, columns, target
+        )
 
     _share_rows(raw.shape[0], number_format, work_across if number_format.across else work)
     return out.t()
@@ -114,11 +122,12 @@ def _share_rows(count: int, number_format: Grouped, work: Callable[[int, int], N
         share_alike(count, work, _LEAST_ROWS)
 
 
-def _lines(
+def group_lines(
     raw: torch.Tensor, columns: int, number_format: Grouped
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """The rows, or those that lie together as one, as bytes and as whole numbers as wide as a
-    scale; None where they do not lie as loops want, or groups, or rows, are no whole vectors."""
+    """As loops take rows in groups: the rows, or those that lie together as one, as bytes and as
+    whole numbers as wide as a scale; None where they do not lie as loops want, or groups, or rows,
+    are no whole vectors."""
     source, size = raw.numpy(), number_format.factor_bytes
     if number_format.across:
         if columns % _WIDTH:
@@ -188,7 +197,7 @@ def dequantise_on_cpu(
     loops = find_loops()
     if loops is None or not out.is_contiguous():
         return False
-    found = _lines(raw, columns, number_format)
+    found = group_lines(raw, columns, number_format)
     if found is None:
         return False
     if out.dtype is torch.bfloat16:

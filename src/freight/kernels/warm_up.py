@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from freight.kernels.grouped import GroupedRows
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
@@ -65,6 +66,12 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
     raw = torch.zeros(rows, number_format.row_bytes(64), dtype=torch.uint8)
     dequantise_on_cpu(raw, 64, number_format, torch.empty(rows, 64, dtype=dtype))
     product_on_cpu(raw, number_format, torch.zeros(1, 64))
+    if dtype in (torch.float32, torch.bfloat16) and not number_format.across:
+        raw = torch.zeros(2048, number_format.row_bytes(64), dtype=torch.uint8)
+        many = GroupedRows(raw=raw, columns=64, number_format=number_format)
+        x, out = torch.zeros(32, 64, dtype=dtype), torch.empty(32, 2048, dtype=dtype)
+        scratch = torch.empty(scratch_values(64, dtype), dtype=dtype)
+        multiply(x, [Product(rows=many, out=out)], lambda size: scratch[:size])
 
 
 def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:

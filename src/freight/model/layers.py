@@ -21,7 +21,7 @@ from freight.kernels.integers import (
     quantise_tokens,
 )
 from freight.kernels.pages import Pages
-from freight.kernels.products import Product, multiply, multiply_by_torch
+from freight.kernels.products import Product, multiply
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
@@ -180,7 +180,7 @@ def _norm(step: Norm, frame: Frame) -> None:
 
 
 def _project(steps: Sequence[Project], frame: Frame) -> None:
-    """Products of one value: those of plain rows together, others one by one."""
+    """Products of one value: together, but for integers that have products of their own."""
     x = frame.values[steps[0].x]
     plain: list[Product] = []
     for step in steps:
@@ -190,23 +190,26 @@ def _project(steps: Sequence[Project], frame: Frame) -> None:
         for first, rows in frame.weights[step.weight.name]:
             part = out[:, first : first + rows.shape[0]]
             own_bias = None if bias is None else bias[first : first + rows.shape[0]]
-            if isinstance(rows, torch.Tensor):
+            if not _is_multiplied_packed(step, x, rows, own_bias, part, frame):
+                assert not isinstance(rows, IntegerRows)
                 plain.append(Product(rows=rows, out=part, bias=own_bias, adds=step.adds))
-            else:
-                _project_packed(step, x, rows, own_bias, part, frame)
     if plain:
         with frame.workspace.frame():
             multiply(x, plain, frame.numbers(x.dtype))
 
 
-def _project_packed(
+def _is_multiplied_packed(
     step: Project,
     x: torch.Tensor,
-    rows: GroupedRows | IntegerRows,
+    rows: torch.Tensor | GroupedRows | IntegerRows,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     frame: Frame,
-) -> None:
+) -> bool:
+    """Multiply by integers as they are, which have products of their own: those with a scale per
+    row, and others by few tokens."""
+    if isinstance(rows, torch.Tensor):
+        return False
     if isinstance(rows, IntegerRows):
         tokens = frame.tokens(step.x)
         with frame.workspace.frame():
@@ -217,22 +220,8 @@ def _project_packed(
             product += bias
         out.copy_(product.add_(out) if step.adds else product)
     else:
-        for begin, tile in _tiles(rows, x.dtype, frame.workspace):
-            end = begin + tile.shape[0]
-            own = None if bias is None else bias[begin:end]
-            multiply_by_torch(x, tile, own, out[:, begin:end], adds=step.adds)
-
-
-def _tiles(
-    rows: GroupedRows, dtype: torch.dtype, workspace: Workspace
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of a compressed matrix, plain; one is valid until the next is asked for."""
-    for begin in range(0, rows.shape[0], TILE_ROWS):
-        some = rows.rows(begin, min(begin + TILE_ROWS, rows.shape[0]))
-        with workspace.frame():
-            tile = workspace.take(*some.shape, dtype=dtype)
-            dequantise(some, tile)
-            yield begin, tile
+        return False
+    return True
 
 
 def select_rows(
