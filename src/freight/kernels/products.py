@@ -33,7 +33,7 @@ from freight.kernels.threads import (
 )
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["Product", "loops_are_faster", "multiply", "multiply_by_torch", "scratch_values"]
+__all__ = ["Product", "loops_are_faster", "multiply", "scratch_values"]
 
 _LEAST_PRODUCTS: Final = 1 << 21
 """Of numbers, in a product that is worth calling threads for."""
@@ -97,7 +97,7 @@ def _by_torch(
         for first, some in _widened(own.rows, x.dtype, tile):
             last = first + some.shape[0]
             bias = None if own.bias is None else own.bias[first:last]
-            multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
+            _multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
 
 
 def _kept(rows: torch.Tensor | GroupedRows) -> torch.dtype:
@@ -122,7 +122,7 @@ def _widened(
         yield first, tile[: last - first]
 
 
-def multiply_by_torch(
+def _multiply_by_torch(
     x: torch.Tensor,
     rows: torch.Tensor,
     bias: torch.Tensor | None,
