@@ -31,6 +31,10 @@ from freight.memory.transfer import copy_bytes
 
 PAGE_TOKENS, TOKEN_BYTES, NUM_LAYERS = 4, 1024, 2
 PAGE_BYTES = PAGE_TOKENS * TOKEN_BYTES
+FAR_TOKEN_BYTES = (TOKEN_BYTES, 2 * TOKEN_BYTES)
+FAR_PAGE_BYTES = tuple(PAGE_TOKENS * size for size in FAR_TOKEN_BYTES)
+"""Of each layer; where rows are used in place pages are alike."""
+LARGEST = max(FAR_PAGE_BYTES)
 NUM_PAGES, NUM_TAILS, SLOT_PAGES = 24, 6, 40
 HOMES: tuple[Home, ...] = ("compute", "cpu", "disk")
 
@@ -49,23 +53,23 @@ class Block:
 
     def __init__(self, directory: Path, extent_pages: int = 0) -> None:
         self.traffic = Traffic()
-        arena = host_arena(
-            NUM_LAYERS * (2 * NUM_PAGES + NUM_TAILS) * PAGE_BYTES + SLOT_PAGES * PAGE_BYTES
-        )
-        self.slot = arena.take(SLOT_PAGES * PAGE_BYTES, "slot").view(SLOT_PAGES, PAGE_BYTES)
+        arena = host_arena((2 * NUM_PAGES + NUM_TAILS) * sum(FAR_PAGE_BYTES) + SLOT_PAGES * LARGEST)
+        self.slot = arena.take(SLOT_PAGES * LARGEST, "slot").view(SLOT_PAGES, LARGEST)
 
-        def pool(pages: int) -> torch.Tensor:
-            size = NUM_LAYERS * pages * PAGE_BYTES
-            return arena.take(size, "pool").view(NUM_LAYERS, pages, PAGE_BYTES)
+        def pool(pages: int, sizes: tuple[int, ...] = FAR_PAGE_BYTES) -> list[torch.Tensor]:
+            return [arena.take(pages * size, "pool").view(pages, size) for size in sizes]
 
-        self.file = create_scratch(directory, NUM_LAYERS * NUM_PAGES * PAGE_BYTES, self.traffic)
+        self.file = create_scratch(directory, NUM_PAGES * sum(FAR_PAGE_BYTES), self.traffic)
         self.cache = KVCache(
-            pools={"compute": pool(NUM_PAGES), "cpu": pool(NUM_PAGES)},
+            pools={
+                "compute": pool(NUM_PAGES, (PAGE_BYTES,) * NUM_LAYERS),
+                "cpu": pool(NUM_PAGES),
+            },
             tails=pool(NUM_TAILS),
             file=self.file,
             num_disk_pages=NUM_PAGES,
             page_tokens=PAGE_TOKENS,
-            page_bytes=PAGE_BYTES,
+            far_page_bytes=FAR_PAGE_BYTES,
             disk_extent_pages=extent_pages,
         )
         self.rows: dict[int, Row] = {}
@@ -127,7 +131,8 @@ class Block:
             copy_bytes(source, target)
         self.cache.read_disk(layer, passage, self.slot)
         for (number, row), table in zip(far, passage.tables, strict=True):
-            pages = [self.slot[page] for page in table]
+            slot = self.cache.pages_in(layer, self.slot)
+            pages = [slot[page] for page in table]
             check(pages, layer, number, len(row.marks))
             self._append(pages, layer, number, row, new[number])
         for source, target in self.cache.pairs_out(layer, passage, self.slot):
@@ -138,7 +143,7 @@ class Block:
         self, pages: list[torch.Tensor], layer: int, number: int, row: Row, count: int
     ) -> None:
         for place in range(len(row.marks), len(row.marks) + count):
-            page = pages[place // PAGE_TOKENS].view(PAGE_TOKENS, TOKEN_BYTES)
+            page = pages[place // PAGE_TOKENS].view(PAGE_TOKENS, -1)
             page[place % PAGE_TOKENS] = _mark(number, place, layer)
 
     def _own_pages(self, layer: int, number: int) -> list[torch.Tensor]:
@@ -158,7 +163,7 @@ def _mark(number: int, place: int, layer: int) -> int:
 
 def check(pages: list[torch.Tensor], layer: int, number: int, num_tokens: int) -> None:
     for place in range(num_tokens):
-        token = pages[place // PAGE_TOKENS].view(PAGE_TOKENS, TOKEN_BYTES)[place % PAGE_TOKENS]
+        token = pages[place // PAGE_TOKENS].view(PAGE_TOKENS, -1)[place % PAGE_TOKENS]
         assert (token == _mark(number, place, layer)).all(), (number, place, layer)
 
 
@@ -299,12 +304,12 @@ def test_only_whole_disk_pages_cross_the_disk(directory: Path) -> None:
         block.admit("disk", [14])
         block.sweep([6])  # one page and a half
         written = block.traffic.moved["disk write"]
-        assert written == NUM_LAYERS * PAGE_BYTES
+        assert written == sum(FAR_PAGE_BYTES)
         block.sweep([1])  # read the full page, the other is in RAM
-        assert block.traffic.moved["disk read"] == NUM_LAYERS * PAGE_BYTES
+        assert block.traffic.moved["disk read"] == sum(FAR_PAGE_BYTES)
         assert block.traffic.moved["disk write"] == written
         block.sweep([1])  # now the second page is full
-        assert block.traffic.moved["disk write"] == 2 * NUM_LAYERS * PAGE_BYTES
+        assert block.traffic.moved["disk write"] == 2 * sum(FAR_PAGE_BYTES)
     finally:
         block.file.close()
 

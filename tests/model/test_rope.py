@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from freight.model.config import parse_config
-from freight.model.rope import depends_on_length, inverse_frequencies
+from freight.model.rope import inverse_frequencies
+from freight.model.rope_config import depends_on_length
 
 MAX_POSITIONS = 128
 SIZES: dict[str, Any] = {

@@ -21,6 +21,7 @@ from freight.plan.sweep import (
     BatchWork,
     Delegated,
     Moved,
+    Passed,
     StreamModel,
     StreamPiece,
     StreamUnit,
@@ -121,7 +122,12 @@ def _units(draw: st.DrawFn, tier: str) -> tuple[StreamUnit, ...]:
         needs_decode = bool(pieces) and draw(st.booleans())
         units.append(
             StreamUnit(
-                kind=kind, layer=layer, pieces=pieces, needs_decode=needs_decode, expert=expert
+                kind=kind,
+                layer=layer,
+                pieces=pieces,
+                needs_decode=needs_decode,
+                expert=expert,
+                recomputes=kind == "attention" and draw(st.booleans()),
             )
         )
     return tuple(units)
@@ -194,14 +200,23 @@ def _work(k: int, life: _Life, turn: int) -> BatchWork:
         batch=micro_batch(k),
         continues=turn > 0,
         embedding_bytes=life.embedding_bytes,
-        kv_load=kv if turn else Moved(),
-        kv_store=kv,
-        kv_slot_bytes=cpu + disk + tails,
+        kv=Passed(load=kv if turn else Moved(), store=kv, slot_bytes=cpu + disk + tails),
+        inputs=Passed(
+            load=_thrice(kv) if turn else Moved(),
+            store=_thrice(kv),
+            slot_bytes=3 * (cpu + disk + tails),
+            num_loaded=7,
+        ),
         activations=Moved(cpu=on_cpu, disk=on_disk),
         activation_slot_bytes=on_cpu + on_disk,
         delegated=_delegated(*attended) if turn and any(attended) else None,
         delegates_later=not turn and any(attended),
     )
+
+
+def _thrice(kv: Moved) -> Moved:
+    """What is passed where it is something else than keys and values."""
+    return Moved(cpu=3 * kv.cpu, disk=3 * kv.disk, tails=3 * kv.tails)
 
 
 def _delegated(cpu: int, disk: int) -> Delegated:

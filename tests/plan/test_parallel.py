@@ -18,10 +18,10 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import Experts
 from freight.model.decoder import count_parameters, tensor_shapes
-from freight.plan.default import Wishes
 from freight.plan.parallel import Answer, Parallel, Refused
 from freight.plan.policy import Split
 from freight.plan.shares import Shares, cut_over, layer_ranges, part_of, sources_of, with_layers
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import GIB
 

@@ -12,7 +12,7 @@ import pytest
 from freight.errors import BudgetError
 from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
-from freight.plan.default import Planner, Wishes
+from freight.plan.default import Planner
 from freight.plan.operation import Kind, Lane
 from freight.plan.pipeline import Hop, PipelineTime, PlannedStage, planned_stages, time_stages
 from freight.plan.policy import Split
@@ -22,6 +22,7 @@ from freight.plan.shares import layer_ranges
 from freight.plan.stages import stage_model
 from freight.plan.sweep import Awaited, Sweep
 from freight.plan.verify import IllegalSchedule, verify
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import GIB
 

@@ -24,11 +24,12 @@ from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.number_format import Compression
-from freight.plan.default import Planner, Wishes
+from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Choice, Search
 from freight.plan.techniques import ROW_BY_ROW, searches_without
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import GIB
 

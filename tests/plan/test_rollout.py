@@ -27,6 +27,7 @@ def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 
             page_tokens=16,
         ),
         page_bytes=PAGE_BYTES,
+        input_page_bytes=3 * PAGE_BYTES,
         stream_bytes=256,
         query_bytes=96,
         attended_bytes=64,
@@ -63,10 +64,12 @@ def test_pages_are_those_of_a_real_passage(
             "load": (passage.cpu_in, passage.disk_in, passage.tails_in),
             "store": (passage.cpu_out, passage.disk_out, passage.tails_out),
         }
-        for name, moved in (("load", work.kv_load), ("store", work.kv_store)):
-            counts = [num_pages_of(runs) * PAGE_BYTES for runs in expected[name]]
-            assert [moved.cpu, moved.disk, moved.tails] == counts
-        assert work.kv_slot_bytes == passage.num_pages * PAGE_BYTES
+        for passed, size in ((work.kv, PAGE_BYTES), (work.inputs, 3 * PAGE_BYTES)):
+            for name, moved in (("load", passed.load), ("store", passed.store)):
+                counts = [num_pages_of(runs) * size for runs in expected[name]]
+                assert [moved.cpu, moved.disk, moved.tails] == counts
+            assert passed.slot_bytes == passage.num_pages * size
+            assert passed.num_loaded == sum(map(num_pages_of, expected["load"]))
 
 
 @settings(deadline=None, max_examples=100)
@@ -93,4 +96,4 @@ def test_what_is_elsewhere_is_counted() -> None:
     assert work.embedding_bytes == 8 * 128
     assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4096)
     assert work.activation_slot_bytes == 2 * 4096
-    assert not work.kv_load and not work.kv_store
+    assert not work.kv.load and not work.kv.store

@@ -100,22 +100,23 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
     units = case.model.units
     runs = [(units[unit], unit, work) for _, unit, work in case.runs()]
     attended = [work for unit, _, work in runs if unit.kind == "attention"]
+    far = [work.passed(unit) for unit, _, work in runs if unit.kind == "attention"]
     embedded = [work for _, number, work in runs if number == 0]
     first_head = next(i for i, unit in enumerate(units) if unit.kind == "head")
     # In before all units but the embedding, out after all but the head.
     passed = [work for _, number, work in runs if 0 < number <= first_head]
     on_device = case.model.compute_tier == "gpu"
     expected = {
-        Kind.READ_KV: sum(w.kv_load.disk for w in attended),
-        Kind.WRITE_KV: sum(w.kv_store.disk for w in attended),
+        Kind.READ_KV: sum(own.load.disk for own in far),
+        Kind.WRITE_KV: sum(own.store.disk for own in far),
         Kind.READ_HIDDEN: sum(w.activations.disk for w in passed),
         Kind.WRITE_HIDDEN: sum(w.activations.disk for w in passed),
         Kind.READ_EMBEDDING: sum(w.embedding_bytes for w in embedded),
     }
     if on_device:
         expected |= {
-            Kind.COPY_KV: sum(_sum(w.kv_load) for w in attended),
-            Kind.COPY_BACK_KV: sum(_sum(w.kv_store) for w in attended),
+            Kind.COPY_KV: sum(_sum(own.load) for own in far),
+            Kind.COPY_BACK_KV: sum(_sum(own.store) for own in far),
             Kind.COPY_HIDDEN: sum(_sum(w.activations) for w in passed),
             Kind.COPY_BACK_HIDDEN: sum(_sum(w.activations) for w in passed),
             Kind.COPY_EMBEDDING: sum(w.embedding_bytes for w in embedded),

@@ -16,10 +16,11 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
-from freight.plan.default import Planner, Wishes
+from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Split, Tier
 from freight.plan.search import Choice, Search
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import GIB
 

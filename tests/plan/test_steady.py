@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from freight.plan.continuous import RolledSweep, roll_out
-from freight.plan.default import Wishes
 from freight.plan.policy import Admission, Policy, Split
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 
 from .test_published import search_for, tell

@@ -117,14 +117,14 @@ cases = st.one_of(zigzag, continuous)
 
 
 def cache(num_pages: int = NUM_PAGES) -> KVCache:
-    pool = torch.zeros(1, num_pages, 1, dtype=torch.uint8)
+    pool = [torch.zeros(num_pages, 1, dtype=torch.uint8)]
     return KVCache(
         pools={"compute": pool, "cpu": pool},
-        tails=torch.zeros(1, 100, 1, dtype=torch.uint8),
+        tails=[torch.zeros(100, 1, dtype=torch.uint8)],
         file=None,
         num_disk_pages=num_pages,
         page_tokens=PAGE_TOKENS,
-        page_bytes=1,
+        far_page_bytes=(1,),
     )
 
 

@@ -182,6 +182,13 @@ def add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         metavar="PERCENT",
         help="of the rows whose KV is not on the GPU, those that the CPU attends where it is",
     )
+    group.add_argument(
+        "--recompute-kv",
+        type=float,
+        metavar="PERCENT",
+        help="of the layers, those in which rows with their KV elsewhere keep the narrower input "
+        "of attention, of which keys and values are computed again",
+    )
     group.add_argument("--micro-batch-size", type=int, metavar="N", help="rows computed at once")
     group.add_argument("--num-micro-batches", type=int, metavar="N", help="micro-batches a block")
     group.add_argument(

@@ -62,9 +62,10 @@ class LLM:
     ``weights``, ``kv`` and ``activations`` are percentages on gpu, cpu and disk, as "20/80/0" or
     (20, 80, 0), or on cpu and disk alone, as "40/60" or (40, 60). What is left out is chosen; no
     choice changes the answers. ``cpu_attention`` is the percentage of the rows with KV off the GPU
-    that the CPU attends. ``admission`` says when rows enter: "row", "zigzag", "diagonal", "refill"
-    or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a sweep. What prompts
-    begin with alike is computed once unless ``share_prefixes`` is off. Four things do change
+    that the CPU attends; ``recompute_kv`` that of the layers in which rows elsewhere keep what
+    keys and values are made of instead of these. ``admission`` says when rows enter: "row",
+    "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
+    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off. Four things do change
     the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run along the
     ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8" makes
     products of 8-bit integers on the CPU, and of the keys that a new token sees only the share
@@ -87,6 +88,7 @@ class LLM:
         micro_batch_size: int | None = None,
         num_micro_batches: int | None = None,
         cpu_attention: float | None = None,
+        recompute_kv: float | None = None,
         admission: str = "auto",
         batch_tokens: int | None = None,
         share_prefixes: bool = True,
@@ -113,6 +115,7 @@ class LLM:
             micro_batch_size=micro_batch_size,
             num_micro_batches=num_micro_batches,
             cpu_attention_percent=cpu_attention,
+            recompute_percent=recompute_kv,
             admission=admission,
             batch_tokens=batch_tokens,
             share_prefixes=share_prefixes,

@@ -43,11 +43,12 @@ from freight.model.decoder import build_programme
 from freight.model.gguf_tensors import find_gguf
 from freight.model.number_format import Compression, find_compression
 from freight.model.sources import TensorSource
-from freight.plan.default import Planner, Wishes
+from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
 from freight.plan.samples import rehearse
 from freight.plan.search import Search
 from freight.plan.techniques import ALL, price_techniques
+from freight.plan.wishes import Wishes
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
 from freight.runtime.trace import Trace
 
@@ -250,6 +251,7 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=1 if arguments.admission == "row" else arguments.num_micro_batches,
         cpu_attention=None if arguments.cpu_attention is None else arguments.cpu_attention / 100,
+        recomputed=None if arguments.recompute_kv is None else arguments.recompute_kv / 100,
         admission=find_rule(arguments.admission),
         batch_tokens=arguments.batch_tokens,
         overlap=not arguments.no_overlap,

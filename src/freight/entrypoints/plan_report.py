@@ -15,12 +15,12 @@ from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
 from freight.model.number_format import Compression
 from freight.model.sources import TensorSource
-from freight.plan.default import Wishes
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Lane
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.search import Choice
 from freight.plan.techniques import ALL, ROW_BY_ROW
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 
@@ -228,6 +228,7 @@ def policy_record(question: Question, policy: Policy) -> dict[str, Any]:
         "chunk_tokens": policy.chunk_tokens,
         "overlap": policy.overlap,
         "cpu_attention": policy.cpu_attention,
+        "recompute_kv": policy.recomputed,
         "admission": policy.admission,
         "weight_bits": question.weight_bits,
         "kv_bits": kv_format and kv_format.bits,
@@ -246,6 +247,7 @@ def flags_of(policy: Policy) -> str:
         f"--micro-batch-size {policy.micro_batch_size} "
         f"--num-micro-batches {policy.num_micro_batches}"
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
+        + (f" --recompute-kv {100 * policy.recomputed:.4g}" if policy.recomputed else "")
         + f" --admission {policy.admission}"
     )
 

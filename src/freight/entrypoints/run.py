@@ -143,6 +143,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         micro_batch_size=arguments.micro_batch_size,
         num_micro_batches=arguments.num_micro_batches,
         cpu_attention_percent=arguments.cpu_attention,
+        recompute_percent=arguments.recompute_kv,
         admission=arguments.admission,
         batch_tokens=arguments.batch_tokens,
         share_prefixes=not arguments.no_shared_prefixes,

@@ -66,6 +66,7 @@ _SAME_FLAGS: Final = (
     "micro_batch_size",
     "num_micro_batches",
     "pin_layout",
+    "recompute_kv",
     "no_shared_prefixes",
     "sparse_attention",
     "split",

@@ -10,8 +10,9 @@ Knows pages, tiers and rows, but no model.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -27,7 +28,6 @@ __all__ = [
     "RowPages",
     "num_pages_of",
     "plan_passage",
-    "staged_pairs",
 ]
 
 Home = Literal["compute", "cpu", "disk"]
@@ -161,9 +161,10 @@ class _FreeList:
 class KVCache:
     """All pages of all layers on all tiers.
 
-    ``pools`` are uint8 tensors [L, P, page bytes] for the homes "compute" and "cpu"; ``tails`` is
-    one too. The disk's pages are in ``file``, layer after layer, ``num_disk_pages`` each; a row
-    there gets ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
+    ``pools`` are, by layer, uint8 tensors [P, page bytes] for the homes "compute" and "cpu";
+    ``tails`` are such too. A layer's pages are of one size off the compute tier, ``far_page_bytes``
+    of it. The disk's are in ``file``, layer after layer, ``num_disk_pages`` each; a row there gets
+    ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
     Without ``is_kept`` pages are used within one computation only: each ``admit`` gives out the
     same ones.
     """
@@ -171,12 +172,12 @@ class KVCache:
     def __init__(
         self,
         *,
-        pools: dict[Home, torch.Tensor],
-        tails: torch.Tensor,
+        pools: Mapping[Home, Sequence[torch.Tensor]],
+        tails: Sequence[torch.Tensor],
         file: DirectFile | None,
         num_disk_pages: int,
         page_tokens: int,
-        page_bytes: int,
+        far_page_bytes: Sequence[int],
         disk_extent_pages: int = 0,
         is_kept: bool = True,
     ) -> None:
@@ -184,14 +185,14 @@ class KVCache:
         self._disk_extent_pages = disk_extent_pages
         self.pools = pools
         self.page_tokens = page_tokens
-        self.page_bytes = page_bytes
+        self._far_page_bytes = far_page_bytes
+        self._disk_offsets = [0, *accumulate(num_disk_pages * size for size in far_page_bytes)]
         self._tails = tails
         self._file = file
-        self._num_disk_pages = num_disk_pages
-        counts = {home: pool.shape[1] for home, pool in pools.items()}
+        counts = {home: len(pool[0]) for home, pool in pools.items()}
         counts["disk"] = num_disk_pages
         self._free = {home: _FreeList(free=list(range(n))) for home, n in counts.items()}
-        self._free_tails = _FreeList(free=list(range(tails.shape[1])))
+        self._free_tails = _FreeList(free=list(range(len(tails[0]))))
         self.rows: dict[Hashable, RowPages] = {}
 
     def pages_for(self, num_tokens: int) -> int:
@@ -278,7 +279,12 @@ class KVCache:
         for row in list(self.rows):
             self.release(row)
 
-    # -- moving pages; ``slot`` is a uint8 tensor [pages, page bytes] ---------------------------
+    # -- moving pages; ``slot`` is a uint8 tensor of so many pages as are the largest ------------
+
+    def pages_in(self, layer: int, slot: torch.Tensor) -> torch.Tensor:
+        """A slot as pages of a layer."""
+        size = self._far_page_bytes[layer]
+        return slot if slot.shape[1] == size else slot.flatten()[: len(slot) * size].view(-1, size)
 
     def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Full pages from the file, the page in progress from RAM."""
@@ -287,46 +293,51 @@ class KVCache:
             runs = self._disk_runs(layer, passage.disk_in, slot)
             self._file.read_all([(offset, host_view(pages)) for _, offset, pages in runs])
         for run in passage.tails_in:
-            copy_bytes(self._tails[layer, run.home : run.home + run.count], _pages(slot, run))
+            tails = self._tails[layer][run.home : run.home + run.count]
+            copy_bytes(tails, _pages(self.pages_in(layer, slot), run))
 
     def write_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Pages that are full now to the file, those in progress to RAM."""
         for run, offset, pages in self._disk_runs(layer, passage.disk_out, slot):
             assert self._file is not None
-            self._file.write(offset, host_view(pages), run.count * self.page_bytes)
+            self._file.write(offset, host_view(pages), run.count * self._far_page_bytes[layer])
         for run in passage.tails_out:
-            copy_bytes(_pages(slot, run), self._tails[layer, run.home : run.home + run.count])
+            tails = self._tails[layer][run.home : run.home + run.count]
+            copy_bytes(_pages(self.pages_in(layer, slot), run), tails)
 
     def pairs_in(
         self, layer: int, passage: Passage, slot: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What to copy for rows on the cpu tier: (home, place in the slot)."""
-        pool = self.pools["cpu"][layer]
+        pool, pages = self.pools["cpu"][layer], self.pages_in(layer, slot)
         for run in passage.cpu_in:
-            yield pool[run.home : run.home + run.count], _pages(slot, run)
+            yield pool[run.home : run.home + run.count], _pages(pages, run)
 
     def pairs_out(
         self, layer: int, passage: Passage, slot: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What to copy back: (place in the slot, home) of touched pages."""
-        pool = self.pools["cpu"][layer]
+        pool, pages = self.pools["cpu"][layer], self.pages_in(layer, slot)
         for run in passage.cpu_out:
-            yield _pages(slot, run), pool[run.home : run.home + run.count]
+            yield _pages(pages, run), pool[run.home : run.home + run.count]
+
+    def staged_pairs(
+        self, layer: int, runs: Sequence[PageRun], source: torch.Tensor, target: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The slot pages of ``runs`` in one slot and in another."""
+        for run in runs:
+            yield (
+                _pages(self.pages_in(layer, source), run),
+                _pages(self.pages_in(layer, target), run),
+            )
 
     def _disk_runs(
         self, layer: int, runs: Sequence[PageRun], slot: torch.Tensor
     ) -> Iterator[tuple[PageRun, int, torch.Tensor]]:
+        pages = self.pages_in(layer, slot)
         for run in runs:
-            offset = (layer * self._num_disk_pages + run.home) * self.page_bytes
-            yield run, offset, _pages(slot, run)
-
-
-def staged_pairs(
-    runs: Sequence[PageRun], source: torch.Tensor, target: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The slot pages of ``runs`` in one slot and in another of the same geometry."""
-    for run in runs:
-        yield _pages(source, run), _pages(target, run)
+            offset = self._disk_offsets[layer] + run.home * self._far_page_bytes[layer]
+            yield run, offset, _pages(pages, run)
 
 
 def _pages(slot: torch.Tensor, run: PageRun) -> torch.Tensor:

@@ -276,6 +276,24 @@ class Unit:
         first, second = self.parts
         return first, second
 
+    def keys(self) -> Unit | None:
+        """Of an attention unit the steps that make keys and values of the residual stream; None
+        where they take more than that."""
+        place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend))
+        attend = self.steps[place]
+        assert isinstance(attend, Attend)
+        wanted, steps = {attend.k, attend.v}, list[Step]()
+        for step in reversed(self.steps[:place]):
+            if wanted.isdisjoint(changed_values(step)):
+                continue
+            if not _is_in_place(step):
+                wanted.difference_update(changed_values(step))
+            wanted.update(_read_values(step))
+            steps.append(step)
+        if wanted != {"x"}:
+            return None
+        return Unit(name=self.name, kind=self.kind, layer=self.layer, steps=tuple(steps[::-1]))
+
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, projections only."""
         elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))
@@ -294,6 +312,20 @@ def changed_values(step: Step) -> tuple[str, ...]:
     if isinstance(step, Split):
         return step.q, step.k, step.v
     return () if isinstance(step, Route) else (step.x,)
+
+
+def _is_in_place(step: Step) -> bool:
+    """Whether what it changes is made of what was there."""
+    if isinstance(step, Project):
+        return step.adds
+    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch)
+
+
+def _read_values(step: Step) -> tuple[str, ...]:
+    """Names of the values that a step up to attention reads."""
+    if isinstance(step, Embed | Attend):
+        return ()
+    return (step.x, step.y) if isinstance(step, Add | Multiply | Combine) else (step.x,)
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:

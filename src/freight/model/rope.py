@@ -17,9 +17,9 @@ from typing import Final
 
 import torch
 
-from freight.model.rope_config import RopeConfig
+from freight.model.rope_config import RopeConfig, depends_on_length
 
-__all__ = ["depends_on_length", "inverse_frequencies", "is_same_up_to"]
+__all__ = ["inverse_frequencies", "is_same_up_to"]
 
 _Frequencies = tuple[torch.Tensor, float]
 
@@ -32,11 +32,6 @@ def inverse_frequencies(
     ``seq_len`` is the length of the sequence that is rotated, ``max_positions`` the model's limit.
     """
     return _KINDS[rope.kind](rope, seq_len, max_positions)
-
-
-def depends_on_length(rope: RopeConfig) -> bool:
-    """Whether a sequence's frequencies change as it grows."""
-    return rope.kind in ("dynamic", "longrope")
 
 
 def is_same_up_to(rope: RopeConfig | None, seq_len: int, max_positions: int) -> bool:

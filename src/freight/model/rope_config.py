@@ -100,6 +100,11 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     return problems
 
 
+def depends_on_length(rope: RopeConfig) -> bool:
+    """Whether a sequence's frequencies change as it grows."""
+    return rope.kind in ("dynamic", "longrope")
+
+
 def read_rope(
     config: RawConfig, keys: Mapping[str, Key], max_positions: int | None
 ) -> tuple[float, dict[str, Any]]:

@@ -89,7 +89,7 @@ _COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
-_Key = tuple[Kind, int, int, int, bool]
+_Key = tuple[Kind, int, int, int, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +109,8 @@ class Cost:
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
     moves: dict[tuple[Kind, int], Demand] = field(default_factory=dict)
+    keys: dict[int, Unit | None] = field(default_factory=dict)
+    """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
     """How weights are compressed that are, by their names in one unit of each form."""
 
@@ -198,7 +200,8 @@ class Cost:
         assert operation.batch is not None
         form = self.forms[self.units[operation.unit]]
         kind, batch = operation.kind, operation.batch
-        key = (kind, form, operation.sweep, batch.index, operation.is_last)
+        is_again = operation.num_recomputed > 0
+        key = (kind, form, operation.sweep, batch.index, operation.is_last, is_again)
         if key not in self.kept:
             unit = self.programme.kinds[form]  # units of one form take equally long
             rows = self._rows_of(unit, batch)
@@ -207,6 +210,7 @@ class Cost:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
             seconds = self._unit_s(unit, batch, spans)
+            seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
             self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
@@ -215,7 +219,7 @@ class Cost:
     def _attention(self, operation: Operation) -> Demand:
         assert operation.batch is not None
         form = self.forms[self.units[operation.unit]]
-        key = operation.kind, form, operation.sweep, operation.batch.index, False
+        key = operation.kind, form, operation.sweep, operation.batch.index, False, False
         if key not in self.kept:
             self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
@@ -244,6 +248,33 @@ class Cost:
             for step in unit.steps
             if isinstance(step, Attend)
         )
+
+    def keys_again_s(self, num_tokens: float) -> float:
+        """Making keys and values of so many tokens again in those layers that do not keep them."""
+        layers = [unit for unit in self.programme.units if unit.kind == "attention"]
+        pages = round(num_tokens / self.policy.page_tokens)
+        return sum(
+            self._keys_again_s(unit, pages)
+            for unit, is_again in zip(layers, self.policy.recomputes(len(layers)), strict=True)
+            if is_again
+        )
+
+    def _keys_again_s(self, unit: Unit, num_pages: int) -> float:
+        """Making keys and values of so many pages of what came into attention."""
+        if not num_pages or (own := self._keys_of(unit)) is None:
+            return 0.0
+        tokens = num_pages * self.policy.page_tokens
+        chunk = max(self.policy.chunk_tokens, self.policy.page_tokens)
+        whole, rest = divmod(tokens, chunk)
+        counts = [chunk] * whole + [rest] * bool(rest)
+        kept = sum(self._kv_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
+        passed = _PASSES_OF_NEW_KEYS * kept / self.unit.memory_bytes_per_s
+        return passed + sum(self._chunk_s(own, count) for count in counts)
+
+    def _keys_of(self, unit: Unit) -> Unit | None:
+        if id(unit) not in self.keys:
+            self.keys[id(unit)] = unit.keys()
+        return self.keys[id(unit)]
 
     def _chunk_s(self, unit: Unit, num_tokens: int) -> float:
         key = (id(unit), num_tokens)

@@ -19,11 +19,13 @@ from freight.plan.forms import BLOCK, Forms, find_forms
 from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
 from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
+from freight.plan.recomputation import check_recomputation
 from freight.plan.refusal import refusal
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import MIB, align_up
 
-__all__ = ["Plan", "Planner", "Wishes"]
+__all__ = ["Plan", "Planner"]
 
 _DISK_BYTES_PER_S: Final = 2e9
 _LINK_BYTES_PER_S: Final = 12e9
@@ -50,22 +52,6 @@ best one is filled to the end."""
 _MOST_PIECE_BYTES: Final = 4 * MIB
 
 _Placed = Literal["weights", "embedding"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
-    """What the user has fixed; None leaves it open."""
-
-    weights: Split | None = None
-    kv: Split | None = None
-    activations: Split | None = None
-    micro_batch_size: int | None = None
-    num_micro_batches: int | None = None
-    cpu_attention: float | None = None
-    admission: Admission | None = None
-    batch_tokens: int | None = None
-    shares_prefixes: bool = True
-    overlap: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +99,7 @@ class Planner:
     piece_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        check_recomputation(self.config, self.programme, self.wishes.recomputed)
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         plain = sum(unit.num_elements for unit in units) - expert
@@ -208,6 +195,7 @@ class Planner:
             piece_bytes=self.piece_bytes,
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
+            recomputed=wishes.recomputed or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
             row_tokens=(
@@ -378,8 +366,8 @@ class Planner:
         disk_bytes = self._needed_bytes(layout, "disk", rows)
         disk_s = disk_bytes / _DISK_BYTES_PER_S
         link_bytes = self._needed_bytes(layout, "cpu", rows)
-        kv_bytes = rows * self.workload.max_total_tokens * plan.geometry.page_bytes
-        kv_bytes = kv_bytes // policy.page_tokens * self.config.num_layers
+        pages = rows * self.workload.max_total_tokens // policy.page_tokens
+        kv_bytes = pages * sum(plan.geometry.far_page_bytes)
         if self.compute_tier == "gpu":
             link_bytes += disk_bytes
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)

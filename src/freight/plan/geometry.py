@@ -22,6 +22,7 @@ from freight.quantities import align_up
 
 __all__ = [
     "Geometry",
+    "far_page_sizes",
     "fitting_page_tokens",
     "held_pages",
     "keeps_kv",
@@ -48,8 +49,9 @@ _LOGPROB_BYTES: Final = 256
 class Geometry:
     """Counts and sizes in bytes.
 
-    ``usage`` is what each tier holds, by purpose. Of each prompt ``shared_tokens`` have keys that
-    others have too. ``kv_pages`` are the pages per layer on each tier, ``disk_extent_pages`` those
+    ``usage`` is what each tier holds, by purpose. ``page_bytes`` are a page's where all is
+    computed, ``far_page_bytes`` by layer those of a page elsewhere. Of each prompt
+    ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each tier, ``disk_extent_pages`` those
     that a row on disk has in one piece, or 0, ``kv_layers`` the layers that have pages of their own
     (see :func:`keeps_kv`), ``kv_slot_pages`` those that one micro-batch's offloaded rows may have
     together, ``num_tails`` the rows on disk of all micro-batches. ``logit_rows`` are the rows of a
@@ -65,6 +67,7 @@ class Geometry:
     """
 
     page_bytes: int
+    far_page_bytes: tuple[int, ...]
     shared_tokens: int
     kv_layers: int
     kv_pages: dict[Tier, int]
@@ -211,6 +214,16 @@ def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
     return used if config.kv_format is None else align_up(used, BLOCK)
 
 
+def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:
+    """By layer, bytes of a page off the compute tier: keys and values, or what comes into
+    attention."""
+    kept = page_size(config, policy.page_tokens, element_bytes)
+    inputs = align_up(policy.page_tokens * config.hidden_size * element_bytes, BLOCK)
+    return tuple(
+        inputs if is_recomputed else kept for is_recomputed in policy.recomputes(config.num_layers)
+    )
+
+
 def fitting_page_tokens(config: ModelConfig, max_tokens: int, element_bytes: int) -> int:
     """How many tokens a page should have: a power of two from 16 on, so that pages are whole disk
     blocks. Of compressed ones the size with which a row of so many tokens takes least."""
@@ -232,6 +245,7 @@ def measure(
     size = layout.element_bytes
     token_bytes = config.kv_bytes_per_token_per_layer(size)
     page_bytes = page_size(config, policy.page_tokens, size)
+    far_page_bytes = far_page_sizes(config, policy, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
@@ -258,6 +272,7 @@ def measure(
     attended = config.attended_bytes_per_token(size)
     geometry = Geometry(
         page_bytes=page_bytes,
+        far_page_bytes=far_page_bytes,
         shared_tokens=shared_tokens(policy, workload),
         kv_layers=config.num_layers if is_kept else 1,
         kv_pages=kv_pages,
@@ -277,6 +292,7 @@ def measure(
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
         index_bytes=_index_bytes(config, size, policy, row_pages)
+        + _turns_bytes(config, size, policy, workload)
         + _shapes_bytes(policy, workload, size)
         + _record_bytes(policy, workload, scored),
         query_bytes=num_delegated * (attended + token_bytes),
@@ -320,6 +336,13 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     return batches * described + making + attended
 
 
+def _turns_bytes(config: ModelConfig, size: int, policy: Policy, workload: Workload) -> int:
+    """Sines and cosines of all positions, and what making them takes, where keys of earlier tokens
+    are made again."""
+    positions = workload.max_total_tokens + policy.page_tokens
+    return bool(policy.recomputed) * positions * config.rotary_dim * (size + 3 * 4)
+
+
 def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:
     """Where the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
     any time."""
@@ -347,17 +370,22 @@ def _count_block(
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
     row_bytes = layout.stream_columns * layout.element_bytes
-    layer_pages = {t: g.kv_layers * pages * g.page_bytes for t, pages in g.kv_pages.items()}
-    slot = g.kv_slot_pages * g.page_bytes
+    layer_pages = {
+        t: pages * (g.kv_layers * g.page_bytes if t == home else sum(g.far_page_bytes))
+        for t, pages in g.kv_pages.items()
+    }
+    slot = g.kv_slot_pages * max(g.far_page_bytes)
     near, host = g.usage[home], g.usage["cpu"]
+    recomputes = policy.recomputes(config.num_layers)
     near["KV cache"] = layer_pages[home]
     near["KV slots"] = RING_SLOTS["kv slot"] * slot
+    near["recomputed KV"] = g.kv_slot_pages * g.page_bytes * any(recomputes)
     near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)
     near["activation slots"] = RING_SLOTS["activation slot"] * g.activation_slot_bytes
     near["logits"] = g.logits_bytes + g.last_bytes
     near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
-    host["KV tails"] = config.num_layers * g.num_tails * g.page_bytes
+    host["KV tails"] = sum(g.far_page_bytes) * g.num_tails
     host["embedding rows"] = g.embedding_slots * g.embedding_bytes
     host["departing rows"] = block * g.departing_bytes
     if home == "gpu":

@@ -99,7 +99,8 @@ class Operation(NamedTuple):
     ``after`` holds the earlier operations of other lanes that it waits for, by lane and index.
     ``num_bytes`` is what crosses the link, alignment included. ``is_last`` marks the computation
     after which a micro-batch's new tokens are known. ``num_delegated`` rows of the batch, its last
-    ones, are those that the CPU attends.
+    ones, are those that the CPU attends. Of ``num_recomputed`` pages in its slot a computation
+    makes keys and values first.
     """
 
     index: int  # type: ignore[assignment]
@@ -117,6 +118,7 @@ class Operation(NamedTuple):
     activation_slot: int = -1
     is_last: bool = False
     num_delegated: int = 0
+    num_recomputed: int = 0
 
     @property
     def pairs(self) -> bool:

@@ -33,7 +33,7 @@ from freight.model.decoder import build_programme, count_parameters
 from freight.model.sources import TensorSource
 from freight.partition.cost import Step
 from freight.plan.bounded import best_within
-from freight.plan.default import Planner, Wishes
+from freight.plan.default import Planner
 from freight.plan.policy import Policy, Tier
 from freight.plan.search import Choice, Search
 from freight.plan.sending import sending_s
@@ -46,6 +46,7 @@ from freight.plan.shares import (
     sources_of,
     with_layers,
 )
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 

@@ -82,7 +82,9 @@ class Policy:
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
     ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring.
     ``cpu_attention`` is the share of the rows off the device, on RAM and on disk alike, whose keys
-    the CPU attends where they are; the others' cross the link.
+    the CPU attends where they are; the others' cross the link. In the share ``recomputed`` of the
+    layers rows off the compute tier keep what comes into attention, which is narrower than many
+    heads of keys and values: these are computed of it again for every sweep.
 
     ``admission`` says when rows enter the block. "zigzag": all together, when the last of those
     before has ended. "diagonal": a row in every so many sweeps, so that ages are spread evenly over
@@ -106,6 +108,7 @@ class Policy:
     overlap: bool = True
     embedding: Split | None = None
     cpu_attention: float = 0.0
+    recomputed: float = 0.0
     admission: Admission = "zigzag"
     entry_pace: float = 1.0
     row_tokens: int = 0
@@ -114,6 +117,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         self._check_cpu_attention()
+        self._check_recomputed()
         for name in ("micro_batch_size", "num_micro_batches", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(
@@ -142,6 +146,29 @@ class Policy:
                 "This run computes on the CPU: all rows are attended there.",
                 "Leave --cpu-attention out.",
             )
+
+    def _check_recomputed(self) -> None:
+        if not 0 <= self.recomputed <= 1:
+            raise InputError(
+                f"Keys and values of {self.recomputed:.4g} of the layers were to be recomputed.",
+                "It is a share from 0 to 1.",
+                "Write --recompute-kv as percent, from 0 to 100.",
+            )
+        if self.recomputed and self.cpu_attention:
+            raise InputError(
+                f"Keys and values of {self.recomputed:.0%} of the layers were to be recomputed, "
+                f"and {self.cpu_attention:.0%} of the rows to be attended on the CPU.",
+                "The CPU attends keys where they are: of recomputed ones there are none in RAM.",
+                "Choose one of --recompute-kv and --cpu-attention.",
+            )
+
+    def recomputes(self, num_layers: int) -> tuple[bool, ...]:
+        """For each layer, whether it is one of those; they are spread evenly."""
+        count = round(self.recomputed * num_layers)
+        return tuple(
+            (layer + 1) * count // num_layers > layer * count // num_layers
+            for layer in range(num_layers)
+        )
 
     @property
     def is_continuous(self) -> bool:

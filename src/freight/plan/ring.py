@@ -57,6 +57,8 @@ def stream_model(
         block = max(block, -(-largest // most_pieces))
     pieces = [_stream_pieces(form, most_pieces) for form in layout.forms]
     units = [StreamUnit(kind="embedding", layer=None)]
+    num_layers = sum(unit.kind == "attention" for unit in layout.programme.units)
+    recomputes = policy.recomputes(num_layers)
     for unit, form in zip(layout.programme.units[1:], layout.form_of, strict=True):
         if layers is None or unit.layer is None or unit.layer in layers:
             units.append(
@@ -66,6 +68,7 @@ def stream_model(
                     pieces=pieces[form],
                     needs_decode=layout.forms[form].decoded_bytes > 0,
                     expert=unit.expert,
+                    recomputes=unit.kind == "attention" and recomputes[unit.layer or 0],
                 )
             )
     return StreamModel(

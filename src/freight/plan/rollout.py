@@ -15,7 +15,7 @@ from freight.model.switches import ModelConfig
 from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
-from freight.plan.sweep import BatchWork, Delegated, Moved, Sweep
+from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
 from freight.quantities import align_up
 
 __all__ = [
@@ -99,6 +99,7 @@ class WorkSizes:
 
     policy: Policy
     page_bytes: int
+    input_page_bytes: int
     stream_bytes: int
     embedding_bytes: int
     query_bytes: int
@@ -125,6 +126,7 @@ class WorkSizes:
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,
+            input_page_bytes=min(geometry.far_page_bytes),
             stream_bytes=layout.stream_columns * layout.element_bytes,
             embedding_bytes=columns * layout.element_bytes,
             departing_bytes=handed_on * layout.element_bytes,
@@ -216,9 +218,8 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         batch=batch,
         continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
-        kv_load=_bytes((_loaded(*own, page) for own in far), page_bytes),
-        kv_store=_bytes((_stored(*own, page) for own in far), page_bytes),
-        kv_slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in far),
+        kv=_passed(far, page, page_bytes),
+        inputs=_passed(far, page, sizes.input_page_bytes),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
@@ -279,6 +280,16 @@ def _stored(row: BlockRow, held: int, total: int, page: int) -> Moved:
     if row.home != "disk":
         return Moved(cpu=-(-total // page) - first)
     return Moved(disk=last - first, tails=int(total % page > 0))
+
+
+def _passed(far: Sequence[tuple[BlockRow, int, int]], page: int, page_bytes: int) -> Passed:
+    loaded = [_loaded(*own, page) for own in far]
+    return Passed(
+        load=_bytes(loaded, page_bytes),
+        store=_bytes((_stored(*own, page) for own in far), page_bytes),
+        slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in far),
+        num_loaded=sum(own.cpu + own.disk + own.tails for own in loaded),
+    )
 
 
 def _bytes(parts: Iterable[Moved], page_bytes: int) -> Moved:

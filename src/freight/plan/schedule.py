@@ -163,11 +163,12 @@ class _Stream:
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots[k] = self.board.take_slot("kv slot")
-        if not work.kv_load:
+        passed = work.passed(self.model.units[unit])
+        load, size = passed.load, passed.slot_bytes
+        if not load:
             return
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
-        arrival = write("kv slot", slot, (sweep, unit, k, 0), work.kv_slot_bytes)
-        load = work.kv_load
+        arrival = write("kv slot", slot, (sweep, unit, k, 0), size)
         from_disk = bool(load.disk or load.tails)
         disk = [self.board.home(f"kv on disk, layer {layer}", k)] if from_disk else []
         host = [self.board.home(f"kv on cpu, layer {layer}", k)] if load.cpu else []
@@ -181,7 +182,7 @@ class _Stream:
         if disk:
             source = self.board.take_slot("kv in")
             moved = load.disk
-            accesses = [*disk, write("kv in", source, (sweep, unit, k), work.kv_slot_bytes)]
+            accesses = [*disk, write("kv in", source, (sweep, unit, k), size)]
             yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=source, num_bytes=moved)
             host.append(read("kv in", source, (sweep, unit, k)))
         moved = load.cpu + load.disk + load.tails
@@ -195,9 +196,9 @@ class _Stream:
         )
 
     def passes_kv(self, step: Step) -> bool:
-        if not step.work.kv_slot_bytes or step.part == "finish":
+        if self.model.units[step.unit].kind != "attention" or step.part == "finish":
             return False
-        return self.model.units[step.unit].kind == "attention"
+        return step.work.kv.slot_bytes > 0
 
     def store_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
@@ -206,23 +207,25 @@ class _Stream:
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots.pop(k)
+        passed = work.passed(self.model.units[unit])
+        store = passed.store
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         source = read("kv slot", slot, (sweep, unit, k, 1))
         disk_home = f"kv on disk, layer {layer}"
         if not self.on_device:
             accesses = [source, self.board.new_home(disk_home, k, (sweep,))]
-            moved = work.kv_store.disk
+            moved = store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=slot, num_bytes=moved)
             return
         accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
         if work.delegates_later:
             accesses.append(self.board.new_home(attended_home("cpu", layer), k, (sweep, 0)))
         out = -1
-        to_disk = bool(work.kv_store.disk or work.kv_store.tails)
+        to_disk = bool(store.disk or store.tails)
         if to_disk:
             out = self.board.take_slot("kv out")
-            accesses.append(write("kv out", out, (sweep, unit, k), work.kv_slot_bytes))
-        moved = work.kv_store.cpu + work.kv_store.disk + work.kv_store.tails
+            accesses.append(write("kv out", out, (sweep, unit, k), passed.slot_bytes))
+        moved = store.cpu + store.disk + store.tails
         yield make(
             Kind.COPY_BACK_KV,
             Lane.FROM_DEVICE,
@@ -236,7 +239,7 @@ class _Stream:
             accesses.append(self.board.new_home(disk_home, k, (sweep,)))
             if work.delegates_later:
                 accesses.append(self.board.new_home(attended_home("disk", layer), k, (sweep, 0)))
-            moved = work.kv_store.disk
+            moved = store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=out, num_bytes=moved)
 
     # -- activations -------------------------------------------------------------------------
@@ -353,10 +356,13 @@ class _Stream:
             accesses += self.weights.reads(sweep, unit)
             if model_unit.needs_decode:
                 accesses.append(read("decoded weights", 0, (sweep, unit)))
+        num_recomputed = 0
         if self.passes_kv(step):
+            passed = work.passed(model_unit)
             accesses += self.board.in_place(
-                "kv slot", self.kv_slots[k], (sweep, unit, k), work.kv_load
+                "kv slot", self.kv_slots[k], (sweep, unit, k), passed.load
             )
+            num_recomputed = passed.num_loaded if model_unit.recomputes else 0
         activation_slot = self.activation_slots.get(k, -1)
         accesses += self.activation_accesses(sweep, step)
         accesses += self.delegated_accesses(sweep, step)
@@ -380,6 +386,7 @@ class _Stream:
             activation_slot=activation_slot,
             is_last=is_last,
             num_delegated=0 if work.delegated is None else work.delegated.num_rows,
+            num_recomputed=num_recomputed,
         )
 
     def delegated_accesses(self, sweep: int, step: Step) -> list[Access]:

@@ -88,6 +88,7 @@ class Scoreboard:
         activation_slot: int = -1,
         is_last: bool = False,
         num_delegated: int = 0,
+        num_recomputed: int = 0,
     ) -> Operation:
         index = self.next_index
         self.next_index += 1
@@ -107,6 +108,7 @@ class Scoreboard:
             activation_slot,
             is_last,
             num_delegated,
+            num_recomputed,
         )
 
     def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[tuple[Lane, int], ...]:

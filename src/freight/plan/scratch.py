@@ -64,7 +64,20 @@ def workspace_bytes(
             sampled, _unit_bytes(unit, count, config, size, attended, integers) + count * widened
         )
 
-    return max(peak(unit) for unit in layout.kinds) + _tile_bytes(layout) + _SLACK
+    def recomputing(unit: Unit) -> int:
+        own, count = unit.keys(), max(policy.chunk_tokens, policy.page_tokens)
+        made = 2 * config.num_kv_heads * config.head_dim * size
+        return (
+            0
+            if own is None
+            else _unit_bytes(own, count, config, size, attended, integers) + (count * made)
+        )
+
+    most = max(peak(unit) for unit in layout.kinds)
+    if policy.recomputed:
+        units = (unit for unit in layout.kinds if unit.kind == "attention")
+        most = max(most, *(recomputing(unit) for unit in units))
+    return most + _tile_bytes(layout) + _SLACK
 
 
 def _longest_span(policy: Policy, workload: Workload) -> int:

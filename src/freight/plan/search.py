@@ -18,6 +18,7 @@ from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, forecast
 from freight.plan.linear import LinearSolution, solve
 from freight.plan.policy import Admission, Policy, Split
+from freight.plan.recomputation import SHARES, why_not_recomputed
 from freight.plan.terms import Terms
 from freight.plan.workload import Workload
 
@@ -99,6 +100,7 @@ class Search:
         self._price_all(self._finalists(), priced)
         for rule in self._rules():
             self._price_all(self._between(priced, rule), priced)
+        self._price_all(self._recomputing(priced), priced)
         for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
             # Where rows enter at any time more layers alone would be run: 0.3 % at most.
             best = choice if choice.plan.policy.is_continuous else self.price(choice.plan)
@@ -224,6 +226,35 @@ class Search:
         solved = [own for policy in policies if (own := self._solve(policy)) is not None]
         solved.sort(key=lambda own: own.seconds)
         yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+
+    def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
+        """The best block shape, and one twice as large, with keys and values computed again of what
+        came into attention, in more and more of the layers."""
+        own = self.planner
+        best = min(self._fitting(priced), key=lambda choice: choice.forecast.seconds, default=None)
+        if best is None or own.wishes.recomputed is not None or own.wishes.cpu_attention:
+            return
+        policy = best.plan.policy
+        is_near = policy.kv.share(policy.compute_tier) == 1
+        if is_near or why_not_recomputed(own.config, own.programme) is not None:
+            return
+        sizes = {policy.micro_batch_size, 2 * policy.micro_batch_size}
+        if own.wishes.micro_batch_size:
+            sizes = {own.wishes.micro_batch_size}
+        for size in sorted(sizes):
+            if size * policy.num_micro_batches > own.workload.num_rows:
+                continue
+            shape = own.shape(
+                size, policy.num_micro_batches, policy.admission, shares=policy.shares_prefixes
+            )
+            solved = [
+                found
+                for share in SHARES
+                for chunked in own.with_chunks(replace(shape, recomputed=share))
+                if (found := self._solve(chunked)) is not None
+            ]
+            solved.sort(key=lambda found: found.seconds)
+            yield from self._realised(solved[:2], most=math.inf)
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission

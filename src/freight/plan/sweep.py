@@ -16,6 +16,7 @@ __all__ = [
     "BatchWork",
     "Delegated",
     "Moved",
+    "Passed",
     "StreamModel",
     "StreamPiece",
     "StreamUnit",
@@ -55,10 +56,21 @@ class Delegated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Passed:
+    """What of rows elsewhere passes through ``slot_bytes`` of a slot, in ``num_loaded`` pages."""
+
+    load: Moved = Moved()
+    store: Moved = Moved()
+    slot_bytes: int = 0
+    num_loaded: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchWork:
     """One micro-batch in one sweep, with what it moves: KV per layer, activations per unit.
 
-    ``kv_slot_bytes`` and ``activation_slot_bytes`` are what its offloaded rows take in a slot;
+    ``kv`` is what passes in a layer that keeps keys and values, ``inputs`` in one that keeps what
+    they are made of. It and ``activation_slot_bytes`` are what its offloaded rows take in a slot;
     0 where all its rows stay on the compute tier. ``embedding_bytes`` of embedding rows come from
     elsewhere than the compute tier: in a stage that another one precedes, all its rows. So many as
     ``departing_bytes`` go to the next stage. ``continues``: it waits for tokens of a sweep before.
@@ -68,14 +80,17 @@ class BatchWork:
     batch: MicroBatch
     continues: bool
     embedding_bytes: int = 0
-    kv_load: Moved = Moved()
-    kv_store: Moved = Moved()
-    kv_slot_bytes: int = 0
+    kv: Passed = Passed()
+    inputs: Passed = Passed()
     activations: Moved = Moved()
     activation_slot_bytes: int = 0
     delegated: Delegated | None = None
     delegates_later: bool = False
     departing_bytes: int = 0
+
+    def passed(self, unit: StreamUnit) -> Passed:
+        """What passes in that unit."""
+        return self.inputs if unit.recomputes else self.kv
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +123,8 @@ class StreamPiece:
 class StreamUnit:
     """What the schedule must know of a unit: its kind, and what is to be brought for it.
 
-    ``expert`` is its number among those of its layer; one is run only if it was chosen.
+    ``expert`` is its number among those of its layer; one is run only if it was chosen. One that
+    ``recomputes`` makes keys and values of rows elsewhere of what came into it.
     """
 
     kind: UnitKind
@@ -116,6 +132,7 @@ class StreamUnit:
     pieces: tuple[StreamPiece, ...] = ()
     needs_decode: bool = False
     expert: int | None = None
+    recomputes: bool = False
 
     @property
     def slot_bytes(self) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from freight.errors import BudgetError
 from freight.plan.policy import Split
+from freight.plan.recomputation import why_not_recomputed
 from freight.plan.search import Choice, Search
 
 __all__ = ["ALL", "ROW_BY_ROW", "price_techniques", "searches_without"]
@@ -23,12 +24,14 @@ ROW_BY_ROW: Final = "row by row"
 
 def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
     """Each technique by name, with a search that does not use it; row by row uses none."""
-    wishes = search.planner.wishes
-    is_gpu = search.planner.compute_tier == "gpu"
+    planner = search.planner
+    wishes, is_gpu = planner.wishes, planner.compute_tier == "gpu"
     if wishes.overlap:
         yield "overlap", _with(search, overlap=False)
     if is_gpu and wishes.cpu_attention is None:
         yield "attention on the CPU", _with(search, cpu_attention=0.0)
+    if wishes.recomputed is None and why_not_recomputed(planner.config, planner.programme) is None:
+        yield "keys computed again", _with(search, recomputed=0.0)
     if wishes.num_micro_batches is None:
         yield "several micro-batches per sweep", _with(search, num_micro_batches=1)
     if wishes.admission is None:
@@ -40,6 +43,7 @@ def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
         search,
         overlap=False,
         cpu_attention=0.0 if is_gpu else None,
+        recomputed=0.0,
         num_micro_batches=1,
         admission="zigzag",
         kv=near,

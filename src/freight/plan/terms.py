@@ -131,19 +131,23 @@ class Terms:
         tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
         stream = float(tokens * self.base.layout.element_bytes)
         block = self.policy.num_micro_batches
+        far_bytes = self.far_share * self.kv_bytes
+        passing = RING_SLOTS["kv slot"] * slots
+        if self.policy.recomputed:
+            passing += slots
         sizes: dict[Placed, dict[Tier, float]] = {
             ("weights", near): {near: self.weight_bytes},
             ("kv", near): {near: self.kv_bytes},
             ("activations", near): {near: block * stream},
             ("weights", "disk"): {near: self.ring_bytes},
-            ("kv", "disk"): {near: RING_SLOTS["kv slot"] * slots, "disk": self.kv_bytes},
+            ("kv", "disk"): {near: passing, "disk": far_bytes},
             ("activations", "disk"): {near: RING_SLOTS["activation slot"] * stream},
         }
         if near == "gpu":
             in_ram = RING_SLOTS["delegated kv"] * slots
-            sizes[DELEGATED, "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes[DELEGATED, "cpu"] = {near: passing, "cpu": self.kv_bytes}
             sizes[DELEGATED, "disk"] = {
-                near: RING_SLOTS["kv slot"] * slots,
+                near: passing,
                 "cpu": in_ram + tails,
                 "disk": self.kv_bytes,
             }
@@ -151,7 +155,7 @@ class Terms:
             sizes["kv", "disk"]["cpu"] = staged * slots + tails
             sizes["activations", "disk"]["cpu"] = 4 * stream
             sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
-            sizes["kv", "cpu"] = {near: RING_SLOTS["kv slot"] * slots, "cpu": self.kv_bytes}
+            sizes["kv", "cpu"] = {near: passing, "cpu": far_bytes}
             sizes["activations", "cpu"] = {
                 near: RING_SLOTS["activation slot"] * stream,
                 "cpu": block * stream,
@@ -163,7 +167,14 @@ class Terms:
     def _tail_bytes(self) -> float:
         """The page in progress of each row on disk, which is in RAM."""
         rows = self.policy.blocks_in_flight * self.policy.block_rows
-        return float(rows * self.planner.config.num_layers * self.base.geometry.page_bytes)
+        return float(rows * sum(self.base.geometry.far_page_bytes))
+
+    @property
+    def far_share(self) -> float:
+        """Of the bytes of keys and values, what rows off the compute tier keep of all layers."""
+        geometry = self.base.geometry
+        far = geometry.far_page_bytes
+        return sum(far) / (len(far) * geometry.page_bytes)
 
     def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
         wishes = self.planner.wishes
@@ -198,7 +209,7 @@ class Terms:
         wishes = self.planner.wishes
         if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.keeps_kv_near:
             return ()
-        if self.base.geometry.shared_tokens:
+        if self.policy.recomputed or self.base.geometry.shared_tokens:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
         on_disk = on_disk and self.uses_disk
@@ -224,7 +235,8 @@ class Terms:
         own, common = self.prompt - shared, shared / workload.sharers(shared)
         computed = self.rows * (own / workload.samples + common)
         total_s, _ = self._compute_s(0)
-        seconds = self._link_s(kv_in=0.0, kv_out=self.rows * own * token, tokens=computed)
+        out = self.far_share * self.rows * own * token
+        seconds = self._link_s(kv_in=0.0, kv_out=out, tokens=computed)
         for lane in seconds.values():
             for tier in TIERS[1:]:
                 lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
@@ -236,8 +248,13 @@ class Terms:
         own = self.prompt - self.base.geometry.shared_tokens
         kv_in = self.rows * (own + self.new / 2) * token
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
-        seconds = self._link_s(kv_in=kv_in, kv_out=self.rows * token, tokens=self.rows)
+        far_in, far_out = self.far_share * kv_in, self.far_share * self.rows * token
+        seconds = self._link_s(kv_in=far_in, kv_out=far_out, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
+        if self.policy.recomputed:
+            again_s = self._cost().keys_again_s(kv_in / token)
+            for tier in set(TIERS) - {self.near}:
+                seconds["compute"]["kv", tier] += again_s
         if self.near == "gpu":
             keys = kv_in / token * config.num_layers * config.kv_bytes_per_token_per_layer(size)
             is_plain = config.kv_format is None
@@ -304,7 +321,7 @@ class Terms:
         }
         if self.near == "gpu":
             # Of a row in RAM or on disk the whole page in progress comes back.
-            back = max(kv_out, self.page_bytes_per_sweep)
+            back = max(kv_out, self.far_share * self.page_bytes_per_sweep)
             inward, outward = "host to device", "device to host"
             seconds[inward] = {
                 (kind, tier): self._s(inward, size, kind)
@@ -340,8 +357,17 @@ class Terms:
 
     def _batch_s(self, rows: int, step: int) -> tuple[float, float]:
         """The same of a micro-batch: the others of its block do not matter to it."""
+        own, cost = self.planner, self._cost()
+        sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
+        length = max(1, round(self.prompt)), round(self.new) + 1
+        computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
+        block = rows_of_block([length] * rows, sizes, computing)
+        sweep = make_sweep(0, block, step, sizes)
+        return cost.sweep_s(sweep), cost.attention_s(sweep)
+
+    def _cost(self) -> Cost:
         own = self.planner
-        cost = Cost(
+        return Cost(
             machine=self.machine,
             config=own.config,
             programme=own.programme,
@@ -350,9 +376,3 @@ class Terms:
             dtype=own.dtype,
             units=tuple(range(len(own.programme.units))),
         )
-        sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
-        length = max(1, round(self.prompt)), round(self.new) + 1
-        computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
-        block = rows_of_block([length] * rows, sizes, computing)
-        sweep = make_sweep(0, block, step, sizes)
-        return cost.sweep_s(sweep), cost.attention_s(sweep)

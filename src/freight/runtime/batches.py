@@ -15,15 +15,17 @@ import torch
 
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
-from freight.memory.kv_cache import KVCache, Passage, num_pages_of, plan_passage
+from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Programme
-from freight.model.rope import depends_on_length, inverse_frequencies
+from freight.model.rope import inverse_frequencies
+from freight.model.rope_config import depends_on_length
 from freight.plan.policy import Policy
-from freight.plan.sweep import BatchWork, Delegated, Moved
+from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.quantities import align_up
+from freight.runtime.recompute import LoadedPages, loaded_pages
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
@@ -74,6 +76,7 @@ class PreparedBatch:
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
+    loaded: LoadedPages
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
     scored_targets: torch.Tensor
@@ -96,7 +99,8 @@ class _Homes:
 
 
 class BatchPreparer:
-    """Prepares micro-batches, and keeps those whose stores may still be under way."""
+    """Prepares micro-batches, and keeps those whose stores may still be under way. ``page_bytes``
+    are those of a page of keys and values, and of one of what they may be made of."""
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class BatchPreparer:
         policy: Policy,
         *,
         kv_cache: KVCache,
+        page_bytes: tuple[int, int],
         activations: Activations,
         embedding: EmbeddingTable,
         device: torch.device,
@@ -113,6 +118,7 @@ class BatchPreparer:
         self._config = config
         self._policy = policy
         self._kv = kv_cache
+        self._page_bytes, self._input_page_bytes = page_bytes
         self._activations = activations
         self._embedding = embedding
         self._device = device
@@ -132,7 +138,7 @@ class BatchPreparer:
         for key in old:
             del self._prepared[key]
         self._prepared[sweep, batch.index] = prepared
-        passage, page_bytes = prepared.passage, self._kv.page_bytes
+        passage, page_bytes = prepared.passage, self._page_bytes
         num_delegated = 0 if prepared.delegated is None else prepared.delegated.num_rows
         own = batch.rows[: len(batch.rows) - num_delegated]
         delegates = any(self._kv.rows[key].is_delegated for span in own for key in span.keys)
@@ -141,9 +147,8 @@ class BatchPreparer:
             batch=batch,
             continues=continues,
             embedding_bytes=len(prepared.far_places) * self._far_bytes,
-            kv_load=_loaded(passage, page_bytes),
-            kv_store=_stored(passage, page_bytes),
-            kv_slot_bytes=passage.num_pages * page_bytes,
+            kv=_passed(passage, page_bytes),
+            inputs=_passed(passage, self._input_page_bytes),
             activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
             delegated=self._work_of(prepared.delegated),
@@ -154,7 +159,7 @@ class BatchPreparer:
     def _work_of(self, rows: DelegatedRows | None) -> Delegated | None:
         if rows is None:
             return None
-        size, page_bytes = self._dtype.itemsize, self._kv.page_bytes
+        size, page_bytes = self._dtype.itemsize, self._page_bytes
         attended = rows.num_rows * self._config.attended_bytes_per_token(size)
         keys = rows.num_rows * self._config.kv_bytes_per_token_per_layer(size)
         return Delegated(
@@ -169,7 +174,7 @@ class BatchPreparer:
     def _prepare(self, batch: MicroBatch) -> PreparedBatch:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         spans, delegated = self._part(batch)
-        homes, passage = self._find_rows(spans)
+        homes, passage, far = self._find_rows(spans)
         cos, sin = self._rotary(batch)
         return PreparedBatch(
             batch=batch,
@@ -181,6 +186,7 @@ class BatchPreparer:
             positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
+            loaded=loaded_pages(passage, far, self._policy.page_tokens, self._device),
             delegated=self._delegate(delegated) if delegated else None,
             logit_places=self._ids(batch.logit_indices()),
             scored_targets=self._ids(batch.scored_targets()),
@@ -215,7 +221,9 @@ class BatchPreparer:
             passage=passage,
         )
 
-    def _find_rows(self, spans: Sequence[RowSpan]) -> tuple[_Homes, Passage]:
+    def _find_rows(
+        self, spans: Sequence[RowSpan]
+    ) -> tuple[_Homes, Passage, list[tuple[RowPages, RowSpan]]]:
         """Where all rows are, siblings too, and how those that are elsewhere pass through."""
         rows = [(key, span) for span in spans for key in span.keys]
         # Spans come by the tier of their own rows, but siblings may be on any.
@@ -233,12 +241,13 @@ class BatchPreparer:
             [span.total_len for span in far],
             self._policy.page_tokens,
         )
-        return _Homes(
+        homes = _Homes(
             spans=tuple(span for _, span in rows),
             tables=[row.pages for row in pages[:num_near]] + list(passage.tables),
             num_near=num_near,
             first_rows=[row for row, (key, span) in enumerate(rows) if key == span.row],
-        ), passage
+        )
+        return homes, passage, [*zip(pages[num_near:], far, strict=True)]
 
     def _cut(self, num_tokens: int) -> TokenCut:
         cut = self._policy.activations.cut(num_tokens)
@@ -385,6 +394,16 @@ def _stretches(batch: MicroBatch, *, by_length: bool) -> Iterator[tuple[int, int
             yield span.kv_len, border, span.prompt_len
         for position in range(border, span.total_len):
             yield position, position + 1, position + 1
+
+
+def _passed(passage: Passage, page_bytes: int) -> Passed:
+    loaded = (passage.cpu_in, passage.disk_in, passage.tails_in)
+    return Passed(
+        load=_loaded(passage, page_bytes),
+        store=_stored(passage, page_bytes),
+        slot_bytes=passage.num_pages * page_bytes,
+        num_loaded=sum(map(num_pages_of, loaded)),
+    )
 
 
 def _loaded(passage: Passage, page_bytes: int) -> Moved:

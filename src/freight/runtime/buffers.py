@@ -15,8 +15,9 @@ class Buffers:
     block's head leaves: ``last`` [K, B + S, D], ``logits`` [K, B, V] float32, and ``scores``
     [K, S, ...] float32, the running state of S scored positions. ``delegated`` and its like on the
     host [K, bytes] hold queries, keys and values of rows that the CPU attends, then what it has
-    attended; ``attended`` [K, bytes] that of all rows. In a stage of a pipeline ``embedding_rows``
-    [K, bytes] are received and ``departing_rows`` [K, bytes] sent."""
+    attended; ``attended`` [K, bytes] that of all rows. ``recomputed_kv`` [pages, bytes] holds keys
+    and values of a slot whose pages hold what came into attention. In a stage of a pipeline
+    ``embedding_rows`` [K, bytes] are received and ``departing_rows`` [K, bytes] sent."""
 
     weight_staging: torch.Tensor
     embedding_rows: torch.Tensor
@@ -24,6 +25,7 @@ class Buffers:
     departing_rows: torch.Tensor
     departing_slot: torch.Tensor
     kv_slot: torch.Tensor
+    recomputed_kv: torch.Tensor
     kv_in: torch.Tensor
     kv_out: torch.Tensor
     delegated_kv: torch.Tensor

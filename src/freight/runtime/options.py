@@ -56,6 +56,7 @@ class EngineOptions:
     micro_batch_size: int | None = None
     num_micro_batches: int | None = None
     cpu_attention_percent: float | None = None
+    recompute_percent: float | None = None
     admission: str = "auto"
     batch_tokens: int | None = None
     share_prefixes: bool = True
@@ -148,6 +149,13 @@ class EngineOptions:
             raise InputError(
                 f"--cpu-attention {share:g} was given.",
                 "It is the percentage of rows that the CPU attends, from 0 to 100.",
+                "Give one, or leave it out and Freight chooses.",
+            )
+        share = self.recompute_percent
+        if share is not None and not 0 <= share <= 100:
+            raise InputError(
+                f"--recompute-kv {share:g} was given.",
+                "It is the percentage of the layers whose keys are computed again, from 0 to 100.",
                 "Give one, or leave it out and Freight chooses.",
             )
         if self.dummy_seed is not None and not 0 <= self.dummy_seed < 2**63:

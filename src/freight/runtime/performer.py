@@ -5,29 +5,27 @@ Nothing is decided here and nothing waits; the executor calls in an order that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.pages import Pages
 from freight.memory.activations import scatter
-from freight.memory.kv_cache import staged_pairs
 from freight.memory.transfer import Link, host_view
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.kv_view import KVView
-from freight.model.layers import DelegatedTokens, Frame, Routes, run_unit, select_rows
+from freight.model.layers import Frame, Routes, run_unit, select_rows
 from freight.model.programme import Embed, Programme, Unit
 from freight.plan.operation import Kind, Operation
 from freight.runtime.answers import NewTokens
-from freight.runtime.batches import BatchPreparer, Chunk, PreparedBatch
-from freight.runtime.borrowed_rows import BorrowedRows
-from freight.runtime.cpu_attention import CPUAttention, attend_step
+from freight.runtime.attention_work import AttentionWork
+from freight.runtime.batches import BatchPreparer, PreparedBatch
+from freight.runtime.cpu_attention import CPUAttention
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
+from freight.runtime.residual import ResidualStream
 from freight.runtime.routing import Routing
 from freight.runtime.scores import Scores
 
@@ -66,7 +64,7 @@ class Performer:
         self._to_device = to_device
         self._from_device = from_device
         self._finish = finish
-        self._cpu_attention = CPUAttention(
+        cpu_attention = CPUAttention(
             config,
             dtype=self._activations.dtype,
             page_tokens=self._policy.page_tokens,
@@ -75,6 +73,20 @@ class Performer:
             workspace=placement.host_workspace,
             to_device=to_device,
             from_device=from_device,
+        )
+        self._residual = ResidualStream(
+            self._activations, self._buffers.activation_slot, programme, self._workspace
+        )
+        self._attention = AttentionWork(
+            weights=self._weights,
+            residual=self._residual,
+            workspace=self._workspace,
+            kv_cache=self._kv,
+            buffers=self._buffers,
+            cpu_attention=cpu_attention,
+            recomputation=placement.recomputation,
+            recomputes=self._policy.recomputes(config.num_layers),
+            chunk_tokens=self._policy.chunk_tokens,
         )
         self._on_device = self._policy.compute_tier == "gpu"
         self._staging = [host_view(slot) for slot in self._buffers.weight_staging]
@@ -98,13 +110,13 @@ class Performer:
             Kind.COPY_BACK_HIDDEN: self._copy_back_activations,
             Kind.WRITE_HIDDEN: self._write_activations,
             Kind.COMPUTE: self._compute,
-            Kind.BEGIN_ATTENTION: self._begin_attention,
-            Kind.COPY_QUERIES: self._delegate,
-            Kind.READ_DELEGATED: self._delegate,
-            Kind.ATTEND: self._delegate,
-            Kind.WRITE_DELEGATED: self._delegate,
-            Kind.COPY_ATTENDED: self._delegate,
-            Kind.FINISH_ATTENTION: self._finish_attention,
+            Kind.BEGIN_ATTENTION: self._attend,
+            Kind.COPY_QUERIES: self._attend,
+            Kind.READ_DELEGATED: self._attend,
+            Kind.ATTEND: self._attend,
+            Kind.WRITE_DELEGATED: self._attend,
+            Kind.COPY_ATTENDED: self._attend,
+            Kind.FINISH_ATTENTION: self._attend,
         }
 
     def perform(self, operation: Operation) -> NewTokens | None:
@@ -117,7 +129,7 @@ class Performer:
 
     def stream(self, operation: Operation) -> list[tuple[int, torch.Tensor]]:
         """(first token, rows [n, columns]) of the residual stream, where the operation finds it."""
-        return self._activation_parts(operation, self._prepared(operation))
+        return self._residual.parts(operation, self._prepared(operation))
 
     def _prepared(self, operation: Operation) -> PreparedBatch:
         assert operation.batch is not None
@@ -178,7 +190,8 @@ class Performer:
         pairs = [*self._kv.pairs_in(self._layer(operation), passage, slot)]
         if operation.source_slot >= 0:
             source = self._buffers.kv_in[operation.source_slot]
-            pairs += staged_pairs((*passage.disk_in, *passage.tails_in), source, slot)
+            runs = (*passage.disk_in, *passage.tails_in)
+            pairs += self._kv.staged_pairs(self._layer(operation), runs, source, slot)
         self._to_device.move(pairs)
 
     def _copy_back_kv(self, operation: Operation) -> None:
@@ -187,7 +200,8 @@ class Performer:
         pairs = [*self._kv.pairs_out(self._layer(operation), passage, slot)]
         if operation.slot >= 0:
             target = self._buffers.kv_out[operation.slot]
-            pairs += staged_pairs((*passage.disk_out, *passage.tails_out), slot, target)
+            runs = (*passage.disk_out, *passage.tails_out)
+            pairs += self._kv.staged_pairs(self._layer(operation), runs, slot, target)
         self._from_device.move(pairs)
 
     def _write_kv(self, operation: Operation) -> None:
@@ -236,7 +250,7 @@ class Performer:
         if unit.kind == "embedding":
             self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
-            self._attention(operation, prepared, unit)
+            self._attention.perform(operation, prepared, unit)
         elif unit.kind == "expert":
             self._expert(operation, prepared, unit)
         elif unit.kind in ("mlp", "router"):
@@ -247,17 +261,14 @@ class Performer:
             return None
         return self._finish(prepared.batch, *self._head.result(prepared.batch))
 
-    def _activation_parts(
-        self, operation: Operation, prepared: PreparedBatch
-    ) -> list[tuple[int, torch.Tensor]]:
-        index = operation.activation_slot
-        slot = self._buffers.activation_slot[index] if index >= 0 else None
-        return self._activations.parts(prepared.batch.index, prepared.cut, slot)
+    def _attend(self, operation: Operation) -> None:
+        unit = self._programme.units[operation.unit]
+        self._attention.perform(operation, self._prepared(operation), unit)
 
     def _embed(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         width = self._config.hidden_size
         parts = [
-            (first, rows[:, :width]) for first, rows in self._activation_parts(operation, prepared)
+            (first, rows[:, :width]) for first, rows in self._residual.parts(operation, prepared)
         ]
         far = prepared.far_places
         ring = self._buffers.embedding_slot if self._on_device else self._buffers.embedding_rows
@@ -301,98 +312,17 @@ class Performer:
                 select_rows(rows, ids, found, self._workspace)
                 x.index_copy_(0, places, found)
 
-    def _attention(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        weights = self._weights.parts(operation.unit, operation.slot)
-        parts = self._activation_parts(operation, prepared)
-        layer = self._layer(operation)
-        for chunk in prepared.chunks:
-            with self._rows_of(parts, chunk.start, chunk.end) as x:
-                frame = Frame(
-                    weights=weights,
-                    workspace=self._workspace,
-                    values=self._carried(x),
-                    cos=prepared.cos[chunk.start : chunk.end],
-                    sin=prepared.sin[chunk.start : chunk.end],
-                    kv=self._pools(layer, chunk, operation.source_slot),
-                )
-                run_unit(unit, frame)
-
-    def _pools(self, layer: int, chunk: Chunk, slot: int) -> list[tuple[Pages, KVView]]:
-        kv = []
-        if chunk.near is not None:
-            kv.append((self._cpu_attention.pages(self._kv.pools["compute"][layer]), chunk.near))
-        if chunk.slot is not None:
-            kv.append((self._cpu_attention.pages(self._buffers.kv_slot[slot]), chunk.slot))
-        return kv
-
-    # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
-
-    def _begin_attention(self, operation: Operation) -> None:
-        prepared = self._prepared(operation)
-        unit, _ = self._programme.units[operation.unit].halves()
-        weights = self._weights.parts(operation.unit, operation.slot)
-        parts = self._activation_parts(operation, prepared)
-        attended = self._cpu_attention.attended(prepared)
-        targets = self._cpu_attention.queries(prepared)
-        for chunk in prepared.chunks:
-            with self._rows_of(parts, chunk.start, chunk.end) as x:
-                first, place = chunk.first_delegated, chunk.delegated_place
-                count = chunk.end - chunk.start - first
-                q, k, v = (target[place : place + count] for target in targets)
-                out = attend_step(unit).out
-                frame = Frame(
-                    weights=weights,
-                    workspace=self._workspace,
-                    values={**self._carried(x), out: attended[chunk.start : chunk.end]},
-                    cos=prepared.cos[chunk.start : chunk.end],
-                    sin=prepared.sin[chunk.start : chunk.end],
-                    kv=self._pools(self._layer(operation), chunk, operation.source_slot),
-                    delegated=DelegatedTokens(first=first, targets=(q, k, v)),
-                )
-                run_unit(unit, frame)
-
-    def _delegate(self, operation: Operation) -> None:
-        own, prepared = self._cpu_attention, self._prepared(operation)
-        layer = self._layer(operation)
-        match operation.kind:
-            case Kind.COPY_QUERIES:
-                own.copy_queries(operation, prepared)
-            case Kind.READ_DELEGATED:
-                own.read(operation, layer, prepared)
-            case Kind.ATTEND:
-                step = attend_step(self._programme.units[operation.unit])
-                own.attend(operation, layer, prepared, step)
-            case Kind.WRITE_DELEGATED:
-                own.write(operation, layer, prepared)
-            case _:
-                own.copy_attended(operation, prepared)
-
-    def _finish_attention(self, operation: Operation) -> None:
-        prepared = self._prepared(operation)
-        unit = self._programme.units[operation.unit]
-        weights = self._weights.parts(operation.unit, operation.slot)
-        parts = self._activation_parts(operation, prepared)
-        attended = self._cpu_attention.attended(prepared)
-        found, _, _ = self._cpu_attention.queries(prepared)
-        attended[len(attended) - len(found) :].copy_(found.view(len(found), -1))
-        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
-            with self._rows_of(parts, start, end) as x:
-                frame = Frame(
-                    weights=weights,
-                    workspace=self._workspace,
-                    values={**self._carried(x), attend_step(unit).out: attended[start:end]},
-                )
-                run_unit(unit.halves()[1], frame)
-
     def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         """An MLP, or a router, which leaves what it chose in the batch's routes."""
         weights = self._weights.parts(operation.unit, operation.slot)
-        parts = self._activation_parts(operation, prepared)
+        parts = self._residual.parts(operation, prepared)
         k, count = prepared.batch.index, prepared.batch.num_tokens
         routes = self._routing.begin(k, count) if unit.kind == "router" else None
         for start, end in _ranges(count, self._policy.chunk_tokens):
-            with self._rows_of(parts, start, end) as x:
-                frame = Frame(weights=weights, workspace=self._workspace, values=self._carried(x))
+            with self._residual.rows(parts, start, end) as x:
+                frame = Frame(
+                    weights=weights, workspace=self._workspace, values=self._residual.values(x)
+                )
                 if routes is not None:
                     frame.routes = Routes(
                         experts=routes.experts[start:end], weights=routes.weights[start:end]
@@ -400,14 +330,6 @@ class Performer:
                 run_unit(unit, frame)
         if routes is not None:
             self._routing.end(k)
-
-    def _carried(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What passes from unit to unit, by name: views of the columns of ``rows``."""
-        width = self._programme.width
-        return {
-            name: rows[:, place * width : (place + 1) * width]
-            for place, name in enumerate(self._programme.carried)
-        }
 
     def chosen(self, k: int) -> frozenset[int]:
         """The experts that micro-batch ``k`` chose in the layer whose router was computed last."""
@@ -419,14 +341,14 @@ class Performer:
         assert unit.expert is not None
         tokens, choices = torch.where(routes.experts.eq(unit.expert))
         shares = routes.weights[tokens, choices]
-        for first, rows in self._activation_parts(operation, prepared):
+        for first, rows in self._residual.parts(operation, prepared):
             inside = (tokens >= first) & (tokens < first + rows.shape[0])
             here, own = tokens[inside] - first, shares[inside]
             for start, end in _ranges(len(here), self._policy.chunk_tokens):
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values=self._carried(rows),
+                    values=self._residual.values(rows),
                     chosen=here[start:end],
                     shares=own[start:end],
                 )
@@ -434,14 +356,9 @@ class Performer:
 
     def _run_head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         if self._programme.units[operation.unit - 1].kind != "head":
-            self._head.pick(prepared, self._activation_parts(operation, prepared))
+            self._head.pick(prepared, self._residual.parts(operation, prepared))
         weights = self._weights.parts(operation.unit, operation.slot)
         self._head.compute(prepared, unit, weights)
-
-    def _rows_of(
-        self, parts: Sequence[tuple[int, torch.Tensor]], start: int, end: int
-    ) -> BorrowedRows:
-        return BorrowedRows(parts, start, end, self._workspace)
 
 
 def _ranges(total: int, step: int) -> Iterator[tuple[int, int]]:

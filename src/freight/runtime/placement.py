@@ -34,9 +34,13 @@ from freight.runtime.loaders import (
     bounce_bytes,
     torch_dtype,
 )
+from freight.runtime.recompute import Recomputation
 from freight.runtime.weights import EmbeddingTable, WeightStore
 
 __all__ = ["Placement"]
+
+_Layers = list[torch.Tensor]
+"""Pages of each layer, uint8 [P, page bytes]."""
 
 
 class Placement:
@@ -65,6 +69,7 @@ class Placement:
         self._make_caches()
         self.buffers = self._make_buffers()
         self.workspace = Workspace(self.near.take(plan.geometry.workspace_bytes, "workspace"))
+        self.recomputation = self._make_recomputation()
         self.host_workspace = Workspace(self.host.take(plan.geometry.attention_bytes, "attention"))
         self._place_weights(dummy_seed)
 
@@ -100,10 +105,10 @@ class Placement:
         near_pages = geometry.kv_pages[policy.compute_tier]
         # Layers without pages of their own all have the first one's.
         near = _take(self.near, "KV cache", geometry.kv_layers, near_pages, page)
-        pools: dict[Home, torch.Tensor] = {"compute": near.expand(layers, -1, -1)}
+        pools: dict[Home, _Layers] = {"compute": [*near.expand(layers, -1, -1)]}
         if policy.compute_tier == "gpu":
-            pools["cpu"] = _take(self.host, "KV cache", layers, geometry.kv_pages["cpu"], page)
-        tails = _take(self.host, "KV tails", layers, geometry.num_tails, page)
+            pools["cpu"] = self._layers_on_host("KV cache", geometry.kv_pages["cpu"])
+        tails = self._layers_on_host("KV tails", geometry.num_tails)
         self.kv_caches = [
             self._kv_cache(lane, pools, tails) for lane in range(policy.blocks_in_flight)
         ]
@@ -121,7 +126,15 @@ class Placement:
             dtype=self.dtype,
         )
 
-    def _kv_cache(self, lane: int, pools: dict[Home, torch.Tensor], tails: torch.Tensor) -> KVCache:
+    def _layers_on_host(self, purpose: str, num_pages: int) -> _Layers:
+        """So many pages of each layer."""
+        sizes = self.plan.geometry.far_page_bytes
+        room = _take(self.host, purpose, num_pages * sum(sizes))
+        counts = [num_pages * size for size in sizes]
+        stretches = room.split(counts)  # type: ignore[no-untyped-call]
+        return [own.view(num_pages, size) for own, size in zip(stretches, sizes, strict=True)]
+
+    def _kv_cache(self, lane: int, pools: Mapping[Home, _Layers], tails: _Layers) -> KVCache:
         """The pages of one of the blocks in flight: an equal part of all. Where none are kept all
         blocks use the same."""
         policy, geometry = self.plan.policy, self.plan.geometry
@@ -133,7 +146,7 @@ class Placement:
             file=self._scratch(geometry.usage["disk"]["KV cache"] // lanes),
             num_disk_pages=geometry.kv_pages["disk"] // lanes,
             page_tokens=policy.page_tokens,
-            page_bytes=geometry.page_bytes,
+            far_page_bytes=geometry.far_page_bytes,
             disk_extent_pages=geometry.disk_extent_pages,
             is_kept=is_kept,
         )
@@ -156,7 +169,7 @@ class Placement:
         on_device = policy.compute_tier == "gpu"
         staged = align_up(g.usage["cpu"].get("weight staging", 0), BLOCK)
         staging_slots = RING_SLOTS["weight staging"]
-        pages, page = g.kv_slot_pages, g.page_bytes
+        pages, page = g.kv_slot_pages, max(g.far_page_bytes)
         in_pages = pages if g.num_tails and on_device else 0
         in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
         embedding_bytes = g.embedding_bytes
@@ -171,6 +184,7 @@ class Placement:
         picked, state = rows + g.scored_tokens, g.score_bytes
         last = _take(near, "logits", block, picked, width * self.dtype.itemsize)
         scores = _take(near, "scores", block, g.scored_tokens, state)
+        recomputed_pages = pages * any(policy.recomputes(self._config.num_layers))
         return Buffers(
             weight_staging=_take(
                 host, "weight staging", staging_slots, staged // staging_slots if staged else 0
@@ -184,6 +198,7 @@ class Placement:
                 near, "departing rows", "departing slot", departing_bytes if on_device else 0
             ),
             kv_slot=ring(near, "KV slots", "kv slot", pages, page),
+            recomputed_kv=_take(near, "recomputed KV", recomputed_pages, g.page_bytes),
             kv_in=ring(host, "KV staging", "kv in", in_pages, page),
             kv_out=ring(host, "KV staging", "kv out", in_pages, page),
             delegated_kv=ring(host, "delegated KV", "delegated kv", g.delegated_pages, page),
@@ -198,6 +213,20 @@ class Placement:
             last=last.view(self.dtype).view(block, picked, width),
             logits=_take(near, "logits", block, rows, vocab * 4).view(torch.float32),
             scores=scores.view(torch.float32),
+        )
+
+    def _make_recomputation(self) -> Recomputation | None:
+        policy = self.plan.policy
+        if not policy.recomputed:
+            return None
+        return Recomputation(
+            self._config,
+            self.buffers.recomputed_kv,
+            page_tokens=policy.page_tokens,
+            most_tokens=self.plan.workload.max_total_tokens,
+            chunk_tokens=policy.chunk_tokens,
+            dtype=self.dtype,
+            workspace=self.workspace,
         )
 
     def _place_weights(self, dummy_seed: int | None) -> None:
@@ -253,11 +282,11 @@ class Placement:
         return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
 
 
-def _part(pages: torch.Tensor, number: int, parts: int) -> torch.Tensor:
-    """One of as many equal parts of ``pages`` [L, P, page bytes], by their second dim."""
-    size = pages.shape[1] // parts
+def _part(layers: _Layers, number: int, parts: int) -> _Layers:
+    """One of as many equal parts of the pages [P, page bytes] of all layers."""
+    size = len(layers[0]) // parts
     first = number % parts * size
-    return pages[:, first : first + size]
+    return [pages[first : first + size] for pages in layers]
 
 
 def _take(arena: Arena, purpose: str, *shape: int) -> torch.Tensor:

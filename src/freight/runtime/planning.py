@@ -14,10 +14,11 @@ from freight.model.decoder import build_programme
 from freight.model.programme import Programme
 from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
-from freight.plan.default import Plan, Planner, Wishes
+from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Search
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.runtime.device import ComputeDevice, room_on_cpu
 from freight.runtime.loaders import bounce_bytes
@@ -74,6 +75,7 @@ def plan_run(
             batch_tokens=options.batch_tokens,
             shares_prefixes=shares_prefixes,
             cpu_attention=_share(options.cpu_attention_percent),
+            recomputed=_share(options.recompute_percent),
             overlap=options.overlap,
         ),
         blocks_in_flight=blocks_in_flight,

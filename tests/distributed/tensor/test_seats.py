@@ -13,12 +13,12 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan
 
 def pages_of(count: int) -> KVCache:
     return KVCache(
-        pools={"compute": torch.empty(1, count, 0, dtype=torch.uint8)},
-        tails=torch.empty(1, 0, 0, dtype=torch.uint8),
+        pools={"compute": [torch.empty(count, 0, dtype=torch.uint8)]},
+        tails=[torch.empty(0, 0, dtype=torch.uint8)],
         file=None,
         num_disk_pages=0,
         page_tokens=64,
-        page_bytes=0,
+        far_page_bytes=(0,),
     )
 
 

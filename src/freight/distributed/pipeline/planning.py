@@ -49,6 +49,7 @@ class _Block:
     max_batch_tokens: int
     kv: tuple[float, float, float]
     cpu_attention: float
+    recomputed: float
     admission: str
     page_tokens: int
     row_tokens: int
@@ -66,6 +67,7 @@ class _Block:
             max_batch_tokens=policy.max_batch_tokens,
             kv=(kv.gpu, kv.cpu, kv.disk) if near else (kv.cpu, 0.0, kv.disk),
             cpu_attention=policy.cpu_attention,
+            recomputed=policy.recomputed,
             admission=policy.admission,
             page_tokens=policy.page_tokens,
             row_tokens=policy.row_tokens,
@@ -90,6 +92,7 @@ class _Block:
             batch_tokens=self.max_batch_tokens,
             kv_percent=(near, ram, disk) if on_device else (0.0, near, disk),
             cpu_attention_percent=100 * self.cpu_attention if on_device else None,
+            recompute_percent=100 * self.recomputed,
             admission=self.admission,
             share_prefixes=options.share_prefixes and self.shares_prefixes,
         )

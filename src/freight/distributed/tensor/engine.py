@@ -158,12 +158,12 @@ class TensorEngine:
         """What the scheduler counts: pages without bytes, for all seats."""
         count = rows * -(-self._longest // _PAGE_TOKENS)
         return KVCache(
-            pools={"compute": torch.empty(1, count, 0, dtype=torch.uint8)},
-            tails=torch.empty(1, 0, 0, dtype=torch.uint8),
+            pools={"compute": [torch.empty(count, 0, dtype=torch.uint8)]},
+            tails=[torch.empty(0, 0, dtype=torch.uint8)],
             file=None,
             num_disk_pages=0,
             page_tokens=_PAGE_TOKENS,
-            page_bytes=0,
+            far_page_bytes=(0,),
         )
 
     def _check(self, requests: Iterator[Request]) -> Iterator[Request]:

@@ -186,6 +186,7 @@ def _refuse_options(options: EngineOptions) -> None:
         "--disk-dir": options.disk_dir is not None,
         "--num-micro-batches": options.num_micro_batches is not None,
         "--cpu-attention": options.cpu_attention_percent is not None,
+        "--recompute-kv": options.recompute_percent is not None,
         "--weight-bits": options.weight_bits is not None,
         "--kv-bits": options.kv_bits is not None,
         "--sparse-attention": options.sparse_attention is not None,

@@ -131,7 +131,7 @@ class _ClosedForm:
     def add_kv(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:
         """Pages of offloaded rows: all they had comes, all that were touched go."""
         page = self._plan.policy.page_tokens
-        size = self._config.num_layers * self._plan.geometry.page_bytes
+        size = sum(self._plan.geometry.far_page_bytes)
         for (before, ids), tier in zip(rows, tiers, strict=True):
             after = before + len(ids)
             if tier == self._plan.policy.compute_tier:

@@ -1,0 +1,26 @@
+"""What of a policy the user has fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freight.plan.policy import Admission, Split
+
+__all__ = ["Wishes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What the user has fixed; None leaves it open."""
+
+    weights: Split | None = None
+    kv: Split | None = None
+    activations: Split | None = None
+    micro_batch_size: int | None = None
+    num_micro_batches: int | None = None
+    cpu_attention: float | None = None
+    recomputed: float | None = None
+    admission: Admission | None = None
+    batch_tokens: int | None = None
+    shares_prefixes: bool = True
+    overlap: bool = True

@@ -1,0 +1,169 @@
+"""The computations of an attention unit: whole, or in two halves around what the CPU attends.
+
+Binds a micro-batch's chunks to weights, rows of the residual stream and pages of keys. Knows no
+order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from freight.kernels.pages import Pages
+from freight.memory.kv_cache import KVCache
+from freight.model.kv_view import KVView
+from freight.model.layers import DelegatedTokens, Frame, run_unit
+from freight.model.programme import Unit
+from freight.model.workspace import Workspace
+from freight.plan.operation import Kind, Operation
+from freight.runtime.batches import Chunk, PreparedBatch
+from freight.runtime.buffers import Buffers
+from freight.runtime.cpu_attention import CPUAttention, attend_step
+from freight.runtime.recompute import Recomputation
+from freight.runtime.residual import ResidualStream
+from freight.runtime.weights import WeightStore
+
+__all__ = ["AttentionWork"]
+
+
+class AttentionWork:
+    """Does what the operations of attention units say. ``recomputation`` makes keys of layers that
+    do not keep them, which ``recomputes`` names by layer."""
+
+    def __init__(
+        self,
+        *,
+        weights: WeightStore,
+        residual: ResidualStream,
+        workspace: Workspace,
+        kv_cache: KVCache,
+        buffers: Buffers,
+        cpu_attention: CPUAttention,
+        recomputation: Recomputation | None,
+        recomputes: tuple[bool, ...],
+        chunk_tokens: int,
+    ) -> None:
+        self._weights = weights
+        self._residual = residual
+        self._workspace = workspace
+        self._kv = kv_cache
+        self._buffers = buffers
+        self._cpu_attention = cpu_attention
+        self._recomputation = recomputation
+        self._recomputes = recomputes
+        self._chunk_tokens = chunk_tokens
+        self._work: Mapping[Kind, Callable[[Operation, PreparedBatch, Unit], None]] = {
+            Kind.COMPUTE: self._whole,
+            Kind.BEGIN_ATTENTION: self._begin,
+            Kind.COPY_QUERIES: self._copy_queries,
+            Kind.READ_DELEGATED: self._read,
+            Kind.ATTEND: self._attend,
+            Kind.WRITE_DELEGATED: self._write,
+            Kind.COPY_ATTENDED: self._copy_attended,
+            Kind.FINISH_ATTENTION: self._finish,
+        }
+
+    def perform(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        """The work of an operation on an attention unit that is no mere copy of its pages."""
+        self._work[operation.kind](operation, prepared, unit)
+
+    def _whole(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._residual.parts(operation, prepared)
+        layer = _layer(unit)
+        again = self._recomputation if self._recomputes[layer] else None
+        if again is not None and operation.source_slot >= 0:
+            again.make(unit, weights, self._slot(layer, operation), prepared.loaded)
+        for chunk in prepared.chunks:
+            with self._residual.rows(parts, chunk.start, chunk.end) as x:
+                values = self._residual.values(x)
+                if again is not None and chunk.slot is not None:
+                    again.keep(self._slot(layer, operation), chunk.slot, values["x"])
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=values,
+                    cos=prepared.cos[chunk.start : chunk.end],
+                    sin=prepared.sin[chunk.start : chunk.end],
+                    kv=self._pools(layer, chunk, operation),
+                )
+                run_unit(unit, frame)
+
+    def _slot(self, layer: int, operation: Operation) -> torch.Tensor:
+        return self._kv.pages_in(layer, self._buffers.kv_slot[operation.source_slot])
+
+    def _pools(self, layer: int, chunk: Chunk, operation: Operation) -> list[tuple[Pages, KVView]]:
+        kv = []
+        if chunk.near is not None:
+            kv.append((self._cpu_attention.pages(self._kv.pools["compute"][layer]), chunk.near))
+        if chunk.slot is not None:
+            if self._recomputation is not None and self._recomputes[layer]:
+                kv.append((self._recomputation.pages, chunk.slot))
+            else:
+                slot = self._slot(layer, operation)
+                kv.append((self._cpu_attention.pages(slot), chunk.slot))
+        return kv
+
+    # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
+
+    def _begin(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        first_half, _ = unit.halves()
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._residual.parts(operation, prepared)
+        attended = self._cpu_attention.attended(prepared)
+        targets = self._cpu_attention.queries(prepared)
+        for chunk in prepared.chunks:
+            with self._residual.rows(parts, chunk.start, chunk.end) as x:
+                first, place = chunk.first_delegated, chunk.delegated_place
+                count = chunk.end - chunk.start - first
+                q, k, v = (target[place : place + count] for target in targets)
+                out = attend_step(first_half).out
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values={**self._residual.values(x), out: attended[chunk.start : chunk.end]},
+                    cos=prepared.cos[chunk.start : chunk.end],
+                    sin=prepared.sin[chunk.start : chunk.end],
+                    kv=self._pools(_layer(unit), chunk, operation),
+                    delegated=DelegatedTokens(first=first, targets=(q, k, v)),
+                )
+                run_unit(first_half, frame)
+
+    def _copy_queries(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        self._cpu_attention.copy_queries(operation, prepared)
+
+    def _read(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        self._cpu_attention.read(operation, _layer(unit), prepared)
+
+    def _attend(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        self._cpu_attention.attend(operation, _layer(unit), prepared, attend_step(unit))
+
+    def _write(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        self._cpu_attention.write(operation, _layer(unit), prepared)
+
+    def _copy_attended(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        self._cpu_attention.copy_attended(operation, prepared)
+
+    def _finish(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
+        weights = self._weights.parts(operation.unit, operation.slot)
+        parts = self._residual.parts(operation, prepared)
+        attended = self._cpu_attention.attended(prepared)
+        found, _, _ = self._cpu_attention.queries(prepared)
+        attended[len(attended) - len(found) :].copy_(found.view(len(found), -1))
+        count, step = prepared.batch.num_tokens, self._chunk_tokens
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            with self._residual.rows(parts, start, end) as x:
+                out = attend_step(unit).out
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values={**self._residual.values(x), out: attended[start:end]},
+                )
+                run_unit(unit.halves()[1], frame)
+
+
+def _layer(unit: Unit) -> int:
+    assert unit.layer is not None
+    return unit.layer
