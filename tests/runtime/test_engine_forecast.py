@@ -67,6 +67,22 @@ POLICIES: dict[str, dict[str, Any]] = {
         "micro_batch_size": 5,
         "num_micro_batches": 2,
     },
+    "keys computed again": {
+        "device": "sim",
+        "gpu_memory_bytes": 64 * MIB,
+        "weights_percent": (100.0, 0.0, 0.0),
+        "kv_percent": (20.0, 40.0, 40.0),
+        "cpu_attention_percent": 0.0,
+        "recompute_percent": 50.0,
+        "micro_batch_size": 5,
+        "num_micro_batches": 2,
+    },
+    "keys computed again, from disk": {
+        **tiny.ON_CPU,
+        "kv_percent": (0.0, 0.0, 100.0),
+        "recompute_percent": 100.0,
+        "admission": "refill",
+    },
     "diagonal": {**tiny.ON_CPU, "admission": "diagonal"},
     "refill in chunks": {**tiny.ON_CPU, "admission": "refill", "batch_tokens": 12},
     "refill on a device": {
@@ -92,7 +108,7 @@ def test_bytes_are_as_predicted(
     tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "_representatives", for_themselves)
-    tiny.make_model(tmp_path)
+    tiny.make_model(tmp_path, head_dim=32)  # what comes into attention is narrower than its keys
     prompts = [[1 + (7 * i + j) % 300 for j in range(PROMPT)] for i in range(7)]
     options = {**POLICIES[policy], "machine": MACHINE}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:

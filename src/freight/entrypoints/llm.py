@@ -65,11 +65,11 @@ class LLM:
     that the CPU attends; ``recompute_kv`` that of the layers in which rows elsewhere keep what
     keys and values are made of instead of these. ``admission`` says when rows enter: "row",
     "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
-    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off. Four things do change
-    the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run along the
-    ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8" makes
-    products of 8-bit integers on the CPU, and of the keys that a new token sees only the share
-    ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
+    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off. Four
+    things do change the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose
+    groups run along the ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute``
+    "int8" makes products of 8-bit integers on the CPU, and of the keys that a new token sees only
+    the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
     ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
     """
 

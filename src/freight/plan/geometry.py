@@ -51,11 +51,11 @@ class Geometry:
 
     ``usage`` is what each tier holds, by purpose. ``page_bytes`` are a page's where all is
     computed, ``far_page_bytes`` by layer those of a page elsewhere. Of each prompt
-    ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each tier, ``disk_extent_pages`` those
-    that a row on disk has in one piece, or 0, ``kv_layers`` the layers that have pages of their own
-    (see :func:`keeps_kv`), ``kv_slot_pages`` those that one micro-batch's offloaded rows may have
-    together, ``num_tails`` the rows on disk of all micro-batches. ``logit_rows`` are the rows of a
-    micro-batch that may make a token.
+    ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each
+    tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers`` the
+    layers that have pages of their own (see :func:`keeps_kv`), ``kv_slot_pages`` those that one
+    micro-batch's offloaded rows may have together, ``num_tails`` the rows on disk of all
+    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
     rows that the CPU attends ``query_bytes`` of queries, keys and values go there;

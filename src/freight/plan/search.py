@@ -30,6 +30,9 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 _RULES: Final[tuple[Admission, ...]] = ("zigzag", "refill")
 _BETWEEN: Final = (0.75, 1.25, 1.5, 1.75)
 _BETWEEN_PRICED: Final = 2
+_PROMISING: Final = 0.9
+_TIMES_AS_LARGE: Final = (1, 2)
+"""Blocks of rows that take less memory."""
 _LEAST_BLOCKS: Final = 1.5
 """With fewer a block whose rows enter one by one is mostly filling or emptying."""
 _NEAR: Final = (0.5, 4.0)
@@ -229,32 +232,29 @@ class Search:
 
     def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
         """The best block shape, and one twice as large, with keys and values computed again of what
-        came into attention, in more and more of the layers."""
+        came into attention, in some or all of the layers."""
         own = self.planner
-        best = min(self._fitting(priced), key=lambda choice: choice.forecast.seconds, default=None)
+        fitting = self._fitting(priced)
+        best = min(fitting, key=lambda choice: choice.forecast.seconds, default=None)
         if best is None or own.wishes.recomputed is not None or own.wishes.cpu_attention:
             return
         policy = best.plan.policy
         is_near = policy.kv.share(policy.compute_tier) == 1
         if is_near or why_not_recomputed(own.config, own.programme) is not None:
             return
-        sizes = {policy.micro_batch_size, 2 * policy.micro_batch_size}
-        if own.wishes.micro_batch_size:
-            sizes = {own.wishes.micro_batch_size}
-        for size in sorted(sizes):
-            if size * policy.num_micro_batches > own.workload.num_rows:
+        solved = []
+        for times in (1,) if own.wishes.micro_batch_size else _TIMES_AS_LARGE:
+            size, count = times * policy.micro_batch_size, policy.num_micro_batches
+            if size * count > own.workload.num_rows:
                 continue
-            shape = own.shape(
-                size, policy.num_micro_batches, policy.admission, shares=policy.shares_prefixes
-            )
-            solved = [
-                found
-                for share in SHARES
-                for chunked in own.with_chunks(replace(shape, recomputed=share))
-                if (found := self._solve(chunked)) is not None
-            ]
-            solved.sort(key=lambda found: found.seconds)
-            yield from self._realised(solved[:2], most=math.inf)
+            shape = own.shape(size, count, policy.admission, shares=policy.shares_prefixes)
+            for share in SHARES:
+                for chunked in own.with_chunks(replace(shape, recomputed=share)):
+                    found = self._solve(chunked)
+                    if found is not None and _PROMISING * found.seconds < best.forecast.seconds:
+                        solved.append(found)
+        solved.sort(key=lambda found: found.seconds)
+        yield from self._realised(solved, most=_BETWEEN_PRICED * policy.num_micro_batches)
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission
