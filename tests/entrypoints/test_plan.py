@@ -142,6 +142,7 @@ def test_what_each_technique_is_worth(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(speeds) == {
         "overlap",
         "attention on the CPU",
+        "keys computed again",
         "several micro-batches per sweep",
         "rows that enter at any time",
         "the disk",

@@ -55,6 +55,12 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         "cpu_attention_percent": 60.0,
         "micro_batch_size": 5,
     },
+    "keys computed again": {
+        "weights_percent": ODD,
+        "kv_percent": (20.0, 40.0, 40.0),
+        "cpu_attention_percent": 0.0,
+        "recompute_percent": 50.0,
+    },
     "as planned": {"micro_batch_size": None, "num_micro_batches": None},
 }
 BLOCK = {"device": "cuda", "micro_batch_size": 3, "num_micro_batches": 2}
@@ -95,7 +101,7 @@ def greedy_on_cuda(model: PreTrainedModel, prompt: Sequence[int], steps: int) ->
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_float32_gives_the_tokens_of_transformers(tmp_path: Path, placement: str) -> None:
-    model = tiny.make_model(tmp_path).cuda()
+    model = tiny.make_model(tmp_path, head_dim=32).cuda()
     prompts = tiny.prompts(7, 40)
     with tiny.engine(tmp_path, prompts, STEPS, **{**BLOCK, **PLACEMENTS[placement]}) as engine:
         found = tiny.run(engine, prompts, STEPS)
@@ -117,7 +123,7 @@ def test_families_give_the_tokens_of_transformers(tmp_path: Path, family: Any) -
 def test_bfloat16_chooses_no_worse_token(tmp_path: Path, placement: str) -> None:
     """Rounding may break ties otherwise: each token is one that transformers in bfloat16 puts
     within rounding of its best, given the same tokens before."""
-    model = tiny.make_model(tmp_path, dtype=torch.bfloat16).to(torch.bfloat16).cuda()
+    model = tiny.make_model(tmp_path, head_dim=32, dtype=torch.bfloat16).to(torch.bfloat16).cuda()
     prompts = tiny.prompts(7, 40)
     options = {**BLOCK, **PLACEMENTS[placement], "dtype": "bfloat16"}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:

@@ -185,6 +185,47 @@ def test_compute_that_waits_for_nothing_takes_its_products(admission: Admission)
     assert told.seconds == pytest.approx(flops / 1e13, rel=0.01)
 
 
+def test_keys_that_are_computed_again_take_their_products() -> None:
+    """Beside what a run takes that keeps them: in each later sweep, of each token that is in the
+    pages of earlier ones, those of keys and values."""
+    machine = machine_for_which_only("products", 1e13)
+    room: dict[Tier, int] = {"gpu": 64 * GIB, "cpu": 400 * GIB, "disk": 500 * GIB}
+    wishes = Wishes(
+        weights=Split(gpu=1.0),
+        kv=Split(cpu=1.0),
+        cpu_attention=0.0,
+        micro_batch_size=32,
+        num_micro_batches=2,
+        admission="zigzag",
+    )
+    kept, again = (
+        search("llama-2-7b", machine, room, wishes=replace(wishes, recomputed=share)).forecast
+        for share in (0.0, 1.0)
+    )
+    tokens = sum(128 * 16 * -(-(128 + step) // 16) for step in range(15))
+    flops = 32 * tokens * 2 * 4096 * 2 * 4096
+    compute_s = again.busy_s[Lane.COMPUTE] - kept.busy_s[Lane.COMPUTE]
+    # Pages are whole, and some sweeps are told from others.
+    assert compute_s == pytest.approx(flops / 1e13, rel=0.03)
+    moved = kept.num_bytes[Lane.TO_DEVICE] / again.num_bytes[Lane.TO_DEVICE]
+    assert moved == pytest.approx(2.0, rel=0.02)
+
+
+def test_keys_are_computed_again_where_that_is_worth_it() -> None:
+    """A large model with a head of keys for each of queries, behind a link, on a fast device."""
+    machine = find_machine("h100")
+    room: dict[Tier, int] = {"gpu": 76 * GIB, "cpu": 200 * GIB, "disk": 500 * GIB}
+    kept, best = (
+        search("opt-66b", machine, room, rows=1000, shape=(512, 64), wishes=wishes)
+        for wishes in (Wishes(recomputed=0.0), Wishes())
+    )
+    assert kept.plan.policy.recomputed == 0
+    assert best.plan.policy.recomputed > 0
+    assert best.forecast.seconds < 0.95 * kept.forecast.seconds
+    for tier in ("gpu", "cpu", "disk"):
+        assert best.plan.geometry.total(tier) <= room[tier]
+
+
 @pytest.mark.parametrize(("admission", "slack"), [("zigzag", 0.02), ("refill", 0.1)])
 @pytest.mark.parametrize("shared", [0, 384])
 def test_keys_that_rows_share_are_read_once(

@@ -284,7 +284,7 @@ class KVCache:
     def pages_in(self, layer: int, slot: torch.Tensor) -> torch.Tensor:
         """A slot as pages of a layer."""
         size = self._far_page_bytes[layer]
-        return slot if slot.shape[1] == size else slot.flatten()[: len(slot) * size].view(-1, size)
+        return slot if slot.shape[1] == size else slot.view(-1)[: len(slot) * size].view(-1, size)
 
     def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Full pages from the file, the page in progress from RAM."""

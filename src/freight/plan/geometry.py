@@ -339,7 +339,7 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
 def _turns_bytes(config: ModelConfig, size: int, policy: Policy, workload: Workload) -> int:
     """Sines and cosines of all positions, and what making them takes, where keys of earlier tokens
     are made again."""
-    positions = workload.max_total_tokens + policy.page_tokens
+    positions = workload.max_total_tokens + policy.page_tokens + policy.chunk_tokens
     return bool(policy.recomputed) * positions * config.rotary_dim * (size + 3 * 4)
 
 

@@ -74,6 +74,7 @@ class AttentionWork:
         layer = _layer(unit)
         again = self._recomputation if self._recomputes[layer] else None
         if again is not None and operation.source_slot >= 0:
+            assert prepared.loaded is not None
             again.make(unit, weights, self._slot(layer, operation), prepared.loaded)
         for chunk in prepared.chunks:
             with self._residual.rows(parts, chunk.start, chunk.end) as x:

@@ -65,7 +65,8 @@ class PreparedBatch:
     """``cos`` and ``sin`` are [T, rotary/2] in the compute dtype, ``positions`` [T] count from 0 in
     each row; ``far_places`` are the tokens whose embedding rows come through a buffer;
     ``logit_places`` those after which a token is sampled; ``scored_targets`` the tokens of the
-    prompts that are scored."""
+    prompts that are scored; ``loaded`` the pages of a slot whose keys are made again, where some
+    are."""
 
     batch: MicroBatch
     token_ids: np.ndarray
@@ -76,7 +77,7 @@ class PreparedBatch:
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
-    loaded: LoadedPages
+    loaded: LoadedPages | None
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
     scored_targets: torch.Tensor
@@ -186,7 +187,11 @@ class BatchPreparer:
             positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
-            loaded=loaded_pages(passage, far, self._policy.page_tokens, self._device),
+            loaded=(
+                loaded_pages(passage, far, self._policy.page_tokens, self._device)
+                if self._policy.recomputed
+                else None
+            ),
             delegated=self._delegate(delegated) if delegated else None,
             logit_places=self._ids(batch.logit_indices()),
             scored_targets=self._ids(batch.scored_targets()),
