@@ -31,7 +31,7 @@ _RULES: Final[tuple[Admission, ...]] = ("zigzag", "refill")
 _BETWEEN: Final = (0.75, 1.25, 1.5, 1.75)
 _BETWEEN_PRICED: Final = 2
 _PROMISING: Final = 0.9
-_TIMES_AS_LARGE: Final = (1, 2)
+_TIMES_AS_LARGE: Final = (1.0, 2.0)
 """Blocks of rows that take less memory."""
 _LEAST_BLOCKS: Final = 1.5
 """With fewer a block whose rows enter one by one is mostly filling or emptying."""
@@ -232,29 +232,43 @@ class Search:
 
     def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
         """The best block shape, and one twice as large, with keys and values computed again of what
-        came into attention, in some or all of the layers."""
-        own = self.planner
-        fitting = self._fitting(priced)
-        best = min(fitting, key=lambda choice: choice.forecast.seconds, default=None)
+        came into attention, in some or all of the layers. Where that is best, sizes near it, by
+        any rule."""
+        own, best = self.planner, self._best_of(priced)
         if best is None or own.wishes.recomputed is not None or own.wishes.cpu_attention:
             return
-        policy = best.plan.policy
-        is_near = policy.kv.share(policy.compute_tier) == 1
+        is_near = best.plan.policy.kv.share(best.plan.policy.compute_tier) == 1
         if is_near or why_not_recomputed(own.config, own.programme) is not None:
             return
-        solved = []
-        for times in (1,) if own.wishes.micro_batch_size else _TIMES_AS_LARGE:
-            size, count = times * policy.micro_batch_size, policy.num_micro_batches
+        is_fixed = own.wishes.micro_batch_size is not None
+        first, later = ((1.0,), (1.0,)) if is_fixed else (_TIMES_AS_LARGE, (1.0, *_BETWEEN))
+        yield from self._computing_again(best, best.plan.policy.admission, first, SHARES)
+        better = self._best_of(priced)  # of what was priced meanwhile, too
+        share = 0.0 if better is None else better.plan.policy.recomputed
+        if better is not None and share:
+            for rule in self._rules():
+                yield from self._computing_again(better, rule, later, (share,))
+
+    def _computing_again(
+        self, best: Choice, rule: Admission, factors: Sequence[float], shares: Sequence[float]
+    ) -> Iterator[_Promised]:
+        own, policy = self.planner, best.plan.policy
+        count, solved = policy.num_micro_batches, []
+        for size in sorted({math.ceil(policy.micro_batch_size * factor) for factor in factors}):
             if size * count > own.workload.num_rows:
                 continue
-            shape = own.shape(size, count, policy.admission, shares=policy.shares_prefixes)
-            for share in SHARES:
+            shape = own.shape(size, count, rule, shares=policy.shares_prefixes)
+            for share in shares:
                 for chunked in own.with_chunks(replace(shape, recomputed=share)):
                     found = self._solve(chunked)
                     if found is not None and _PROMISING * found.seconds < best.forecast.seconds:
                         solved.append(found)
         solved.sort(key=lambda found: found.seconds)
-        yield from self._realised(solved, most=_BETWEEN_PRICED * policy.num_micro_batches)
+        yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+
+    def _best_of(self, priced: Iterable[Choice]) -> Choice | None:
+        fitting = self._fitting(priced)
+        return min(fitting, key=lambda choice: choice.forecast.seconds, default=None)
 
     def _rules(self) -> tuple[Admission, ...]:
         asked = self.planner.wishes.admission
