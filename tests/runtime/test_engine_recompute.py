@@ -122,6 +122,8 @@ def test_memory_for_rows_elsewhere_is_halved(tmp_path: Path) -> None:
     for share in (0.0, 100.0):
         with tiny.engine(tmp_path, PROMPTS, STEPS, **options, recompute_percent=share) as engine:
             usage.append(engine.plan.geometry.usage)
+            told = ", keys elsewhere computed again in 100% of the layers"
+            assert (told in engine.summary()) == (share > 0)
     assert usage[1]["cpu"]["KV cache"] * 2 == usage[0]["cpu"]["KV cache"] > 0
     assert usage[1]["gpu"]["KV slots"] * 2 == usage[0]["gpu"]["KV slots"] > 0
     assert usage[1]["gpu"]["recomputed KV"] > usage[0]["gpu"]["recomputed KV"] == 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
+from freight.plan.policy import Policy
 from freight.quantities import format_bytes
 from freight.runtime.meter import Meter
 
@@ -36,10 +37,19 @@ def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
     return (
         f"policy: {policy.admission}, block of {policy.num_micro_batches} x "
         f"{policy.micro_batch_size} rows, "
-        f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk\n"
+        f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk"
+        f"{_describe_rows_elsewhere(policy)}\n"
         f"{_describe_weights(plan)}\n"
         f"moved: {links or 'nothing'}"
     )
+
+
+def _describe_rows_elsewhere(policy: Policy) -> str:
+    if policy.cpu_attention:
+        return f", {policy.cpu_attention:.0%} of the rows elsewhere attended by the CPU"
+    if policy.recomputed and policy.kv.share(policy.compute_tier) < 1:
+        return f", keys elsewhere computed again in {policy.recomputed:.0%} of the layers"
+    return ""
 
 
 def describe_forecast(forecast: Forecast, meter: Meter) -> str:
