@@ -116,7 +116,8 @@ def test_rows_are_done_in_half_the_time_on_average() -> None:
 def test_gain_over_zigzag_on_the_papers_machine(
     model: str, shape: tuple[int, int], kv: Split | None, least: float
 ) -> None:
-    """The best plan of each rule, for so many rows that filling and emptying do not matter."""
+    """The best plan of each rule, for so many rows that filling and emptying do not matter; keys
+    are kept by both, as the paper has it."""
     speeds = {}
     rules: tuple[Admission, ...] = ("zigzag", "refill")
     for admission in rules:
@@ -124,7 +125,7 @@ def test_gain_over_zigzag_on_the_papers_machine(
         planner = replace(
             search.planner,
             workload=Workload.of_alike(STEADY_ROWS, *shape),
-            wishes=replace(search.planner.wishes, admission=admission),
+            wishes=replace(search.planner.wishes, admission=admission, recomputed=0.0),
         )
         choice = replace(search, planner=planner).best()
         speeds[admission] = choice.forecast.tokens_per_s
