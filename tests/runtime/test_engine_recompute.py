@@ -35,35 +35,22 @@ STEPS = 8
 PROMPTS = tiny.prompts(7, 60)
 SIZES = {**tiny.SIZES, "num_key_value_heads": 4, "num_hidden_layers": 4}
 OTHER = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+OPT: dict[str, Any] = {
+    "vocab_size": tiny.VOCAB,
+    "hidden_size": 64,
+    "ffn_dim": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
 
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
-    "opt": OPTConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=64,
-        ffn_dim=160,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        word_embed_proj_dim=64,
-        do_layer_norm_before=True,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    ),
-    "opt, norms behind": OPTConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=64,
-        ffn_dim=160,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        word_embed_proj_dim=32,
-        do_layer_norm_before=False,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    ),
+    "opt": OPTConfig(**OPT, word_embed_proj_dim=64, do_layer_norm_before=True),
+    "opt, norms behind": OPTConfig(**OPT, word_embed_proj_dim=32, do_layer_norm_before=False),
     "gpt-neox, parallel": GPTNeoXConfig(**OTHER, use_parallel_residual=True, rotary_pct=0.25),
     "gpt-neox": GPTNeoXConfig(**OTHER, use_parallel_residual=False),
     "falcon, two norms": FalconConfig(
