@@ -208,7 +208,9 @@ def _call(executor: Executor, own: Sharded, arguments: argparse.Namespace) -> Ca
         for name, layout in {**own.inputs, **own.weights}.items()
     }
     tokens = int(own.sizes["L"])
-    rows = Rows(width=tokens, num_new=torch.tensor([tokens]), kv_lens=torch.tensor([0]))
+    rows = Rows(
+        width=tokens, num_new=torch.tensor([tokens]), kv_lens=torch.tensor([0]), is_fresh=True
+    )
     config = _config(arguments)
     functions = LayerFunctions(
         config, executor.ranks, Vectors(), Attention(config, executor.ranks, rows)

@@ -2,17 +2,19 @@
 
 Rows are a rectangle here: each brings up to L tokens, what is behind its own is padding, which
 nothing attends to and whose results nobody reads. Which rows and heads a rank has is read from the
-layouts. Knows no mesh axis by name.
+layouts. Prompts are attended by torch's fused attention, which keeps no scores; single tokens, and
+scores that are capped, in the open. Knows no mesh axis by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.distributed.tensor.cache import KVCache
 from freight.distributed.tensor.moves import own_range
@@ -21,17 +23,18 @@ from freight.model.switches import ModelConfig
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute
 
-__all__ = ["MOST_SCORES", "Attention", "Rows"]
+__all__ = ["MOST_SCORES", "Attention", "Rows", "is_fused_attention"]
 
 MOST_SCORES: Final = 1 << 23
-"""Scores that are computed at once: rows, or queries of one row, are attended in groups."""
+"""Scores, or marks of what is hidden, that are there at once: rows, or queries of one row, are
+attended in groups."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     """What the rows of a call bring: ``num_new`` [B] tokens of ``width`` after ``kv_lens`` [B]
     earlier ones; ``cos`` and ``sin`` [B, L, rotary/2] where positions are rotated. They are the
-    rows ``seats`` [B] of the cache; None: all of them."""
+    rows ``seats`` [B] of the cache; None: all of them. ``is_fresh``: none has earlier tokens."""
 
     width: int
     num_new: torch.Tensor
@@ -39,12 +42,13 @@ class Rows:
     seats: torch.Tensor | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    is_fresh: bool = False
 
     def own(self, rows: range) -> Rows:
         """Some of them."""
         part = slice(rows.start, rows.stop)
-        return Rows(
-            width=self.width,
+        return replace(
+            self,
             num_new=self.num_new[part],
             kv_lens=self.kv_lens[part],
             seats=None if self.seats is None else self.seats[part],
@@ -134,19 +138,45 @@ class Attention:
         if not len(q):
             return out
         used, count = sorted(set(heads)), len(heads)
-        if all(heads[i] == used[i * len(used) // count] for i in range(count)):
+        shared, rest = divmod(count, len(used))
+        if not rest and all(heads[i] == used[i // shared] for i in range(count)):
             keys, values = kept[:, :, used[0] : used[-1] + 1]
         else:  # groups that are not equally large: each head gets its keys
             keys, values = kept[:, :, heads]
         width, length = q.shape[1], keys.shape[2]
-        together = max(1, MOST_SCORES // (count * width * length))
-        queries = max(1, min(width, MOST_SCORES // (count * length)))
+        is_fused = is_fused_attention(self._config, width)
+        if is_fused and rows.is_fresh and self._sees_all(length):
+            return _fused(q, keys, values, self._config.attention_scale)
+        attended = self._hiding if is_fused else self._group
+        each = length if is_fused else count * length
+        together = max(1, MOST_SCORES // (width * each))
+        queries = max(1, min(width, MOST_SCORES // each))
         for first, begin in product(range(0, len(q), together), range(0, width, queries)):
             some, new = slice(first, first + together), slice(begin, begin + queries)
-            out[some, new] = self._group(
+            out[some, new] = attended(
                 q[some, new], keys[some], values[some], rows.kv_lens[some] + begin
             )
         return out
+
+    def _sees_all(self, num_keys: int) -> bool:
+        window = self._config.sliding_windows[self._layer]
+        return window is None or window >= num_keys
+
+    def _hidden(self, kv_lens: torch.Tensor, width: int, num_keys: int) -> torch.Tensor:
+        """[R, L, S]: keys that new tokens behind ``kv_lens`` [R] earlier ones do not see."""
+        places = kv_lens[:, None] + torch.arange(width, device=kv_lens.device)
+        others = torch.arange(num_keys, device=kv_lens.device)
+        hidden = others > places[..., None]
+        window = self._config.sliding_windows[self._layer]
+        if window is not None:
+            hidden |= others <= places[..., None] - window
+        return hidden
+
+    def _hiding(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_lens: torch.Tensor
+    ) -> torch.Tensor:
+        seen = self._hidden(kv_lens, q.shape[1], keys.shape[2]).logical_not_()[:, None]
+        return _fused(q, keys, values, self._config.attention_scale, seen)
 
     def _group(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kv_lens: torch.Tensor
@@ -158,13 +188,37 @@ class Attention:
         cap = self._config.attention_softcap
         if cap is not None:
             scores.div_(cap).tanh_().mul_(cap)
-        places = kv_lens[:, None] + torch.arange(L, device=q.device)
-        others = torch.arange(S, device=q.device)
-        hidden = others > places[..., None]
-        window = self._config.sliding_windows[self._layer]
-        if window is not None:
-            hidden |= others <= places[..., None] - window
+        hidden = self._hidden(kv_lens, L, S)
         scores = scores.view(R, K, H // K, L, S)
         scores.masked_fill_(hidden[:, None, None], float("-inf"))
         found = torch.softmax(scores, dim=-1).view(R, K, -1, S) @ values
         return found.view(R, K, H // K, L, D).permute(0, 3, 1, 2, 4).reshape(R, L, H, D)
+
+
+def is_fused_attention(config: ModelConfig, width: int) -> bool:
+    """Whether rows of ``width`` new tokens are attended without their scores being kept."""
+    return width > 1 and config.attention_softcap is None
+
+
+def _fused(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    seen: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q [R, L, H, D] over keys and values [R, K, S, D]; without ``seen`` [R, 1, L, S] each token
+    sees those up to its own place."""
+    shared = q.shape[2] // keys.shape[1]
+    if q.device.type != "cpu":  # kernels there take a mask, or heads that share keys
+        keys, values = (x.repeat_interleave(shared, dim=1) for x in (keys, values))
+    found = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        keys,
+        values,
+        attn_mask=seen,
+        is_causal=seen is None,
+        scale=scale,
+        enable_gqa=shared > 1 and q.device.type == "cpu",
+    )
+    return found.transpose(1, 2)

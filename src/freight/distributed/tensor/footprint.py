@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from freight.distributed.tensor.attention import MOST_SCORES
+from freight.distributed.tensor.attention import MOST_SCORES, is_fused_attention
 from freight.distributed.tensor.executor import last_uses
 from freight.distributed.tensor.ways import Way, Ways
 from freight.partition.layout import Layout
@@ -96,14 +96,16 @@ def _call(ways: Ways, way: Way, rows: int, tokens: int, longest: int, dtype_byte
         for own in layers
     )
     # A layer's weights are used, the next one's come; what comes is put together then.
-    peak = 3 * gathered * dtype_bytes + max(_values(own, longest, dtype_bytes) for own in layers)
+    fused = is_fused_attention(ways.config, tokens)
+    peak = max(_values(own, longest, dtype_bytes, fused) for own in layers)
+    peak += 3 * gathered * dtype_bytes
     vocabulary = rows * ways.config.vocab_size
-    last = _values(programmes.logits, longest, dtype_bytes) + 4 * _WIDE * vocabulary
-    first = _values(programmes.embedding, longest, dtype_bytes)
+    last = _values(programmes.logits, longest, dtype_bytes, fused) + 4 * _WIDE * vocabulary
+    first = _values(programmes.embedding, longest, dtype_bytes, fused)
     return stream + max(peak, first, last)
 
 
-def _values(own: Sharded, longest: int, dtype_bytes: int) -> float:
+def _values(own: Sharded, longest: int, dtype_bytes: int, fused: bool) -> float:
     """The most that values of a programme take at once."""
     sizes = {**own.sizes, "T": own.sizes["T"] * (1 if own.sizes["N"] == 1 else _UNEVEN)}
 
@@ -123,7 +125,7 @@ def _values(own: Sharded, longest: int, dtype_bytes: int) -> float:
             alive[step.value] = after
         else:
             made = size(step.out_layout)
-            scratch = _scratch(step, own, longest, dtype_bytes)
+            scratch = _scratch(step, own, longest, dtype_bytes, fused)
             peak = max(peak, sum(alive.values()) + made + scratch)
             alive[step.out] = made
         for name in forgotten.get(number, ()):
@@ -131,8 +133,8 @@ def _values(own: Sharded, longest: int, dtype_bytes: int) -> float:
     return peak
 
 
-def _scratch(step: Compute, own: Sharded, longest: int, dtype_bytes: int) -> float:
-    """What a function takes beside its result."""
+def _scratch(step: Compute, own: Sharded, longest: int, dtype_bytes: int, fused: bool) -> float:
+    """What a function takes beside its result. ``fused``: attention keeps no scores."""
     result = step.out_layout.elements(own.sizes, own.mesh)
     match step.kind:
         case "norm" | "square sum":
@@ -140,7 +142,8 @@ def _scratch(step: Compute, own: Sharded, longest: int, dtype_bytes: int) -> flo
         case "attend":
             queries, keys = (layout.shape(own.sizes, own.mesh) for layout in step.layouts)
             B, L, heads, _ = queries
-            scores = min(B * heads * L * longest, max(MOST_SCORES, heads * longest))
+            each = longest if fused else heads * longest
+            scores = min(B * L * each, max(MOST_SCORES, each))  # fused: marks, as numbers
             copied = prod(keys) / L * longest  # keys of some rows
             hidden = min(B * L, MOST_SCORES / longest) * longest
             values = 3 * prod(queries) + 2 * prod(keys) + copied + 2 * scores

@@ -291,6 +291,7 @@ class TensorModel:
             seats=None if seats is None else torch.tensor(seats, device=device),
             cos=cos,
             sin=sin,
+            is_fresh=not bool(before[num_new > 0].any()),
         )
         return rows, ids.to(device)
 
