@@ -5,8 +5,9 @@
 A Llama-shaped model of random weights takes prompts of mixed lengths, each a call of its own and
 some tokens after it, once in each scheme of Ong & Kwon and once switching between them at borders
 that were calibrated here. Runs alternate; medians of the slowest rank are printed, with the borders
-reckoned from rates, those calibrated, and where the times of calls really cross. The last line is
-JSON. Cap the links to see a switch: over a fast loopback arithmetic is all.
+reckoned from rates, those calibrated, and where the times of calls really cross. With
+``--torch-compile`` each is run a second time with what stands between messages compiled. The last
+line is JSON. Cap the links to see a switch: over a fast loopback arithmetic is all.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.processes import ProcessRanks
 from freight.distributed.tensor.rates import measure_rates, slowest
+from freight.distributed.tensor.regions import Regions
 from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
@@ -49,11 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--width", type=int, default=SHAPE["hidden_size"])
     parser.add_argument("--mlp", type=int, default=SHAPE["intermediate_size"])
+    parser.add_argument("--torch-compile", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        shape = {**SHAPE, "intermediate_size": arguments.mlp}
+        shape = {**SHAPE, "hidden_size": arguments.width, "intermediate_size": arguments.mlp}
         (directory / "config.json").write_text(json.dumps(shape))
         write_dummy_checkpoint(read_config(directory), directory, 0, "float32")
         children = []
@@ -80,14 +85,23 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
         "switching, reckoned": reckoned(model, rates, max(PROMPTS)),
         "switching, calibrated": calibrated(model, max(PROMPTS)),
     }
+    executors = {name: model.executor for name in switches}
+    if arguments.torch_compile:
+        regions = Regions()
+        for name in [*switches]:
+            switches[f"{name}, compiled"] = switches[name]
+            executors[f"{name}, compiled"] = Executor(ranks, regions=regions)
     times: dict[str, list[float]] = {name: [] for name in switches}
     calls: dict[str, dict[int, list[float]]] = {
         name: {length: [] for length in (*PROMPTS, 0)} for name in switches
     }
-    for switch in switches.values():
+    for name, switch in switches.items():
+        model.executor = executors[name]
         _mix(model, switch)  # programmes are written, sockets are open
+        _mix(model, switch)
     for _ in range(arguments.runs):
         for name, switch in switches.items():
+            model.executor = executors[name]
             dist.barrier()
             taken = _mix(model, switch)
             times[name].append(sum(taken.values()))
@@ -111,7 +125,8 @@ def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
         for number, (name, total) in enumerate(totals.items()):
             row = "".join(f"{prompts[name][n] * 1e3:8.1f}" for n in PROMPTS)
             after = prompts[name][0] * 1e3
-            print(f"{number} {name[:15]:16}{row}{after:8.1f}{total * 1e3:8.1f}")
+            label = f"{name[:15]}{'+' if name.endswith('compiled') else ''}"
+            print(f"{number} {label:16}{row}{after:8.1f}{total * 1e3:8.1f}")
         print(json.dumps({"ranks": arguments.ranks, "totals_s": totals, "prompts_s": prompts}))
     dist.barrier()
     dist.destroy_process_group()

@@ -182,6 +182,12 @@ def _build_parser() -> argparse.ArgumentParser:
         help="with --split tensor, compute everything in one layout, for reproducible last bits",
     )
     run.add_argument(
+        "--torch-compile",
+        action="store_true",
+        help="with --split tensor, compile what stands between messages with torch.compile: "
+        "starting takes a minute longer",
+    )
+    run.add_argument(
         "--stages",
         type=int,
         metavar="N",

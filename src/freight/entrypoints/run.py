@@ -61,6 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
             "One process runs this job, and stages are of several.",
             "Start it with torchrun and --split tensor, or leave --stages out.",
         )
+    if arguments.torch_compile:
+        raise InputError(
+            "--torch-compile was given.",
+            "One process runs this job, by kernels of its own.",
+            "Start it with torchrun and --split tensor, or leave --torch-compile out.",
+        )
     spec, options = job_spec(arguments), engine_options(arguments)
     check_paths(spec.source, spec.sink)
     model_dir = find_model(arguments.model)

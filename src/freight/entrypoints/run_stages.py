@@ -71,6 +71,7 @@ _SAME_FLAGS: Final = (
     "sparse_attention",
     "split",
     "stages",
+    "torch_compile",
     "weight_bits",
 )
 """What a plan follows from that all ranks must have alike."""
@@ -152,12 +153,16 @@ def _agree(
 
 def _check_tensor_flags(arguments: argparse.Namespace) -> None:
     """Those that say how tensors are cut."""
-    given = {"--pin-layout": arguments.pin_layout, "--stages": arguments.stages}
-    for flag, value in given.items():
-        if value is not None and arguments.split != "tensor":
+    given = {
+        f"--pin-layout {arguments.pin_layout}": arguments.pin_layout is not None,
+        f"--stages {arguments.stages}": arguments.stages is not None,
+        "--torch-compile": arguments.torch_compile,
+    }
+    for flag, is_given in given.items():
+        if is_given and arguments.split != "tensor":
             raise InputError(
-                f"{flag} {value} was given with --split {arguments.split}.",
-                "It says how tensors are cut, which they are not then.",
+                f"{flag} was given with --split {arguments.split}.",
+                "It is about tensors that are cut, which they are not then.",
                 "Add --split tensor, or leave it out.",
             )
     if arguments.pin_layout is not None:
@@ -186,6 +191,7 @@ def _build(
             workload=workload,
             ranks=ranks,
             pin=arguments.pin_layout,
+            compiles=arguments.torch_compile,
             stages=arguments.stages or 1,
             cache_dir=default_path().parent,
         )

@@ -19,6 +19,7 @@ from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.moves import own_part
 from freight.distributed.tensor.ranks import Ranks
+from freight.distributed.tensor.regions import Regions
 from freight.distributed.tensor.vectors import Vectors
 from freight.distributed.tensor.ways import Way
 from freight.model.config import ModelConfig, parse_config
@@ -187,6 +188,7 @@ def check(
     known: tuple[Tensors, torch.Tensor] | None = None,
     *,
     looped: bool = False,
+    regions: Regions | None = None,
 ) -> Counter:
     """The own ranks' parts of the result are those of the plain computation, ``whole`` where it is
     not ``known``; bytes that they sent, less those that the algebra counts on average, by kind."""
@@ -199,7 +201,7 @@ def check(
         ]
         for name, layout in layouts.items()
     }
-    executor = Executor(ranks, looped=looped)
+    executor = Executor(ranks, looped=looped, regions=regions)
     rows = Rows(
         width=int(own.sizes["L"]),
         num_new=torch.full((int(own.sizes["B"]),), int(own.sizes["L"])),

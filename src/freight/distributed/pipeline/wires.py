@@ -53,10 +53,6 @@ class Wires:
         self._to_all_tokens = Outbox(self._tokens, others)
         self._to_all_requests = Outbox(self._requests, others)
         self._asked = Inbox()
-        if self._rank != self._last:
-            receive_all(self._tokens, self._last, self._made)
-        if self._rank != 0:
-            receive_all(self._requests, 0, self._asked)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -92,8 +88,13 @@ class Wires:
     # -- requests, from the first stage ----------------------------------------------------------
 
     def requests(self, own: Iterator[Request]) -> Requests:
-        """The job's, in one order on all stages: ``own`` are those of the first."""
+        """A job's, in one order on all stages: ``own`` are those of the first. What other stages
+        say of it is listened to from here until they have said all."""
+        self._made, self._asked = Inbox(), Inbox()
+        if self._rank != self._last:
+            receive_all(self._tokens, self._last, self._made)
         if self._rank:
+            receive_all(self._requests, 0, self._asked)
             return Requests(self._asked.get)
 
         def draw() -> Request | None:

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Literal, Protocol
 
-import torch
-
 from freight.distributed.tensor.looped import (
     GatherProducts,
     ProductScatter,
@@ -23,9 +21,18 @@ from freight.distributed.tensor.looped import (
     stages,
 )
 from freight.distributed.tensor.moves import make_move
+from freight.distributed.tensor.plain import PLAIN, compute_plain
 from freight.distributed.tensor.ranks import Parts, Ranks
+from freight.distributed.tensor.regions import (
+    Piece,
+    Region,
+    Regions,
+    in_regions,
+    names_of,
+)
 from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
+from freight.model.switches import ModelConfig
 from freight.partition.layout import Layout
 from freight.partition.moves import Move, MoveKind
 from freight.partition.sharded import Compute, Sharded, Transfer
@@ -37,25 +44,32 @@ Moved = Counter[tuple[MoveKind, What]]
 
 
 class Functions(Protocol):
-    """What a layer computes besides products, for all own ranks at once."""
+    """What a layer computes that is not plain, and the vectors of what is."""
 
+    config: ModelConfig
     vectors: Vectors
 
     def compute(self, step: Compute, operands: list[Parts], values: Mapping[str, Parts]) -> Parts:
-        """The result of a step; ``values`` are all that there are."""
+        """The result of a step on all own ranks; ``values`` are all that there are."""
 
 
 class Executor:
     """``moved`` counts bytes that have left the own ranks, by kind of move and of tensor. With
     ``looped`` moves of activations go on while products are computed of what is there.
-    ``timeline`` is told of computations."""
+    ``regions`` compile what stands between moves. ``timeline`` is told of computations."""
 
     def __init__(
-        self, ranks: Ranks, *, looped: bool = False, timeline: Timeline | None = None
+        self,
+        ranks: Ranks,
+        *,
+        looped: bool = False,
+        regions: Regions | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.ranks = ranks
         self.moved: Moved = Counter()
         self._looped = looped
+        self._regions = regions
         self._timeline = timeline
 
     def run(
@@ -68,15 +82,23 @@ class Executor:
         steps: Sequence[Stage] = own.steps
         if self._looped:
             steps = stages(own, apart=vectors.scales.keys() | vectors.inputs.keys())
-        last = last_uses(steps, own.outputs)
-        for number, step in enumerate(steps):
-            for name, layout, parts in self._run(step, values, functions):
-                values[name] = parts
-                lacks = waiting.setdefault(name, [])
-                lacks += _biases(step, name, waiting, vectors)
-                # A bias is added once: when its value is no more a sum that ranks have parts of.
-                if not layout.partial:
-                    for bias in waiting.pop(name):
+        pieces = steps if self._regions is None else in_regions(steps, own.outputs)
+        last = last_uses(pieces, own.outputs)
+
+        def lacking(step: Stage, name: str, layout: Layout) -> list[Vector]:
+            """Biases that a value is to be given now: once, and when it is no more a sum that ranks
+            have parts of."""
+            waiting.setdefault(name, []).extend(_biases(step, name, waiting, vectors))
+            return [] if layout.partial else waiting.pop(name)
+
+        for number, step in enumerate(pieces):
+            if isinstance(step, Region):
+                biases = [lacking(each, each.out, each.out_layout) for each in step.steps]
+                values |= self._region(step, values, biases, functions)
+            else:
+                for name, layout, parts in self._run(step, values, functions):
+                    values[name] = parts
+                    for bias in lacking(step, name, layout):
                         values[name] = self._added(values[name], bias, layout)
             for used in last.get(number, ()):
                 del values[used]
@@ -109,6 +131,10 @@ class Executor:
                 operands = [values[operand] for operand in step.operands]
                 yield step.out, step.out_layout, self._compute(step, operands, values, functions)
 
+    @property
+    def compiles(self) -> bool:
+        return self._regions is not None
+
     def move(self, parts: Parts, layout: Layout, own: Move, what: What) -> Parts:
         """One move, counted."""
         before = self.ranks.sent_bytes
@@ -124,30 +150,38 @@ class Executor:
         functions: Functions,
     ) -> Parts:
         with nullcontext() if self._timeline is None else self._timeline.computing(step.out):
-            if step.kind == "product":
-                return self._product(step, operands, functions.vectors)
-            if step.kind == "copy":
-                return list(operands[0])
-            if step.kind == "add":
-                return [one + other for one, other in zip(*operands, strict=True)]
-            return functions.compute(step, operands, values)
+            if step.kind not in PLAIN:
+                return functions.compute(step, operands, values)
+            made = []
+            for rank, *own in zip(self.ranks.own, *operands, strict=True):
+                beside = functions.vectors.beside(step, self.ranks.mesh, rank)
+                made.append(compute_plain(functions.config, step, own, beside))
+            return made
 
-    def _product(self, step: Compute, operands: list[Parts], vectors: Vectors) -> Parts:
-        """An einsum. Integer weights are made plain here: they have been moved as integers."""
-        dims = ["".join(layout.dims) for layout in step.layouts]
-        text = f"{dims[0]},{dims[1]}->{''.join(step.out_layout.dims)}"
-        scale, affine = vectors.scales.get(step.operands[1]), vectors.inputs.get(step.operands[1])
-        made = []
-        for rank, x, weight in zip(self.ranks.own, *operands, strict=True):
-            if affine is not None:
-                x = x * affine.gain.along(step.layouts[0], self.ranks.mesh, rank)
-                if affine.bias is not None:
-                    x = x + affine.bias.along(step.layouts[0], self.ranks.mesh, rank)
-            out = torch.einsum(text, x, weight.to(x.dtype))
-            if scale is not None:
-                out *= scale.along(step.out_layout, self.ranks.mesh, rank)
-            made.append(out)
-        return made
+    def _region(
+        self,
+        own: Region,
+        values: Mapping[str, Parts],
+        lacking: Sequence[Sequence[Vector]],
+        functions: Functions,
+    ) -> dict[str, Parts]:
+        """What a region makes that others use."""
+        assert self._regions is not None
+        found: dict[str, Parts] = {name: [] for name in own.outputs}
+        mesh, config = self.ranks.mesh, functions.config
+        with nullcontext() if self._timeline is None else self._timeline.computing(own.outputs[-1]):
+            for index, rank in enumerate(self.ranks.own):
+                mine = {name: values[name][index] for name in own.inputs}
+                given = [
+                    (
+                        functions.vectors.beside(step, mesh, rank),
+                        [bias.along(step.out_layout, mesh, rank) for bias in biases],
+                    )
+                    for step, biases in zip(own.steps, lacking, strict=True)
+                ]
+                for name, part in self._regions.compute(own, config, mine, given).items():
+                    found[name].append(part)
+        return found
 
     def _added(self, parts: Parts, bias: Vector, layout: Layout) -> Parts:
         mesh = self.ranks.mesh
@@ -171,7 +205,7 @@ def _biases(
     return [bias for operand in step.operands for bias in waiting.pop(operand, [])]
 
 
-def _computes(step: Stage) -> tuple[Compute, ...]:
+def _computes(step: Piece) -> tuple[Compute, ...]:
     match step:
         case GatherProducts():
             return step.products
@@ -179,16 +213,16 @@ def _computes(step: Stage) -> tuple[Compute, ...]:
             return (step.product,)
         case Compute():
             return (step,)
+        case Region():
+            return step.steps
     return ()
 
 
-def last_uses(steps: Sequence[Stage], outputs: Mapping[str, Layout]) -> dict[int, list[str]]:
+def last_uses(steps: Sequence[Piece], outputs: Mapping[str, Layout]) -> dict[int, list[str]]:
     """Names of the values that may be forgotten after which step."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):
-        names = [name for own in _computes(step) for name in (*own.operands, own.out)]
-        names += [step.value] if isinstance(step, Transfer) else []
-        last |= dict.fromkeys(names, number)
+        last |= dict.fromkeys(names_of(step), number)
     forgotten: dict[int, list[str]] = {}
     for name, number in last.items():
         if name not in outputs:

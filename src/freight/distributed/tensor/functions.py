@@ -1,34 +1,27 @@
-"""What a layer computes besides products, on what each rank has.
+"""What of a layer is no matter of tensors alone, on what each rank has: attention, which keeps
+keys, the rows of a table, and experts.
 
-The planner writes down which values meet; what a norm, an activation or an expert is stands in the
-model's switches and vectors. Knows no layout's name and moves nothing, but for the number of tokens
-that ranks whose experts exchange them agree on.
+What an expert is stands in the model's switches. Knows no layout's name and moves nothing, but for
+the number of tokens that ranks whose experts exchange them agree on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.nn.functional as F
 
 from freight.distributed.tensor.attention import Attention
 from freight.distributed.tensor.moves import own_range
+from freight.distributed.tensor.plain import wide
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.vectors import Vectors
 from freight.model.switches import ModelConfig
 from freight.partition.sharded import Compute
 
 __all__ = ["LayerFunctions"]
-
-_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +50,11 @@ class LayerFunctions:
         agrees: bool = False,
     ) -> None:
         self.vectors = vectors
-        self._config = config
+        self.config = config
         self._ranks = ranks
         self._attention = attention
         self._agrees = agrees
         self._chosen: list[_Chosen] = []
-        self._each: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
-            "look up": self._look_up,
-            "activate": self._activate,
-            "square sum": self._square_sum,
-            "norm": self._norm,
-        }
 
     @property
     def capacities(self) -> list[int]:
@@ -75,7 +62,7 @@ class LayerFunctions:
         return [own.tokens.shape[1] for own in self._chosen]
 
     def compute(self, step: Compute, operands: list[Parts], values: Mapping[str, Parts]) -> Parts:
-        """The result of a step other than a product; ``values`` are all that there are."""
+        """The result of a step that is not plain; ``values`` are all that there are."""
         if step.kind == "attend":
             assert self._attention is not None
             queries, keys = operands
@@ -84,9 +71,9 @@ class LayerFunctions:
             return self._dispatch(step, operands[0], values["routes"])
         if step.kind == "combine":
             return self._combine(step, operands[0], values["routes"])
-        function = self._each[step.kind]
+        assert step.kind == "look up"
         mine = zip(self._ranks.own, *operands, strict=True)
-        return [function(step, rank, *own) for rank, *own in mine]
+        return [self._look_up(step, rank, ids, table) for rank, ids, table in mine]
 
     def _look_up(
         self, step: Compute, rank: int, ids: torch.Tensor, table: torch.Tensor
@@ -98,39 +85,6 @@ class LayerFunctions:
         places = ids - here.start
         outside = (places < 0) | (places >= count)
         return F.embedding(places.clamp(0, count - 1), table).masked_fill_(outside[..., None], 0)
-
-    def _activate(self, step: Compute, rank: int, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., G, F], of two the gate first."""
-        gate = _ACTIVATIONS[self._config.activation](hidden[..., 0, :])
-        return gate * hidden[..., 1, :] if hidden.shape[-2] == 2 else gate
-
-    def _square_sum(self, step: Compute, rank: int, x: torch.Tensor) -> torch.Tensor:
-        """Of squares; where the norm centres, of plain numbers before them. In 32 bits at least."""
-        wide = _wide(x)
-        squares = wide.square().sum(dim=-1)
-        if "J" not in step.out_layout.dims:
-            return squares
-        return torch.stack((wide.sum(dim=-1), squares), dim=-1)
-
-    def _norm(self, step: Compute, rank: int, x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """Rounded once, at the end."""
-        if step.out in self.vectors.no_norms:
-            return x
-        wide, width = _wide(x), self._config.hidden_size
-        if sums.dim() == x.dim():
-            mean = sums[..., :1] / width
-            variance = sums[..., 1:] / width - mean.square()
-            wide = wide - mean
-        else:
-            variance = sums[..., None] / width
-        wide = wide * torch.rsqrt(variance + self._config.norm_eps)
-        affine = self.vectors.norms.get(step.out)
-        if affine is not None:
-            layout, mesh = step.out_layout, self._ranks.mesh
-            wide = wide * affine.gain.along(layout, mesh, rank)
-            if affine.bias is not None:
-                wide = wide + affine.bias.along(layout, mesh, rank)
-        return wide.to(x.dtype)
 
     # -- experts -------------------------------------------------------------------------------
 
@@ -156,9 +110,9 @@ class LayerFunctions:
 
     def _weights(self, routes: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
         """[tokens, N]: the weights of the experts that each token takes, 0 of the others."""
-        experts = self._config.experts
+        experts = self.config.experts
         assert experts is not None
-        shares = torch.softmax(_wide(routes.flatten(0, 1)), dim=-1)
+        shares = torch.softmax(wide(routes.flatten(0, 1)), dim=-1)
         best, chosen = torch.topk(shares, experts.per_token, dim=-1)
         if experts.normalised:
             best = best / best.sum(dim=-1, keepdim=True)
@@ -190,7 +144,3 @@ def _choose(weights: torch.Tensor, capacity: int) -> _Chosen:
     shares = weights.gather(0, order)
     tokens = order.masked_fill(shares == 0, 0)
     return _Chosen(tokens.t().contiguous(), shares.t().contiguous())
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float64 else x.float()

@@ -62,6 +62,7 @@ def launch(
         planned.ways,
         dtype=dtype,
         bits=options.bits,
+        compiles=options.compiles,
         dummy_seed=options.dummy_seed,
         passage=passage,
         timeline=timeline,

@@ -22,6 +22,7 @@ from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
+from freight.distributed.tensor.regions import Regions
 from freight.distributed.tensor.stages import Passage
 from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
@@ -57,13 +58,15 @@ def load_model(
     dtype: torch.dtype,
     bits: int | None = None,
     looped: bool = False,
+    compiles: bool = False,
     dummy_seed: int | None = None,
     passage: Passage | None = None,
     timeline: Timeline | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
     With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
-    ``passage``: of the layers those of a stage. ``timeline``: what is to be noted of computations.
+    ``passage``: of the layers those of a stage. ``compiles``: what stands between moves, with
+    ``torch.compile``. ``timeline``: what is to be noted of computations.
     """
     config = read_config(model_dir)
     reader: Reader
@@ -71,7 +74,9 @@ def load_model(
         reader = CheckpointReader(resolve(config, model_dir))
     else:
         reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
-    executor = Executor(ranks, looped=looped, timeline=timeline)
+    executor = Executor(
+        ranks, looped=looped, regions=Regions() if compiles else None, timeline=timeline
+    )
     return TensorModel(config, reader, executor, ways, dtype=dtype, bits=bits, passage=passage)
 
 

@@ -19,6 +19,7 @@ from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.processes import ProcessRanks
 from freight.distributed.tensor.ranks import Ranks as TensorRanks
+from freight.distributed.tensor.regions import warm_up_compiler
 from freight.distributed.tensor.stages import Passage, in_stage, passage_of
 from freight.distributed.tensor.switch import Switch
 from freight.distributed.tensor.tracing import Timeline, TracedRanks
@@ -62,12 +63,13 @@ def build_cut_engine(
     workload: Workload,
     ranks: Ranks,
     pin: str | None = None,
+    compiles: bool = False,
     stages: int = 1,
     cache_dir: Path | None = None,
 ) -> CutEngine:
     """This rank's part of the model, once all have planned it, and hold theirs. Of ``stages`` each
-    has some of the layers, and as many ranks."""
-    opened = ranks.share("opened", lambda: _open(model_dir, options, workload, ranks))
+    has some of the layers, and as many ranks. ``compiles``: with ``torch.compile``."""
+    opened = ranks.share("opened", lambda: _open(model_dir, options, workload, ranks, compiles))
     dtypes = ranks.exchange("dtype", opened.dtype)
     if len(set(dtypes)) > 1:
         raise RankError(
@@ -78,6 +80,7 @@ def build_cut_engine(
     asked = TensorOptions(
         memory_bytes=min(ranks.exchange("room", opened.room_bytes)),
         pin=pin,
+        compiles=compiles,
         rows=options.micro_batch_size,
         batch_tokens=options.batch_tokens,
         batches=stages,
@@ -137,10 +140,14 @@ def _leading(
     )
 
 
-def _open(model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ranks) -> _Opened:
+def _open(
+    model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ranks, compiles: bool
+) -> _Opened:
     """Refuse what cannot be, before anything is loaded."""
     _refuse_options(options)
     tight_allocator()
+    if compiles:
+        warm_up_compiler()
     config = read_config(model_dir)
     if config.packing is not None or find_gguf(model_dir) is not None:
         raise InputError(

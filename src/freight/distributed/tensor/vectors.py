@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from freight.distributed.tensor.moves import own_part
 from freight.partition.layout import Layout, Mesh
+from freight.partition.sharded import Compute
 
-__all__ = ["Affine", "Vector", "Vectors"]
+__all__ = ["Affine", "Beside", "Vector", "Vectors"]
+
+
+class Beside(NamedTuple):
+    """What a rank has of the vectors of a step, each as its values lie: ``gain`` and ``bias`` of a
+    norm, or of what a product takes, the ``scale`` of integers. A norm may not be ``is_wanted``."""
+
+    gain: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    is_wanted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +64,21 @@ class Vectors:
     scales: Mapping[str, Vector] = field(default_factory=dict)
     heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
     no_norms: frozenset[str] = frozenset()
+
+    def beside(self, step: Compute, mesh: Mesh, rank: int) -> Beside:
+        """Those of a product or a norm."""
+        if step.kind == "norm":
+            affine, scale, layout = self.norms.get(step.out), None, step.out_layout
+        elif step.kind == "product":
+            weight = step.operands[1]
+            affine, scale = self.inputs.get(weight), self.scales.get(weight)
+            layout = step.layouts[0]
+        else:
+            return Beside()
+        bias = None if affine is None else affine.bias
+        return Beside(
+            gain=None if affine is None else affine.gain.along(layout, mesh, rank),
+            bias=None if bias is None else bias.along(layout, mesh, rank),
+            scale=None if scale is None else scale.along(step.out_layout, mesh, rank),
+            is_wanted=step.out not in self.no_norms,
+        )
