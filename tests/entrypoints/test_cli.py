@@ -121,6 +121,33 @@ def test_keys_without_effect_are_said(desk: Desk, capfd: pytest.CaptureFixture[s
     assert "without effect" not in capfd.readouterr().err
 
 
+def test_what_answers_look_like_is_a_flag(
+    desk: Desk, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+
+    def asked(*flags: str) -> object:
+        arguments = _build_parser().parse_args(["run", "a", "-o", "b", *flags])
+        return job_spec(arguments).sampling.structured_outputs
+
+    assert asked() is None
+    for flags, wanted in (
+        (["--json-schema", str(schema)], {"json": '{"type": "integer"}'}),
+        (["--regex", "[0-9]+"], {"regex": "[0-9]+"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": ["yes", "no"]}),
+    ):
+        assert asked(*flags) == SamplingParams(structured_outputs=wanted).structured_outputs
+    assert desk.run("--regex", "a", "--choice", "b") == 2
+    assert "--regex and --choice were given" in capfd.readouterr().err
+    assert desk.run("--json-schema", str(tmp_path / "none.json")) == 2
+    assert "cannot be read" in capfd.readouterr().err
+    schema.write_text("{")
+    assert desk.run("--json-schema", str(schema)) == 2
+    err = capfd.readouterr().err
+    assert "it is no JSON" in err and "Traceback" not in err
+
+
 def test_a_log_gets_a_line_from_time_to_time() -> None:
     file = io.StringIO()
     with Progress(file, is_quiet=False, line_every_s=0.001) as progress:

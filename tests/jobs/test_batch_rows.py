@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,56 @@ def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
         ({"body": [1]}, 'Its "body" is a list'),
         ({"url": "/v1/completions"}, 'Such a body has "prompt"'),
         ({"body": {**CHAT["body"], "tools": [{}]}}, 'Its "tools" is set'),
-        ({"body": {**CHAT["body"], "response_format": {"type": "json_object"}}}, "Leave respons"),
     ],
 )
 def test_requests_that_freight_cannot_answer(change: dict[str, Any], reason: str) -> None:
     row = parse({**CHAT, **change})
     assert row.row_id == "one" and row.batch == {}
+    assert row.error is not None and reason in row.error
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "integer"}},
+                }
+            },
+            {"json": {"type": "integer"}},
+        ),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"response_format": {"type": "text"}}, {}),
+    ],
+)
+def test_answers_may_have_to_look_like_something(
+    given: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """By OpenAI's name, vLLM's and its older ones; a row may also do without what all have."""
+    body = {**CHAT["body"], "response_format": None, **given}
+    row = parse({**CHAT, "body": body})
+    assert row.error is None and row.overrides["structured_outputs"] == wanted
+    assert not row.unread
+    defaults = SamplingParams(structured_outputs={"regex": "b"})
+    own = replace(defaults, **row.overrides).structured_outputs
+    assert own == SamplingParams(structured_outputs=wanted).structured_outputs
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"response_format": {"type": "xml"}}, '"json_object"'),
+        ({"response_format": None, "guided_json": {"type": "objekt"}}, "Invalid type: objekt"),
+        ({"guided_regex": "a"}, "they differ"),
+        ({"response_format": None, "structured_outputs": "a"}, "It must be an object"),
+    ],
+)
+def test_forms_of_answers_that_cannot_be_used(given: dict[str, Any], reason: str) -> None:
+    row = parse({**CHAT, "body": {**CHAT["body"], **given}})
     assert row.error is not None and reason in row.error
 
 

@@ -73,6 +73,7 @@ def test_every_setting_has_its_key() -> None:
         "ignore_eos": True,
         "logprobs": 5,
         "prompt_logprobs": 0,
+        "structured_outputs": {"regex": "[0-9]+"},
     }
     assert settings.keys() == asdict(DEFAULTS).keys()
     row = parse({"prompt": "x", **settings})

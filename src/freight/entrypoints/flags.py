@@ -45,6 +45,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--n", type=int, default=1, metavar="N", help="answers drawn of each prompt")
     _add_stops(group)
+    _add_structures(group)
     group.add_argument(
         "--logprobs", type=int, metavar="K", help="of new tokens, with K alternatives to each"
     )
@@ -100,6 +101,25 @@ def _add_stops(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--ignore-eos", action="store_true", help="go on after the end of the sequence"
+    )
+
+
+def _add_structures(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--json-schema", metavar="FILE", help="answers are JSON of this schema, and end with it"
+    )
+    group.add_argument(
+        "--regex", metavar="PATTERN", help="answers are matched by it as a whole (Rust's syntax)"
+    )
+    group.add_argument(
+        "--choice",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="answers are one of these texts; repeatable",
+    )
+    group.add_argument(
+        "--grammar", metavar="FILE", help="answers are sentences of a Lark grammar (llguidance's)"
     )
 
 

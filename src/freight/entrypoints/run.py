@@ -116,6 +116,7 @@ def job_spec(arguments: argparse.Namespace) -> JobSpec:
             ignore_eos=arguments.ignore_eos,
             logprobs=arguments.logprobs,
             prompt_logprobs=arguments.prompt_logprobs,
+            structured_outputs=_parse_structure(arguments),
         ),
         job_dir=None if arguments.job_dir is None else Path(arguments.job_dir),
         unordered=arguments.unordered,
@@ -177,6 +178,37 @@ def _parse_biases(text: str | None) -> Mapping[int, float]:
             f"--logit-bias {text} was given.",
             "It must be a JSON object of token ids with numbers from -100 to 100.",
             """Write it like '{"50256": -100}'.""",
+        ) from error
+
+
+def _parse_structure(arguments: argparse.Namespace) -> dict[str, object] | None:
+    """What answers must look like, of the flags of which one may be given."""
+    given = {
+        "--json-schema": ("json", arguments.json_schema),
+        "--regex": ("regex", arguments.regex),
+        "--choice": ("choice", arguments.choice),
+        "--grammar": ("grammar", arguments.grammar),
+    }
+    given = {flag: own for flag, own in given.items() if own[1]}
+    if len(given) > 1:
+        raise InputError(
+            f"{' and '.join(given)} were given.",
+            "An answer has one form.",
+            "Leave all but one of them out.",
+        )
+    for flag, (name, value) in given.items():
+        return {name: _read_text(flag, value) if name in ("json", "grammar") else value}
+    return None
+
+
+def _read_text(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{flag} {path} was given.",
+            f"It cannot be read as text: {error}.",
+            "Name a file that is there, in UTF-8.",
         ) from error
 
 

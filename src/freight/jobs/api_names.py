@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
+from freight.runtime.structured_outputs import from_response_format
 
 __all__ = ["Batch", "is_envelope", "open_envelope", "rename", "suspicion"]
 
@@ -25,14 +26,17 @@ _KINDS: Final[Mapping[str, str]] = {
 _NOT_OFFERED: Final = (
     "tools",
     "functions",
-    "response_format",
     "echo",
     "suffix",
     "stream",
-    "guided_json",
-    "guided_regex",
-    "structured_outputs",
 )
+_STRUCTURES: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""Older names of vLLM's for one kind of structured outputs each."""
 _NOT_OF_ROWS: Final = frozenset(("model", "user", "id", "continuation", *_NOT_OFFERED))
 _WITHOUT_EFFECT: Final[tuple[object, ...]] = (None, False, [], "", {"type": "text"})
 
@@ -70,9 +74,9 @@ def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
 
 
 def rename(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record with ``max_completion_tokens`` as ``max_tokens``, and with OpenAI's two fields for
-    a chat's log-probabilities as Freight's one."""
-    renamed = dict(record)
+    """The record with ``max_completion_tokens`` as ``max_tokens``, with OpenAI's two fields for
+    a chat's log-probabilities as Freight's one, and ``response_format`` as what it asks for."""
+    renamed = _with_structure(record)
     most = renamed.pop("max_completion_tokens", None)
     if most is not None:
         if renamed.get("max_tokens") not in (None, most):
@@ -86,6 +90,26 @@ def rename(record: Mapping[str, Any]) -> Mapping[str, Any]:
         top = renamed.pop("top_logprobs", None)
         renamed["logprobs"] = (0 if top is None else top) if renamed["logprobs"] else None
     return renamed
+
+
+def _with_structure(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with everything that says what an answer must look like under one name."""
+    renamed, asked = dict(record), {}
+    for name in ("structured_outputs", "response_format", *_STRUCTURES):
+        value = renamed.pop(name, None)
+        if value is None:
+            continue
+        if name == "response_format":
+            value = from_response_format(value)
+        asked[name] = {_STRUCTURES[name]: value} if name in _STRUCTURES else value
+    found = [*asked.values()]
+    if any(value != found[0] for value in found):
+        raise InputError(
+            f"It has {' and '.join(asked)}.",
+            "Each says what the answer must look like, and they differ.",
+            "Leave all but one of them out.",
+        )
+    return {**renamed, "structured_outputs": found[0]} if found else renamed
 
 
 def suspicion(name: str, known: Iterable[str]) -> str | None:

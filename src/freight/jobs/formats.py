@@ -21,6 +21,7 @@ from freight.jobs.json_values import (
     read_ids,
     read_integer,
     read_number,
+    read_object,
     read_texts,
     refuse_broken_text,
     wrong_kind,
@@ -309,6 +310,7 @@ _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
     "ignore_eos": read_flag,
     "logprobs": read_integer,
     "prompt_logprobs": read_integer,
+    "structured_outputs": read_object,
 }
 
 ROW_KEYS = frozenset(("id", "prompt", "messages", "continuation", *_OVERRIDES))

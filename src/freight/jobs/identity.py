@@ -62,6 +62,7 @@ def job_fingerprint(
     parameters = {
         name.replace("_", "-"): str(list(value) if isinstance(value, tuple) else value)
         for name, value in asdict(sampling).items()
+        if not (name == "structured_outputs" and value is None)  # as it was before there were any
     }
     return {
         "the input": input_hash,

@@ -17,6 +17,7 @@ __all__ = [
     "read_ids",
     "read_integer",
     "read_number",
+    "read_object",
     "read_texts",
     "refuse_broken_text",
     "wrong_kind",
@@ -65,6 +66,12 @@ def read_flag(key: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise wrong_kind(key, value, "true or false")
+
+
+def read_object(key: str, value: object) -> Mapping[str, object]:
+    if isinstance(value, dict):
+        return value
+    raise wrong_kind(key, value, "an object")
 
 
 def read_texts(key: str, value: object) -> tuple[str, ...]:

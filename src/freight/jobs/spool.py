@@ -1,7 +1,7 @@
 """The rows of a job as token ids on disk, so that memory does not grow with the dataset.
 
 Three files: token ids one after another, one fixed-size record per row, and a JSON blob for each
-row that has an id, sampling parameters or an error of its own. Memory holds the records only, 36
+row that has an id, sampling parameters or an error of its own. Memory holds the records only, 37
 bytes a row. ``spool.json`` is written last: without it the spool is not complete. Knows no
 tokenizer, no journal and no engine.
 """
@@ -42,6 +42,7 @@ RECORD: Final = np.dtype(
         ("logprobs", "i1"),  # -1: not asked for
         ("prompt_logprobs", "i1"),
         ("score_from", "<i4"),  # the first token of a continuation; 0: the row has none
+        ("is_structured", "?"),
     ]
 )
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
@@ -185,6 +186,7 @@ class Spool:
             ends_early=_ends_early(self._defaults),
             least_prefix_tokens=least_prefix,
             held_prefix_tokens=held_prefix,
+            is_structured=bool(records["is_structured"].any()),
         )
 
     def request(self, index: int) -> Request:

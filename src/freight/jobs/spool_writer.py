@@ -31,7 +31,7 @@ from freight.jobs.json_values import refuse_broken_text
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
 from freight.jobs.pairs import SCORING, check_pair, fit_pair, join_texts
 from freight.jobs.spool import RECORD, SPOOL_FILES, Spool
-from freight.runtime.params import SamplingParams, check_vocabulary
+from freight.runtime.params import SamplingParams, check_tokenizer, check_vocabulary
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["SpoolWriter", "write_spool"]
@@ -238,6 +238,7 @@ class SpoolWriter:
                 -1 if params.logprobs is None else params.logprobs,
                 -1 if params.prompt_logprobs is None else params.prompt_logprobs,
                 score_from,
+                params.structured_outputs is not None,
             ),
             dtype=RECORD,
         )
@@ -251,6 +252,7 @@ class SpoolWriter:
     def _check(self, params: SamplingParams, ids: list[int]) -> int:
         max_tokens = fit_max_tokens(len(ids), params.max_tokens, self._limits)
         check_vocabulary(params, self._limits.vocab_size)
+        check_tokenizer(params, self._tokenizer)
         self._check_ids(ids)
         return max_tokens
 

@@ -39,6 +39,8 @@ class Workload:
     ``ends_early``: something else than its length can end an answer. How long answers then are is
     not known before; any length up to the longest is taken to be as likely as any other.
 
+    ``is_structured``: some answers must look a certain way, and what keeps them so takes memory.
+
     ``max_scored_tokens`` are the most tokens of one prompt whose log-probabilities are wanted,
     ``total_scored_tokens`` those of all prompts, ``max_listed_tokens`` the most new ones,
     ``max_logprobs`` the most alternatives to each.
@@ -60,6 +62,7 @@ class Workload:
     ends_early: bool = False
     least_prefix_tokens: int = 0
     held_prefix_tokens: int = 0
+    is_structured: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

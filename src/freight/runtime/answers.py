@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freight.model.batch import RowKey
+from freight.runtime.guide import Guide
 from freight.runtime.params import SamplingParams
 from freight.runtime.request import (
     Completion,
@@ -26,6 +27,7 @@ from freight.runtime.request import (
 )
 from freight.runtime.sampler import sample_seed
 from freight.runtime.scores import ScoreLog, Scores
+from freight.runtime.structured_outputs import StructuredOutputs
 from freight.runtime.tokenizer import Detokenizer, Tokenizer
 
 __all__ = ["Answer", "Ending", "NewTokens", "Row"]
@@ -49,8 +51,9 @@ class NewTokens:
 class Row:
     """A row in the block: its tokens that are computed, and how many of them have keys.
 
-    ``params`` are the request's, with the seed of this sample. ``entry`` counts the rows that came
-    before it; ``seat`` is the place among its micro-batch's, by where its keys and values are.
+    ``params`` are the request's, with the seed of this sample; ``guide`` keeps its answer to what
+    it must look like. ``entry`` counts the rows that came before it; ``seat`` is the place among
+    its micro-batch's, by where its keys and values are.
     ``prefix`` is the row that computes the beginning of its prompt, where that is shared; such a
     row ``is_prefix`` and answers nothing.
     """
@@ -60,6 +63,7 @@ class Row:
     params: SamplingParams
     detokenizer: Detokenizer | None
     score_log: ScoreLog | None
+    guide: Guide | None = None
     new_ids: list[int] = field(default_factory=list)
     kv_len: int = 0
     entry: int = -1
@@ -81,6 +85,10 @@ class Row:
     def decodes(self) -> bool:
         """Whether all its tokens but the one made last have keys."""
         return bool(self.new_ids) and self.kv_len == self.num_tokens - 1
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, whatever the model says."""
+        return () if self.guide is None else self.guide.forced()
 
     def pending(self, count: int) -> Sequence[int]:
         """The first ``count`` tokens that have no keys yet."""
@@ -131,9 +139,12 @@ class Answer:
 
     def _row(self, sample: int) -> Row:
         params = self.request.params
-        detokenizer = score_log = None
+        detokenizer = score_log = guide = None
         if self._tokenizer is not None:
             detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens)
+        structure = params.structured_outputs
+        if self._tokenizer is not None and isinstance(structure, StructuredOutputs):
+            guide = self._tokenizer.guides.start(structure)
         if params.logprobs is not None:
             score_log = ScoreLog(params.max_tokens, params.logprobs)
         return Row(
@@ -142,6 +153,7 @@ class Answer:
             params=replace(params, seed=sample_seed(params.seed, sample)),
             detokenizer=detokenizer,
             score_log=score_log,
+            guide=guide,
         )
 
     def take_prompt_scores(self, scores: Scores, first: int, last: int) -> None:

@@ -55,7 +55,7 @@ from freight.runtime.loaders import (
 )
 from freight.runtime.meter import Meter
 from freight.runtime.options import EngineOptions
-from freight.runtime.params import check_vocabulary
+from freight.runtime.params import check_tokenizer, check_vocabulary
 from freight.runtime.performer import Performer
 from freight.runtime.placement import Placement
 from freight.runtime.planning import plan_run, rates_for
@@ -64,7 +64,7 @@ from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
 from freight.runtime.scores import Scores, score
 from freight.runtime.summary import describe_forecast, describe_holdings, describe_run
-from freight.runtime.tokenizer import Tokenizer, has_tokenizer
+from freight.runtime.tokenizer import Tokenizer, open_tokenizer
 from freight.runtime.trace import Trace
 
 __all__ = ["Engine", "OpenedModel", "build_engine", "open_model"]
@@ -96,7 +96,7 @@ def build_engine(
 ) -> Engine:
     """Plan, take the memory, and place the weights. Everything that can be refused is refused
     before anything is loaded; ``say`` is told of what takes long before."""
-    model = open_model(model_dir, options=options, say=say)
+    model = open_model(model_dir, options=options, say=say, is_structured=workload.is_structured)
     plan, told = plan_run(
         model.config, model.sources, model.dtype, model.device, model.options, workload
     )
@@ -104,9 +104,14 @@ def build_engine(
 
 
 def open_model(
-    model_dir: Path, *, options: EngineOptions, say: Callable[[str], None]
+    model_dir: Path,
+    *,
+    options: EngineOptions,
+    say: Callable[[str], None],
+    is_structured: bool = False,
 ) -> OpenedModel:
-    """Read what is known of a model, and load all that the process will need beside it."""
+    """Read what is known of a model, and load all that the process will need beside it; where
+    answers are structured, what keeps them so."""
     quiet_allocator()
     config = approximate(
         read_config(model_dir),
@@ -144,7 +149,7 @@ def open_model(
         steps=attend_steps(build_programme(config)),
         say=say,
     )
-    tokenizer = Tokenizer(model_dir) if has_tokenizer(model_dir) else None
+    tokenizer = open_tokenizer(model_dir, is_structured=is_structured)
     return OpenedModel(
         config=config,
         whole=config,
@@ -323,6 +328,7 @@ class Engine:
     def _check(self, requests: Iterator[Request]) -> Iterator[Request]:
         for request in requests:
             check_vocabulary(request.params, self.config.vocab_size)
+            check_tokenizer(request.params, self.tokenizer)
             yield request
 
     def _sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> NewTokens:

@@ -12,8 +12,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
 from freight.errors import InputError
+from freight.runtime.structured_outputs import StructuredOutputs
 
-__all__ = ["MOST_LOGPROBS", "MOST_SAMPLES", "SamplingParams", "check_vocabulary"]
+__all__ = [
+    "MOST_LOGPROBS",
+    "MOST_SAMPLES",
+    "SamplingParams",
+    "check_tokenizer",
+    "check_vocabulary",
+]
 
 MOST_LOGPROBS: Final = 20
 MOST_SAMPLES: Final = 16384
@@ -38,6 +45,9 @@ class SamplingParams:
     ``logprobs`` and ``prompt_logprobs`` ask for the log-probability of each new token and of each
     token of the prompt, with so many alternatives, by the model's own logits: no setting above
     changes them. With ``prompt_logprobs``, ``max_tokens`` may be 0: nothing is generated.
+
+    ``structured_outputs`` say what an answer must look like, as in vLLM: a mapping with one of
+    "json", "json_object", "regex", "choice" and "grammar". An answer that is complete ends there.
     """
 
     max_tokens: int = 16
@@ -57,6 +67,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -84,6 +95,8 @@ class SamplingParams:
                 is_made = own.default_factory is not MISSING
                 value = own.default_factory() if is_made else own.default  # type: ignore[operator]
                 object.__setattr__(self, own.name, value)
+        structure = StructuredOutputs.of(self.structured_outputs)
+        object.__setattr__(self, "structured_outputs", structure)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -118,6 +131,16 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         if count is not None and count > vocab_size:
             limit = f"at most {vocab_size}, the size of the model's vocabulary"
             raise _refuse(name, count, limit, "Ask for fewer alternatives.")
+
+
+def check_tokenizer(params: SamplingParams, tokenizer: object | None) -> None:
+    """Refuse what texts are needed for, where there is no tokenizer to make them."""
+    if tokenizer is None and params.structured_outputs is not None:
+        raise InputError(
+            "structured_outputs was given.",
+            "The model's directory has no tokenizer, and what is allowed is a matter of text.",
+            "Put the tokenizer's files beside the model, or leave it out.",
+        )
 
 
 def _refuse(name: str, value: object, limit: str, advice: str) -> InputError:

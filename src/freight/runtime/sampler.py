@@ -2,9 +2,9 @@
 
 Knows no schedule and keeps no state: a row's draw is a hash of its seed and position, so its tokens
 do not depend on what else is in the batch or on when it runs. The order is that of vLLM: biases,
-bans and penalties (``penalties``), temperature, min-p, top-k, top-p; tokens that tie with the last
-one to survive survive too, so that no sort's whim decides. The draw is an inverse cumulative sum
-over token ids in float64.
+bans and penalties (``penalties``), what may come at all, temperature, min-p, top-k, top-p; tokens
+that tie with the last one to survive survive too, so that no sort's whim decides. The draw is an
+inverse cumulative sum over token ids in float64.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.errors import ModelError
@@ -36,7 +38,8 @@ class Draw:
     """One token to choose: of row ``place`` of the logits, to stand at ``position`` of its row.
 
     Rows of equal place are drawn of the same logits, each by the seed in its own ``params``.
-    ``banned`` are tokens that must not come yet.
+    ``banned`` are tokens that must not come yet; ``allowed``, a bit for each token, those that may
+    come at all.
     """
 
     row: RowKey
@@ -45,10 +48,11 @@ class Draw:
     params: SamplingParams
     history: History
     banned: Sequence[int] = ()
+    allowed: npt.NDArray[np.uint8] | None = None
 
     @property
     def is_adjusted(self) -> bool:
-        return is_adjusted(self.params, len(self.history.output))
+        return self.allowed is not None or is_adjusted(self.params, len(self.history.output))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,10 +91,22 @@ def _choose(logits: torch.Tensor, settings: _Settings, draws: Sequence[Draw]) ->
     for row, draw in zip(rows, draws, strict=True):
         if draw.is_adjusted:
             adjust(row, draw.params, draw.history, draw.banned)
+        if draw.allowed is not None:
+            _keep_to(row, draw.allowed, logits[draw.place])
     if not settings.temperature:
         tokens: list[int] = _argmax(rows).tolist()
         return tokens
     return _draw(rows, settings, [uniform(draw.params.seed, draw.position) for draw in draws])
+
+
+def _keep_to(row: torch.Tensor, allowed: npt.NDArray[np.uint8], own: torch.Tensor) -> None:
+    """Leave only tokens with a bit, which rows of the embedding behind the tokenizer's have not.
+    Where bans leave none of them, those of the row's ``own`` logits."""
+    bits = np.unpackbits(allowed, count=len(row), bitorder="little")
+    hidden = torch.from_numpy(bits == 0).to(row.device)
+    row.masked_fill_(hidden, -torch.inf)
+    if not row.isfinite().any():
+        row.copy_(own).masked_fill_(hidden, -torch.inf)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

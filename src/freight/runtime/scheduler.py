@@ -198,6 +198,7 @@ class Scheduler:
                     params=row.params,
                     history=History(prompt=row.answer.prompt_set, output=row.new_ids),
                     banned=(*self._eos_ids, *row.params.stop_token_ids) if is_short else (),
+                    allowed=None if row.guide is None else row.guide.allowed(),
                 )
             )
         return draws
@@ -240,8 +241,23 @@ class Scheduler:
                 first = last
 
     def _append(self, row: Row, token_id: int, made: NewTokens, place: int) -> Ending | None:
-        """Take one token, whose scores are at ``place``; how the row ends, if it does."""
-        params = row.params
+        """Take one token, whose scores are at ``place``, and those that must follow it; how the row
+        ends, if it does."""
+        num_before = len(row.new_ids)
+        ending = self._take(row, token_id)
+        if row.score_log is None:
+            # Of what must follow nobody asks the model, so it has no scores; the row brings it all.
+            while ending is None and (forced := row.forced()):
+                for token_id in forced:
+                    ending = ending or self._take(row, token_id)
+        elif len(row.new_ids) > num_before:
+            assert made.scores is not None
+            row.score_log.append(made.scores, place)
+        return ending
+
+    def _take(self, row: Row, token_id: int) -> Ending | None:
+        """Let a row have a token; how it ends, if it does."""
+        params, guide = row.params, row.guide
         self._lengths.num_made += 1
         if len(row.new_ids) >= params.min_tokens:
             if token_id in self._eos_ids and not params.ignore_eos:
@@ -249,11 +265,12 @@ class Scheduler:
             if token_id in params.stop_token_ids:
                 return "stop", token_id
         row.new_ids.append(token_id)
-        if row.score_log is not None:
-            assert made.scores is not None
-            row.score_log.append(made.scores, place)
         if row.detokenizer is not None and row.detokenizer.append(token_id):
             return "stop", row.detokenizer.stop_string
+        if guide is not None:
+            guide.take(token_id)
+            if guide.is_over:
+                return "length" if guide.has_failed else "stop", None
         return ("length", None) if len(row.new_ids) >= params.max_tokens else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ import tokenizers
 
 from freight.errors import ModelError
 from freight.runtime.chat_template import ChatTemplate, read_chat_template
+from freight.runtime.guide import Guides
 
-__all__ = ["Detokenizer", "Tokenizer", "has_tokenizer"]
+__all__ = ["Detokenizer", "Tokenizer", "has_tokenizer", "open_tokenizer"]
 
 _OLDER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 
@@ -54,6 +55,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat is not None
+
+    @cached_property
+    def guides(self) -> Guides:
+        """What keeps answers to what they must look like; made when it is first asked for."""
+        return Guides(self._backend.to_str(), self.eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects around it."""
@@ -198,6 +204,17 @@ class Detokenizer:
 def has_tokenizer(model_dir: Path) -> bool:
     """Whether a directory holds tokenizer files at all; one with a config alone does not."""
     return any((model_dir / name).is_file() for name in ("tokenizer.json", *_OLDER_FILES))
+
+
+def open_tokenizer(model_dir: Path, *, is_structured: bool = False) -> Tokenizer | None:
+    """The tokenizer of a directory, if it has one; with its guides where answers need them, which
+    take memory."""
+    if not has_tokenizer(model_dir):
+        return None
+    tokenizer = Tokenizer(model_dir)
+    if is_structured:
+        _ = tokenizer.guides
+    return tokenizer
 
 
 def _load_backend(model_dir: Path) -> tokenizers.Tokenizer:

@@ -108,7 +108,12 @@ def build_stage_engine(
 ) -> StageEngine:
     """This rank's stage, once all ranks have planned theirs, and hold them. Called on all ranks at
     once; what one of them refuses is raised on all."""
-    model = ranks.share("opened", lambda: open_model(model_dir, options=options, say=say))
+    is_structured = workload.is_structured
+
+    def open_own() -> OpenedModel:
+        return open_model(model_dir, options=options, say=say, is_structured=is_structured)
+
+    model = ranks.share("opened", open_own)
     _refuse_several("types to compute in", ranks.exchange("dtype", model.dtype), "--dtype")
     layers = _cut(model, workload, ranks)
     stage = stage_model(model.config, layers[ranks.rank])

@@ -30,7 +30,7 @@ from freight.plan.sweep import BatchWork
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
-from freight.runtime.params import check_vocabulary
+from freight.runtime.params import check_tokenizer, check_vocabulary
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw, sample
 from freight.runtime.scheduler import Scheduler
@@ -169,6 +169,7 @@ class TensorEngine:
     def _check(self, requests: Iterator[Request]) -> Iterator[Request]:
         for request in requests:
             check_vocabulary(request.params, self.model.config.vocab_size)
+            check_tokenizer(request.params, self._tokenizer)
             if request.params.prompt_logprobs is not None:
                 raise InputError(
                     "Log-probabilities of a prompt were asked for.",

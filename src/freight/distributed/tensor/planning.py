@@ -40,7 +40,7 @@ from freight.runtime.device import (
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request
-from freight.runtime.tokenizer import Tokenizer, has_tokenizer
+from freight.runtime.tokenizer import Tokenizer, open_tokenizer
 
 __all__ = ["CutEngine", "build_cut_engine"]
 
@@ -166,8 +166,8 @@ def _open(
     dtype = choose_dtype(options.dtype, device)
     # Before what is left is asked for: a large vocabulary takes 100 MiB.
     tokenizer = None
-    if not ranks.rank and has_tokenizer(model_dir):
-        tokenizer = Tokenizer(model_dir)
+    if not ranks.rank:
+        tokenizer = open_tokenizer(model_dir, is_structured=workload.is_structured)
     room, own = room_on_cpu(options.cpu_memory_bytes)
     if room <= 0:
         raise BudgetError(
