@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from freight.errors import InputError
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.plan.workload import Workload
@@ -69,7 +70,7 @@ def test_the_context_is_made_before_the_host_is_measured(
     assert steps == ["empty cache", "device memory", "host memory"]
 
 
-@pytest.mark.parametrize(("native", "chosen"), [(True, "bfloat16"), (False, "float32")])
+@pytest.mark.parametrize(("native", "chosen"), [(True, "bfloat16"), (False, "float16")])
 def test_emulated_bfloat16_is_not_chosen(
     native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,3 +79,10 @@ def test_emulated_bfloat16_is_not_chosen(
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     assert choose_dtype("auto", CUDA) == chosen
+
+
+def test_float16_is_for_devices() -> None:
+    assert choose_dtype("float16", CUDA) == "float16"
+    cpu = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
+    with pytest.raises(InputError, match="slow at it"):
+        choose_dtype("float16", cpu)

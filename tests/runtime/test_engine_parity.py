@@ -210,6 +210,22 @@ def test_checkpoint_in_half_precision(dtype: torch.dtype, tied: bool, tmp_path: 
     compare(tmp_path, prompts, answers, **tiny.ON_SIM)
 
 
+@pytest.mark.parametrize("name", ["multi-head", "opt", "gemma2", "mixtral"])
+def test_arithmetic_in_float16(name: str, tmp_path: Path) -> None:
+    """On a device, from a checkpoint in bfloat16: each token is one that transformers, in float32,
+    finds hardly worse than the best."""
+    model = tiny.make_model(tmp_path, config=CONFIGS[name], dtype=torch.bfloat16)
+    prompts = tiny.prompts(5, 20, vocab=300)
+    with tiny.engine(tmp_path, prompts, STEPS, **{**tiny.ON_SIM, "dtype": "float16"}) as engine:
+        found = tiny.run(engine, prompts, STEPS)
+    for prompt, new in zip(prompts, found, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *new[:-1]]])).logits[0, len(prompt) - 1 :]
+        chosen = logits.gather(1, torch.tensor(new)[:, None])[:, 0]
+        assert len(new) == STEPS
+        assert (logits.amax(dim=1) - chosen).max() < 0.02 * logits.std()
+
+
 def test_the_oracle_knows_the_difference(tmp_path: Path) -> None:
     """Windows and scaled ropes change these models' tokens: the cases above could fail."""
     prompts = tiny.prompts(4, 40)

@@ -286,7 +286,9 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--json", action="store_true", help="a JSON object instead of a table")
     parser.add_argument("--cpu-memory", metavar="SIZE", help="most memory of the process")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
-    parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    parser.add_argument(
+        "--dtype", default="auto", help="auto, bfloat16, float16 (on a GPU) or float32"
+    )
     add_chips(parser)
     add_placement(parser)
     add_compression(parser)

@@ -160,7 +160,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         "--disk-dir", metavar="DIR", help="where KV cache and activations offload to"
     )
     group.add_argument("--device", default="auto", help="auto, cuda, cpu or sim (a simulated GPU)")
-    group.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    group.add_argument(
+        "--dtype", default="auto", help="auto, bfloat16, float16 (on a GPU) or float32"
+    )
     group.add_argument(
         "--sim-bandwidth", metavar="SIZE", help="bytes per second of the simulated GPU's link"
     )

@@ -36,7 +36,8 @@ class LaneTimeline:
         """Say that work up to ``index`` is done (host) or issued (device)."""
         event = None
         if self.stream is not None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Who waits for it sleeps: cores have other work.
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(self.stream)
         with self._changed:
             if event is not None:

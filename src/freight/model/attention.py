@@ -344,7 +344,9 @@ def _attend_stem(
     else:
         scores = _score(step, folded, keys, workspace)
         if hidden is not None:
-            scores.view(K, T, G, -1).masked_fill_(hidden[:, None], _HIDDEN)
+            scores.view(K, T, G, -1).masked_fill_(
+                hidden[:, None], max(_HIDDEN, torch.finfo(scores.dtype).min)
+            )
         top = scores.amax(dim=-1, keepdim=True)
         scores.sub_(top).exp_()
         weight = scores.sum(dim=-1, keepdim=True, dtype=torch.float32)

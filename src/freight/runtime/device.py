@@ -101,17 +101,24 @@ def find_device(name: str) -> ComputeDevice:
 
 
 def choose_dtype(name: str, device: ComputeDevice) -> str:
-    """ "auto" is bfloat16 where the device is faster at it than at float32, else float32.
+    """ "auto" is bfloat16 where the device is faster at it than at float32, float16 on a GPU that
+    is older than that, else float32.
 
     A CPU must both name the instructions and be faster in a probe: flags alone mislead, and so does
     a probe alone on a machine that is busy with other work.
     """
+    if name == "float16" and device.kind == "cpu":
+        raise InputError(
+            "--dtype float16 was given.",
+            "The CPU computes, and is slow at it.",
+            "Give --dtype auto: files in float16 are read all the same.",
+        )
     if name != "auto":
         return name
     if device.kind == "cuda":
         # Older devices emulate it, slower than float32: torch counts that as support.
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if native else "float32"
+        return "bfloat16" if native else "float16"
     if not _BFLOAT16_FLAGS & set(_cpu_flags()):
         return "float32"
     return "bfloat16" if _is_faster(torch.bfloat16, torch.float32, 1.2) else "float32"

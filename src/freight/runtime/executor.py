@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,7 +46,7 @@ class Executor(Generic[Made]):
         self._error: Exception | None = None
         streams: Mapping[Lane, Any] = {}
         if device.type == "cuda":
-            streams = {lane: _stream(device) for lane in _DEVICE_LANES}
+            streams = {lane: _stream(device, lane) for lane in _DEVICE_LANES}
         self._timelines = {lane: LaneTimeline(streams.get(lane)) for lane in Lane}
         self._workers: dict[Lane, LaneWorker] = {}
         self._submitted: dict[int, dict[Lane, int]] = {}
@@ -143,12 +143,18 @@ class Executor(Generic[Made]):
             worker.close()
 
     def _stop(self) -> None:
-        """End the lanes' threads, also when the caller has stopped in the middle."""
+        """End the lanes' threads, also when the caller has stopped in the middle. What a device was
+        given is done then, whether anybody waits for it or not: its memory may be used anew."""
         if self._workers:
             for timeline in self._timelines.values():
                 timeline.fail()
             self._finish()
+        for timeline in self._timelines.values():
+            if timeline.stream is not None:
+                timeline.stream.synchronize()
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
+@cache
+def _stream(device: torch.device, lane: Lane) -> torch.cuda.Stream:
+    """One for all runs of a process: libraries keep memory for each stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

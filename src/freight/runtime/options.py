@@ -23,7 +23,7 @@ Shares = tuple[float, float, float]
 """Percent on gpu, cpu and disk; they sum to 100."""
 
 DEVICES: Final = ("auto", "cuda", "cpu", "sim")
-DTYPES: Final = ("auto", "bfloat16", "float32")
+DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,13 +65,21 @@ class Placement:
         self._disk_dir = disk_dir
         self._traffic = traffic
         self._scratch_files: list[DirectFile] = []
-        self._take_memory(sources)
-        self._make_caches()
-        self.buffers = self._make_buffers()
-        self.workspace = Workspace(self.near.take(plan.geometry.workspace_bytes, "workspace"))
-        self.recomputation = self._make_recomputation()
-        self.host_workspace = Workspace(self.host.take(plan.geometry.attention_bytes, "attention"))
-        self._place_weights(dummy_seed)
+        self.host = self._take_host(sources)
+        try:
+            self._take_memory(sources)
+            self._make_caches()
+            self.buffers = self._make_buffers()
+            self.workspace = Workspace(self.near.take(plan.geometry.workspace_bytes, "workspace"))
+            self.recomputation = self._make_recomputation()
+            attention = self.host.take(plan.geometry.attention_bytes, "attention")
+            self.host_workspace = Workspace(attention)
+            self._place_weights(dummy_seed)
+        except BaseException:
+            if self._device.kind == "cuda":
+                torch.cuda.synchronize(self._device.torch_device)
+            self.host.close()  # memory that stays pinned cannot be pinned again
+            raise
 
     def close(self) -> None:
         """Close files and unpin memory; whoever uses it must have stopped."""
@@ -84,11 +92,12 @@ class Placement:
         for file in self._scratch_files:
             file.close()
 
+    def _take_host(self, sources: Mapping[str, TensorSource]) -> Arena:
+        size = self.plan.geometry.total("cpu") + bounce_bytes(sources)
+        return host_arena(size, pinned=self._device.kind == "cuda")
+
     def _take_memory(self, sources: Mapping[str, TensorSource]) -> None:
         geometry = self.plan.geometry
-        pinned = self._device.kind == "cuda"
-        size = geometry.total("cpu") + bounce_bytes(sources)
-        self.host = host_arena(size, pinned=pinned)
         if self._device.kind == "cpu":
             self.near = self.host
         elif self._device.kind == "sim":

@@ -62,7 +62,11 @@ _SHARING: Final = (1, 4, 8)
 _MOST_POOLS: Final = 16
 _SECONDS: Final = ("head", "call", "sweep")
 """Measurements that are times; others are rates."""
-_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES: Final = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 _Report = Callable[[str], None]
 
@@ -77,6 +81,8 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
     reads, writes, beside, units, links = [], [], [], [], []
     report("a scratch file")
+    # Before the probes take any of it.
+    gpu_bytes = device.room_bytes(None) if device.kind == "cuda" else 0
     with DiskProbe(directory) as disk:
         cpu = _UnitProbe(host)
         gpu = _UnitProbe(device) if device.kind == "cuda" else None
@@ -92,7 +98,7 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     found = {"disk read": _mean_link(reads), "disk write": _mean_link(writes)}
     computing = {"cpu": cpu.unit(units, system_memory_bytes())}
     if gpu is not None:
-        computing["gpu"] = gpu.unit([own for own, _ in links], device.room_bytes(None))
+        computing["gpu"] = gpu.unit([own for own, _ in links], gpu_bytes)
         found |= {
             name: _mean_link([own[name] for _, own in links])
             for name in ("host to device", "device to host")
@@ -139,9 +145,10 @@ class _UnitProbe:
     def __init__(self, device: ComputeDevice) -> None:
         self.where = device.torch_device
         self.fast = choose_dtype("auto", device)
-        self.names = ["float32"] if self.fast == "float32" else ["bfloat16", "float32"]
+        self.names = [*dict.fromkeys((self.fast, "float32"))]
         # Of the numbers that files have: where 16 bits are slow they are widened as they are used.
-        kept = {name: torch.bfloat16 if name == self.fast else _DTYPES[name] for name in self.names}
+        kept = {name: _DTYPES[name] for name in self.names}
+        kept[self.fast] = torch.bfloat16 if self.fast == "float32" else _DTYPES[self.fast]
         self._memory = ColdMemory(self.where)
         self.weights = {
             name: self._memory.tensors((COLUMNS, WIDTH), kept[name]) for name in self.names

@@ -33,7 +33,7 @@ class Routing:
     def end(self, k: int) -> None:
         """All of it has been issued, on the stream that is current."""
         if self._device.type == "cuda":
-            self._made[k] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._made[k] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._made[k].record()
 
     def of(self, k: int) -> Routes:

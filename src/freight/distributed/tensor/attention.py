@@ -210,7 +210,9 @@ def _fused(
     """q [R, L, H, D] over keys and values [R, K, S, D]; without ``seen`` [R, 1, L, S] each token
     sees those up to its own place."""
     shared = q.shape[2] // keys.shape[1]
-    if q.device.type != "cpu":  # kernels there take a mask, or heads that share keys
+    # On a device there is a kernel for heads that share keys of 16 bits without a mask, else none.
+    is_grouped = q.device.type == "cpu" or (seen is None and q.dtype.itemsize == 2)
+    if shared > 1 and not is_grouped:
         keys, values = (x.repeat_interleave(shared, dim=1) for x in (keys, values))
     found = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -219,6 +221,6 @@ def _fused(
         attn_mask=seen,
         is_causal=seen is None,
         scale=scale,
-        enable_gqa=shared > 1 and q.device.type == "cpu",
+        enable_gqa=shared > 1 and is_grouped,
     )
     return found.transpose(1, 2)

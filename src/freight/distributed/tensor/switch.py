@@ -143,6 +143,8 @@ def _measured(model: TensorModel, way: Way, num_tokens: int) -> float:
         slowest(model.executor.ranks, [0.0])  # all begin together
         start = time.perf_counter()
         work()
+        if model.executor.ranks.device.type == "cuda":
+            torch.cuda.synchronize(model.executor.ranks.device)
         times.append(time.perf_counter() - start)
     return min(slowest(model.executor.ranks, times))
 

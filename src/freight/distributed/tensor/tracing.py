@@ -17,6 +17,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from freight.distributed.tensor.ranks import Parts, Pending, Ranks
 from freight.errors import InputError
 
@@ -127,6 +129,7 @@ class TracedRanks(Ranks):
 
     def _wait(self, pending: Pending, name: str, row: int, started_s: float) -> Parts:
         try:
-            return pending.wait()
+            with torch.inference_mode():  # of this thread: what comes is put where such a tensor is
+                return pending.wait()
         finally:
             self._timeline.note_message(name, row, started_s)

@@ -218,8 +218,9 @@ class Loader:
     ) -> torch.Tensor:
         matrix = self._blueprint.matrix(name, layer, chosen)
         ranges = {dim: range(size) for dim, size in sizes.items()}
-        numbers = torch.from_numpy(self._blueprint.numbers(matrix, matrix.row_dims, ranges))
         whole = self._whole(f"{matrix.name}_bias")
+        numbers = torch.from_numpy(self._blueprint.numbers(matrix, matrix.row_dims, ranges))
+        numbers = numbers.to(whole.device)
         return whole[numbers.clamp(min=0)].masked_fill_(numbers < 0, 0)
 
     def _whole(self, name: str, *, wide: bool = False) -> torch.Tensor:

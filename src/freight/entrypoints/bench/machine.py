@@ -106,10 +106,13 @@ def measure_link(device: ComputeDevice, sim_bytes_per_s: float | None) -> Rate:
     if sim_bytes_per_s is not None:
         return Rate(best=sim_bytes_per_s, usual=sim_bytes_per_s)
     on_cuda = device.kind == "cuda"
-    source = host_arena(_COPY_BYTES, pinned=on_cuda).take(_COPY_BYTES, "source")
+    host = host_arena(_COPY_BYTES, pinned=on_cuda)
+    source = host.take(_COPY_BYTES, "source")
     arena = device_arena(_COPY_BYTES, device.torch_device) if on_cuda else host_arena(_COPY_BYTES)
     target = arena.take(_COPY_BYTES, "target")
-    return _rate(_COPY_BYTES, device.torch_device, lambda _: copy_bytes(source, target))
+    rate = _rate(_COPY_BYTES, device.torch_device, lambda _: copy_bytes(source, target))
+    host.close()
+    return rate
 
 
 def product_rows(work: Work) -> list[int]:
