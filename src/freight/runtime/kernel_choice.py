@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import product
 from typing import Final
 
 import torch
@@ -34,6 +35,10 @@ _NAMES: Final = {
 }
 _KEY_COUNTS: Final = (530, 17)
 """Of the rows that are tried: few and long enough to be attended in parts, and ragged."""
+_SHORT_COUNTS: Final = (33, 17)
+"""Of rows that are attended whole, as most are: code of its own."""
+_NUM_ROWS: Final = (70, 128)
+"""Of matrices: numbers that 16 divides have code of their own."""
 _PAGE_TOKENS: Final = 16
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -125,10 +130,10 @@ def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Ten
     return torch.randn(shape, generator=dice).to(device, dtype)
 
 
-def _rows(own: Grouped, device: torch.device) -> GroupedRows:
+def _rows(own: Grouped, num_rows: int, device: torch.device) -> GroupedRows:
     narrow = replace(own, wide=False)
     columns = 3 * own.group_size
-    count = align_up(70, own.rows_together)
+    count = align_up(num_rows, own.rows_together)
     raw = quantise(_numbers(count, columns, device=device, dtype=torch.float32), narrow)
     if own.wide:
         border = own.code_bytes(columns)
@@ -139,18 +144,19 @@ def _rows(own: Grouped, device: torch.device) -> GroupedRows:
 
 def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
     def trial() -> Iterator[torch.Tensor]:
-        rows = _rows(own, device)
-        out = torch.empty(rows.shape, dtype=dtype, device=device)
-        dequantise(rows, out)
-        yield out
+        for num_rows in _NUM_ROWS:
+            rows = _rows(own, num_rows, device)
+            out = torch.empty(rows.shape, dtype=dtype, device=device)
+            dequantise(rows, out)
+            yield out
 
     return trial
 
 
 def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
     def trial() -> Iterator[torch.Tensor]:
-        rows = _rows(own, device)
-        for tokens in (1, 5):
+        for num_rows, tokens in product(_NUM_ROWS, (1, 5)):
+            rows = _rows(own, num_rows, device)
             x = _numbers(tokens, rows.columns, device=device, dtype=dtype)
             found = small_product(x, rows)
             if found is None:
@@ -163,12 +169,18 @@ def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
 
 
 class _Case:
-    """Rows with one query each, whose keys are in pages."""
+    """Rows with one query each, whose keys, so many of each, are in pages."""
 
-    def __init__(self, step: Attend, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        step: Attend,
+        device: torch.device,
+        dtype: torch.dtype,
+        key_counts: Sequence[int] = _KEY_COUNTS,
+    ) -> None:
         self.spans = [
             RowSpan(row=RowKey(row), start=row, num_new=1, kv_len=count - 1, logit_positions=())
-            for row, count in enumerate(_KEY_COUNTS)
+            for row, count in enumerate(key_counts)
         ]
         counts = [-(-span.total_len // _PAGE_TOKENS) for span in self.spans]
         # Not in order: the last row has the first page.
@@ -215,19 +227,21 @@ class _Case:
             device=self.device,
         )
 
-    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self, *, with_sums: bool) -> Iterator[torch.Tensor]:
         step = self.step
         shape = (len(self.spans), step.num_heads, step.head_dim)
         q = _numbers(*shape, device=self.device, dtype=self.dtype)
         out = torch.empty_like(q)
-        lse = torch.empty(shape[:2], device=self.device)
+        lse = torch.empty(shape[:2], device=self.device) if with_sums else None
         # Keys and values of the rows, plain and as they are kept, scores and their weights.
-        keys = len(self.spans) * max(_KEY_COUNTS) + _PAGE_TOKENS
+        keys = len(self.spans) * max(span.total_len for span in self.spans) + _PAGE_TOKENS
         numbers = keys * 4 * (step.num_kv_heads * step.head_dim + step.num_heads)
         room = numbers * self.dtype.itemsize + MIB
         workspace = Workspace(torch.empty(room, dtype=torch.uint8, device=self.device))
         attend(step, q, self.pages, self._index(self.spans), out, workspace, lse)
-        return out, lse
+        yield out
+        if lse is not None:
+            yield lse
 
 
 def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
@@ -244,8 +258,9 @@ def _attend(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
     whole = replace(step, share=1.0)
 
     def trial() -> Iterator[torch.Tensor]:
-        case = _Case(whole, device, dtype)
-        case.fill()
-        yield from case.attend()
+        for key_counts, with_sums in ((_KEY_COUNTS, True), (_SHORT_COUNTS, False)):
+            case = _Case(whole, device, dtype, key_counts)
+            case.fill()
+            yield from case.attend(with_sums=with_sums)
 
     return trial
