@@ -24,5 +24,8 @@ def test_ranks_answer_as_one_process(split: str, rows: Path, forks: Forks, tmp_p
         assert status == 0, told
         outputs.append(output.read_bytes())
     assert outputs[0] == outputs[1]
-    texts = [json.loads(line)["text"] for line in outputs[0].splitlines()]
-    assert len(texts) == NUM_ROWS and all(re.fullmatch(PATTERN, text) for text in texts)
+    done = [json.loads(line) for line in outputs[0].splitlines()]
+    assert len(done) == NUM_ROWS
+    for row in done:  # some of them may have few tokens
+        assert row["finish_reason"] == "length" or re.fullmatch(PATTERN, row["text"]), row
+    assert sum(row["finish_reason"] == "stop" for row in done) > NUM_ROWS // 2

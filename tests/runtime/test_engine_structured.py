@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ SCHEMA: dict[str, Any] = {
 REGEX = r" [0-9]{1,3} (m|cm), (long|wide)( and (long|wide)){0,2}"
 CHOICES = ("one metre", "one kilometre", "ten")
 TEXTS = ["Quantity: 3 km\nIn m:", "Quantity: 12 dm\nIn cm:", "The cat sat", "a", "In words: 3\n"]
+PLANNED = SamplingParams(max_tokens=48, structured_outputs={"json": SCHEMA})
 FORMS: list[dict[str, Any]] = [{"json": SCHEMA}, {"regex": REGEX}, {"choice": CHOICES}]
 
 
@@ -71,7 +73,7 @@ def run(
     built = build_engine(
         MODEL_DIR,
         options=EngineOptions(**{**defaults, **options}),
-        workload=tiny.workload(prompts, 48),
+        workload=tiny.workload(prompts, 48, PLANNED),
     )
     try:
         return sorted(built.run(requests(prompts), on_batch), key=lambda own: own.index)
@@ -136,15 +138,18 @@ def test_what_must_follow_costs_no_sweep(prompts: list[list[int]], tmp_path: Pat
     assert len(sweeps) < 0.6 * longest
 
 
+LISTED = replace(PLANNED, logprobs=2)
+
+
 def test_scores_are_of_every_token(prompts: list[list[int]], tmp_path: Path) -> None:
-    with tiny.engine(MODEL_DIR, prompts[:3], 48, disk_dir=tmp_path) as engine:
+    with tiny.engine(MODEL_DIR, prompts[:3], 48, LISTED, disk_dir=tmp_path) as engine:
         for own in engine.run(requests(prompts[:3], logprobs=2)):
             assert len(own.outputs[0].logprobs or ()) == len(own.token_ids)
             assert conforms(own.text, FORMS[own.index])
 
 
 def test_the_longest_answer_ends_it(prompts: list[list[int]], tmp_path: Path) -> None:
-    with tiny.engine(MODEL_DIR, prompts[:1], 5, disk_dir=tmp_path) as engine:
+    with tiny.engine(MODEL_DIR, prompts[:1], 5, PLANNED, disk_dir=tmp_path) as engine:
         (done,) = engine.run(requests(prompts[:1], max_tokens=5))
     assert done.finish_reason == "length" and len(done.token_ids) == 5
     assert json.dumps({"quantity": 0}).startswith(done.text[:6])

@@ -100,6 +100,7 @@ def workload(
         max_scored_tokens=0 if asked.prompt_logprobs is None else longest - 1,
         max_listed_tokens=0 if asked.logprobs is None else max_tokens,
         max_logprobs=max(asked.logprobs or 0, asked.prompt_logprobs or 0),
+        is_structured=asked.structured_outputs is not None,
     )
 
 

@@ -114,9 +114,9 @@ def most_tokens(split: Split, num_tokens: int) -> dict[Tier, int]:
 
 def _most_attended(policy: Policy, workload: Workload) -> int:
     """The most tokens of a micro-batch of which the CPU attends some: single ones, and where they
-    do not come whole prompts beside them."""
+    do not come whole prompts beside them, or what structured answers must go on with."""
     prompts = workload.max_prompts(policy.micro_batch_size) * workload.max_prompt_tokens
-    is_mixed = policy.is_continuous or policy.max_batch_tokens < prompts
+    is_mixed = policy.is_continuous or policy.max_batch_tokens < prompts or workload.is_structured
     return policy.max_batch_tokens if is_mixed else policy.micro_batch_size
 
 
@@ -345,8 +345,8 @@ def _turns_bytes(config: ModelConfig, size: int, policy: Policy, workload: Workl
 
 def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:
     """Where the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
-    any time."""
-    is_varied = policy.is_continuous or workload.has_many_lengths
+    any time, or bring several."""
+    is_varied = policy.is_continuous or workload.has_many_lengths or workload.is_structured
     return _SHAPES_BYTES if is_varied and policy.compute_tier == "cpu" and size == 2 else 0
 
 

@@ -82,8 +82,9 @@ def workspace_bytes(
 
 def _longest_span(policy: Policy, workload: Workload) -> int:
     """The most tokens that one row brings to a sweep. What a row has made is part of its prompt
-    when it is computed again."""
-    longest = workload.max_total_tokens if policy.is_continuous else workload.max_prompt_tokens
+    when it is computed again, and structured answers go on with several tokens."""
+    is_mixed = policy.is_continuous or workload.is_structured
+    longest = workload.max_total_tokens if is_mixed else workload.max_prompt_tokens
     return min(longest, policy.max_batch_tokens)
 
 

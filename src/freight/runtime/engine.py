@@ -297,6 +297,7 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             lengths=lengths,
+            is_structured=self.plan.workload.is_structured,
             describe=batches.describe,
             shares_elsewhere=self.plan.geometry.shared_tokens > 0,
         )

@@ -31,7 +31,8 @@ class Scheduler:
 
     ``describe`` prices a micro-batch: what it moves in a sweep. ``lengths`` is what is expected of
     answers, and learns from them. ``slot_pages`` are those that a micro-batch's offloaded rows may
-    have together; ``shares_elsewhere``: such rows may share what their prompts begin with.
+    have together; ``shares_elsewhere``: such rows may share what their prompts begin with. Where
+    answers are planned to be structured, rows go on with what must follow at once.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Scheduler:
         lengths: Lengths,
         describe: Callable[[int, MicroBatch, bool], BatchWork],
         shares_elsewhere: bool = False,
+        is_structured: bool = False,
     ) -> None:
         self._waiting = Waiting(requests, tokenizer)
+        self._forces = is_structured
         self._lengths = lengths
         self._admission: Admission = ZigZag(
             self._waiting, policy, kv_cache, shares_elsewhere=shares_elsewhere
@@ -245,12 +248,12 @@ class Scheduler:
         ends, if it does."""
         num_before = len(row.new_ids)
         ending = self._take(row, token_id)
-        if row.score_log is None:
+        if row.score_log is None and self._forces:
             # Of what must follow nobody asks the model, so it has no scores; the row brings it all.
             while ending is None and (forced := row.forced()):
                 for token_id in forced:
                     ending = ending or self._take(row, token_id)
-        elif len(row.new_ids) > num_before:
+        if row.score_log is not None and len(row.new_ids) > num_before:
             assert made.scores is not None
             row.score_log.append(made.scores, place)
         return ending

@@ -143,6 +143,7 @@ class TensorEngine:
             tokenizer=self._tokenizer,
             eos_ids=eos_ids,
             lengths=self._workload.answers(),
+            is_structured=self._workload.is_structured,
             describe=lambda sweep, batch, continues: BatchWork(batch=batch, continues=continues),
         )
         batch = self.model.begin(rows, self._longest)
