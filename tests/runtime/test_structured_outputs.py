@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freight.demo import MODEL_DIR
 from freight.errors import InputError
 from freight.model.batch import RowKey
-from freight.runtime.guide import Guide
+from freight.runtime.guide import Guide, Guides
 from freight.runtime.params import SamplingParams
 from freight.runtime.penalties import History
 from freight.runtime.sampler import Draw, sample
@@ -144,6 +144,11 @@ def test_json_is_written_as_json_dumps_does(tokenizer: Tokenizer) -> None:
     assert guide.is_over and not guide.has_failed
     other = tokenizer.guides.start(structure)
     assert ids_of(other.allowed()) and not other.is_over, "rows do not share what they have made"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot read the model's tokenizer"):
+        Guides('{"model": {}}', [0])
 
 
 def test_a_token_that_is_not_allowed_ends_it(tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from freight.errors import InputError
 from freight.runtime.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -25,12 +26,20 @@ _KEPT_STARTS: Final = 64
 
 
 class Guides:
-    """Of one tokenizer, from its tokenizer.json as text. ``eos_ids`` end an answer."""
+    """Of one tokenizer, from its tokenizer.json as text. ``eos_ids`` end an answer. InputError where
+    llguidance cannot read it."""
 
     def __init__(self, tokenizer_json: str, eos_ids: Collection[int]) -> None:
         from llguidance import LLTokenizer
 
-        self._tokenizer = LLTokenizer(tokenizer_json, eos_token=sorted(eos_ids) or None)
+        try:
+            self._tokenizer = LLTokenizer(tokenizer_json, eos_token=sorted(eos_ids) or None)
+        except Exception as error:  # the library names none of its own
+            raise InputError(
+                "Answers of a certain form were asked for.",
+                f"llguidance cannot read the model's tokenizer: {error}.",
+                "Leave the form out for this model.",
+            ) from error
         self._eos_ids = frozenset(eos_ids)
         self._begun = lru_cache(_KEPT_STARTS)(self._begin)
 

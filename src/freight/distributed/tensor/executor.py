@@ -23,13 +23,7 @@ from freight.distributed.tensor.looped import (
 from freight.distributed.tensor.moves import make_move
 from freight.distributed.tensor.plain import PLAIN, compute_plain
 from freight.distributed.tensor.ranks import Parts, Ranks
-from freight.distributed.tensor.regions import (
-    Piece,
-    Region,
-    Regions,
-    in_regions,
-    names_of,
-)
+from freight.distributed.tensor.regions import Piece, Region, Regions, in_regions, names_of
 from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.model.switches import ModelConfig
@@ -205,7 +199,7 @@ def _biases(
     return [bias for operand in step.operands for bias in waiting.pop(operand, [])]
 
 
-def _computes(step: Piece) -> tuple[Compute, ...]:
+def _computes(step: Stage) -> tuple[Compute, ...]:
     match step:
         case GatherProducts():
             return step.products
@@ -213,8 +207,6 @@ def _computes(step: Piece) -> tuple[Compute, ...]:
             return (step.product,)
         case Compute():
             return (step,)
-        case Region():
-            return step.steps
     return ()
 
 
