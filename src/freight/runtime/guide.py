@@ -26,7 +26,7 @@ _KEPT_STARTS: Final = 64
 
 
 class Guides:
-    """Of one tokenizer, from its tokenizer.json as text. ``eos_ids`` end an answer. InputError where
+    """Of one tokenizer, from its tokenizer.json as text; ``eos_ids`` end an answer. InputError if
     llguidance cannot read it."""
 
     def __init__(self, tokenizer_json: str, eos_ids: Collection[int]) -> None:
