@@ -231,10 +231,11 @@ def refusal(directory: Path, error: type[Exception], **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("form", [None, {"regex": "[a-z]+"}])
 def test_the_tokenizer_is_there_when_the_process_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes would otherwise come on top of the budget."""
+    """What it takes would otherwise come on top of the budget, and what keeps answers to a form."""
     tiny.make_model(tmp_path)
     write_tiny_tokenizer(tmp_path)
     steps = []
@@ -242,16 +243,18 @@ def test_the_tokenizer_is_there_when_the_process_is_measured(
     def spy(name: str) -> None:
         original = getattr(engine_module, name)
 
-        def wrapper(*arguments: Any) -> Any:
-            steps.append(name)
-            return original(*arguments)
+        def wrapper(*arguments: Any, **keywords: Any) -> Any:
+            found = original(*arguments, **keywords)
+            steps.append((name, "guides" in getattr(found, "__dict__", ())))
+            return found
 
         monkeypatch.setattr(engine_module, name, wrapper)
 
-    spy("Tokenizer")
+    spy("open_tokenizer")
     spy("plan_run")
-    with tiny.engine(tmp_path, [[1]], 1):
-        assert steps == ["Tokenizer", "plan_run"]
+    params = SamplingParams(structured_outputs=form)
+    with tiny.engine(tmp_path, [[1]], 1, params):
+        assert steps == [("open_tokenizer", form is not None), ("plan_run", False)]
 
 
 def test_directories_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

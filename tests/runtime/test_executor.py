@@ -158,6 +158,9 @@ class FakeStream:
 
 
 class FakeEvent:
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking, "who waits sleeps"
+
     def record(self, stream: FakeStream) -> None: ...
 
     def query(self) -> bool:
@@ -168,9 +171,10 @@ class FakeEvent:
 def test_without_overlap_a_device_finishes_each_operation(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is issued on CUDA streams one after the other would run side by side."""
+    """What is issued on CUDA streams one after the other would run side by side. At the end all of
+    them have done what they were given, whether anybody waits for it or not."""
     monkeypatch.setattr(FakeStream, "waits", 0)
-    monkeypatch.setattr("freight.runtime.executor._stream", lambda device: FakeStream())
+    monkeypatch.setattr("freight.runtime.executor._stream", lambda device, lane: FakeStream())
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     lanes = [Lane.DISK_READ, Lane.TO_DEVICE, Lane.COMPUTE, Lane.FROM_DEVICE]
@@ -178,7 +182,7 @@ def test_without_overlap_a_device_finishes_each_operation(
     running = Executor(work, device=torch.device("cuda", 0), overlap=overlap)
     assert [*running.run(operation(index, lane) for index, lane in enumerate(lanes))] == []
     assert sorted(work.done) == [0, 1, 2, 3]
-    assert FakeStream.waits == (0 if overlap else 3)
+    assert FakeStream.waits == 3 + (0 if overlap else 3)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -257,6 +261,9 @@ class PendingEvent:
     done: ClassVar[list[int]] = []
     issued = -1
 
+    def __init__(self, *, blocking: bool) -> None:
+        self.own = -1
+
     def record(self, stream: FakeStream) -> None:
         self.own = PendingEvent.issued
 
@@ -271,7 +278,7 @@ def test_a_device_is_less_than_two_sweeps_behind(monkeypatch: pytest.MonkeyPatch
     """Even where no token is taken from a sweep, which would be waited for: tensors that say where
     its keys are would be given to another one while they are read."""
     monkeypatch.setattr(PendingEvent, "done", [])
-    monkeypatch.setattr("freight.runtime.executor._stream", lambda device: FakeStream())
+    monkeypatch.setattr("freight.runtime.executor._stream", lambda device, lane: FakeStream())
     monkeypatch.setattr(torch.cuda, "Event", PendingEvent)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 

@@ -17,6 +17,9 @@ class Late:
 
     routes: Any = None
 
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking, "who waits sleeps"
+
     def record(self) -> None:
         assert Late.routes is not None
 
@@ -34,6 +37,8 @@ def test_on_a_device_the_router_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     Late.routes.experts.fill_(7)
     routing.end(0)
     assert routing.chosen(0) == {1, 3, 4}
+    assert routing.tokens_of(0, 1).tokens.tolist() == [0, 1]
+    assert routing.tokens_of(0, 1).places.tolist() == [1, 2]
 
 
 def test_each_micro_batch_has_its_own() -> None:

@@ -48,7 +48,7 @@ from freight.runtime.device import (
     quiet_allocator,
     trim_heap,
 )
-from freight.runtime.executor import Executor
+from freight.runtime.executor import DEVICE_LANES, Executor
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
 from freight.runtime.loaders import (
     torch_dtype,
@@ -197,7 +197,10 @@ class Engine:
         self._options = options = model.options
         dtype = model.dtype
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
-        self.meter = Meter(has_phases=not plan.policy.is_continuous)
+        self.meter = Meter(
+            has_phases=not plan.policy.is_continuous,
+            untimed=DEVICE_LANES if device.kind == "cuda" else (),
+        )
         self.forecast = told
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)

@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
 from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker
 from freight.plan.operation import Lane, Operation
 
-__all__ = ["Executor"]
+__all__ = ["DEVICE_LANES", "Executor"]
 
 Made = TypeVar("Made")
 """What the last computation of a micro-batch makes: its new tokens, whatever form they have."""
 
-_DEVICE_LANES = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
+DEVICE_LANES: Final = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
+"""Those that have a stream on a CUDA device: their work is issued, and done later."""
 
 
 class Executor(Generic[Made]):
@@ -46,7 +47,7 @@ class Executor(Generic[Made]):
         self._error: Exception | None = None
         streams: Mapping[Lane, Any] = {}
         if device.type == "cuda":
-            streams = {lane: _stream(device, lane) for lane in _DEVICE_LANES}
+            streams = {lane: _stream(device, lane) for lane in DEVICE_LANES}
         self._timelines = {lane: LaneTimeline(streams.get(lane)) for lane in Lane}
         self._workers: dict[Lane, LaneWorker] = {}
         self._submitted: dict[int, dict[Lane, int]] = {}

@@ -1,12 +1,13 @@
 """What a run took: time by phase, and how long each lane worked.
 
-Times are those of the host. On a CUDA stream they are when work was issued, not when it ran: of
-such lanes the phases are right and the work is not.
+Times are those of the host. On a CUDA stream they are when work was issued, not when it ran: such
+lanes are not timed, phases are right all the same.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from freight.plan.operation import Lane, Operation
 
@@ -14,10 +15,12 @@ __all__ = ["Meter"]
 
 
 class Meter:
-    """Told of every operation, from all lanes. ``has_phases``: prompts have sweeps of their own."""
+    """Told of every operation, from all lanes. ``has_phases``: prompts have sweeps of their own.
+    The lanes ``untimed`` count for nothing but the phases."""
 
-    def __init__(self, *, has_phases: bool) -> None:
+    def __init__(self, *, has_phases: bool, untimed: Collection[Lane] = ()) -> None:
         self._has_phases = has_phases
+        self.untimed = frozenset(untimed)
         self._lock = threading.Lock()
         self._last_s: float | None = None
         self.busy_s: dict[Lane, float] = {}
@@ -35,7 +38,8 @@ class Meter:
             if self._last_s is None:
                 self._last_s = started_s
             lane = operation.lane
-            self.busy_s[lane] = self.busy_s.get(lane, 0.0) + ended_s - started_s
+            if lane not in self.untimed:
+                self.busy_s[lane] = self.busy_s.get(lane, 0.0) + ended_s - started_s
             if operation.is_last:
                 self._add(operation, ended_s - self._last_s)
                 self._last_s = ended_s

@@ -337,20 +337,21 @@ class Performer:
 
     def _expert(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         weights = self._weights.parts(operation.unit, operation.slot)
-        routes = self._routing.of(prepared.batch.index)
+        k = prepared.batch.index
         assert unit.expert is not None
-        tokens, choices = torch.where(routes.experts.eq(unit.expert))
-        shares = routes.weights[tokens, choices]
+        own, routes = self._routing.tokens_of(k, unit.expert), self._routing.of(k)
+        tokens = own.places // routes.weights.shape[1]
+        shares = routes.weights.flatten()[own.places]
         for first, rows in self._residual.parts(operation, prepared):
-            inside = (tokens >= first) & (tokens < first + rows.shape[0])
-            here, own = tokens[inside] - first, shares[inside]
-            for start, end in _ranges(len(here), self._policy.chunk_tokens):
+            begin, behind = np.searchsorted(own.tokens, (first, first + rows.shape[0])).tolist()
+            for start, end in _ranges(behind - begin, self._policy.chunk_tokens):
+                some = slice(begin + start, begin + end)
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
                     values=self._residual.values(rows),
-                    chosen=here[start:end],
-                    shares=own[start:end],
+                    chosen=tokens[some] - first,
+                    shares=shares[some],
                 )
                 run_unit(unit, frame)
 

@@ -53,7 +53,7 @@ def _describe_rows_elsewhere(policy: Policy) -> str:
 
 
 def describe_forecast(forecast: Forecast, meter: Meter) -> str:
-    """Prediction beside measurement: phases, then how long each lane worked."""
+    """Prediction beside measurement: phases, then how long each lane worked, where it is known."""
     phases = [("in all", forecast.seconds, meter.seconds)]
     if forecast.prefill_s:
         phases = [
@@ -63,7 +63,8 @@ def describe_forecast(forecast: Forecast, meter: Meter) -> str:
         ]
     times = ", ".join(f"{name} {told:.1f} ({was:.1f})" for name, told, was in phases)
     work = ", ".join(
-        f"{lane.value} {busy:.1f} ({meter.busy_s.get(lane, 0.0):.1f})"
+        f"{lane.value} {busy:.1f} "
+        f"({'not timed' if lane in meter.untimed else f'{meter.busy_s.get(lane, 0.0):.1f}'})"
         for lane, busy in forecast.busy_s.items()
     )
     return f"predicted (measured) seconds: {times}\npredicted (measured) work: {work}"
