@@ -119,13 +119,15 @@ def test_families_give_the_tokens_of_transformers(tmp_path: Path, family: Any) -
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_bfloat16_chooses_no_worse_token(tmp_path: Path, placement: str) -> None:
-    """Rounding may break ties otherwise: each token is one that transformers in bfloat16 puts
+def test_16_bits_choose_no_worse_token(tmp_path: Path, placement: str, dtype: str) -> None:
+    """Rounding may break ties otherwise: each token is one that transformers in the same type puts
     within rounding of its best, given the same tokens before."""
-    model = tiny.make_model(tmp_path, head_dim=32, dtype=torch.bfloat16).to(torch.bfloat16).cuda()
+    kept = getattr(torch, dtype)
+    model = tiny.make_model(tmp_path, head_dim=32, dtype=kept).to(kept).cuda()
     prompts = tiny.prompts(7, 40)
-    options = {**BLOCK, **PLACEMENTS[placement], "dtype": "bfloat16"}
+    options = {**BLOCK, **PLACEMENTS[placement], "dtype": dtype}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
         found = tiny.run(engine, prompts, STEPS)
     num_same = 0

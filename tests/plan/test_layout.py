@@ -221,7 +221,12 @@ def test_pieces_are_whole_blocks_and_nothing_twice(
     for unit in lay(checkpoint, policy, dtype).units:
         disk = [piece for piece in unit.pieces if piece.path is not None]
         assert all(piece.offset % BLOCK == piece.num_bytes % BLOCK == 0 for piece in disk)
-        assert all(piece.slot_offset % BLOCK == 0 for piece in disk)
+        if policy.compute_tier == "cpu":
+            assert all(piece.slot_offset % BLOCK == 0 for piece in disk)
+        else:  # matrices lie where a device's products are fast, as far as the file lets them
+            for stretch in (own for own in unit.stretches if own.path is not None):
+                lead = stretch.wanted[0][0] - stretch.offset
+                assert (stretch.slot_offset + lead) % 64 == 0
         assert all(0 < piece.num_bytes <= policy.piece_bytes for piece in unit.pieces)
         taken = sorted((p.slot_offset, p.slot_offset + p.num_bytes) for p in unit.pieces)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(taken))

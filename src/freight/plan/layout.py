@@ -32,6 +32,8 @@ from freight.quantities import align_down, align_up
 __all__ = ["UnitLayout", "WeightLayout", "lay_out"]
 
 _GRANULE_ROWS: Final = 64
+_ALIGNMENT: Final = 64
+"""Of matrices: a device's products want 16 bytes, copies a line of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,10 +149,10 @@ class WeightLayout:
         near = [part for part in own if part.tier == self.compute_tier]
         stretches = [(near, 1), *((form.resident, count) for form, count in self.counted())]
         for parts, count in stretches:
-            size = sum(align_up(p.num_bytes, 64) for p in parts)
+            size = sum(align_up(p.num_bytes, _ALIGNMENT) for p in parts)
             held[self.compute_tier] += count * align_up(size, BLOCK)
         if self.compute_tier == "gpu":
-            size = sum(align_up(p.num_bytes, 64) for p in own if p.tier == "cpu")
+            size = sum(align_up(p.num_bytes, _ALIGNMENT) for p in own if p.tier == "cpu")
             held["cpu"] = align_up(size, BLOCK)
             held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
@@ -266,7 +268,7 @@ def _lay_out_unit(
     tier = policy.compute_tier
     parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier, dtype=dtype) for v in vectors]
     parts += _split(matrices, policy.weights, sources, dtype)
-    slot = _SlotBuilder(offset=0, streamed=[], stretches=[])
+    slot = _SlotBuilder(offset=0, streamed=[], stretches=[], is_read_into=tier == "cpu")
     slot.add_disk([p for p in parts if p.tier == "disk"], sources)
     host = [p for p in parts if p.tier == "cpu" and tier != "cpu"]
     host_bytes = slot.add_host(host)
@@ -279,15 +281,17 @@ def _lay_out_unit(
         piece_bytes=policy.piece_bytes,
         slot_bytes=align_up(slot.offset, BLOCK),
         host_bytes=host_bytes,
-        decoded_bytes=sum(align_up(part.num_bytes, 64) for part in foreign),
+        decoded_bytes=sum(align_up(part.num_bytes, _ALIGNMENT) for part in foreign),
     )
 
 
 @dataclass(kw_only=True, slots=True)
 class _SlotBuilder:
-    """A slot being filled; ``offset`` is where it ends so far."""
+    """A slot being filled; ``offset`` is where it ends so far. Where it ``is_read_into`` a file's
+    blocks lie as they do there; a device gets them from RAM, to where its products are fast."""
 
     offset: int
+    is_read_into: bool
     streamed: list[SlotPart]
     stretches: list[Stretch]
 
@@ -298,7 +302,7 @@ class _SlotBuilder:
         for part in parts:
             place = base + length
             self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=part.dtype))
-            length += align_up(part.num_bytes, 64)
+            length += align_up(part.num_bytes, _ALIGNMENT)
         if length:
             self.add(None, 0, length, base, ((0, length),))
         return length
@@ -323,11 +327,14 @@ class _SlotBuilder:
         """Append tensors that lie one after the other in a file."""
         begin = align_down(run[0][1].offset, BLOCK)
         end = align_up(run[-1][1].offset + run[-1][1].num_bytes, BLOCK)
+        base = self.offset
+        if not self.is_read_into:
+            base += -(base + run[0][1].offset - begin) % _ALIGNMENT
         for part, source in run:
-            place = self.offset + source.offset - begin
+            place = base + source.offset - begin
             self.streamed.append(SlotPart(part=part, slot_offset=place, dtype=source.dtype))
         wanted = tuple((source.offset, source.num_bytes) for _, source in run)
-        self.add(run[0][1].path, begin, end - begin, self.offset, wanted)
+        self.add(run[0][1].path, begin, end - begin, base, wanted)
 
     def add(
         self,
