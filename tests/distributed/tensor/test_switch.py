@@ -80,12 +80,12 @@ def test_calibration_measures_once(
     model: TensorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times that cross between two sizes give a border between them; they are kept."""
-    times = {MEGATRON: lambda s: 10 + s, REPLICATED: lambda s: 1e9, GATHERED: lambda s: 100 + s / 2}
+    times = {MEGATRON: lambda s: 10 + s, REPLICATED: lambda s: 1e4, GATHERED: lambda s: 100 + s / 2}
     asked = []
 
     def measured(model: TensorModel, way: Dynamic, tokens: int) -> float:
         asked.append((way, tokens))
-        return times[way](tokens)
+        return times[way](tokens) * 1e-6
 
     monkeypatch.setattr(switching, "_measured", measured)
     found = calibrated(model, 1000, tmp_path)
@@ -116,7 +116,11 @@ def test_small_differences_change_nothing(
 ) -> None:
     """What measurements differ by is no reason to take another way."""
     times = {MEGATRON: lambda s: 100 + s % 3, REPLICATED: lambda s: 101 - s % 3}
-    monkeypatch.setattr(switching, "_measured", lambda _, way, s: times.get(way, lambda s: 1e9)(s))
+
+    def measured(model: TensorModel, way: Dynamic, tokens: int) -> float:
+        return times.get(way, lambda s: 1e4)(tokens) * 1e-6
+
+    monkeypatch.setattr(switching, "_measured", measured)
     assert calibrated(model, 512).borders == ()
 
 
