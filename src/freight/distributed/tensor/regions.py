@@ -8,6 +8,7 @@ which keeps keys, and experts, whose tokens are counted, stay outside.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,6 +151,8 @@ def warm_up_compiler() -> None:
     """Load the compiler and try it, so that what it takes is there before memory is counted.
 
     InputError where there is none."""
+    # Each rank's workers would take memory that no budget counts.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     x = torch.ones(8)
     try:
         if shutil.which("c++") is None and shutil.which("g++") is None and x.device.type == "cpu":
