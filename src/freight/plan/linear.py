@@ -8,8 +8,8 @@ costs is said in one place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -129,18 +129,16 @@ def solve(problem: LinearProblem) -> LinearSolution | None:
 
 def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
     """The optimum of any such problem; None where nothing fits."""
-    # Imported late: it takes 50 MiB, which a small budget should not pay for nothing.
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    # Imported late: a run whose policy is given needs none of it.
+    import highspy
 
     pairs = sorted(problem.bounds)
     place = {pair: number for number, pair in enumerate(pairs)}
-    num_phases = len(problem.phases)
-    width = len(pairs) + num_phases
+    width = len(pairs) + len(problem.phases)
+    model = _Rows()
     cost = [0.0] * len(pairs)
     always_s = 0.0
-    above: list[list[float]] = []
-    most: list[float] = []
-    for number, phase in enumerate(problem.phases):
+    for number, phase in enumerate(problem.phases, len(pairs)):
         lanes = sorted({*phase.fixed_s, *phase.seconds})
         always_s += phase.count * problem.friction * sum(phase.fixed_s.values())
         for lane in lanes:
@@ -153,32 +151,57 @@ def solve_by_highs(problem: LinearProblem) -> LinearSolution | None:
                 for pair, seconds in phase.seconds.get(lane, {}).items():
                     if pair in place:
                         row[place[pair]] += seconds
-            row[len(pairs) + number] = -1.0
-            above.append(row)
-            most.append(-sum(phase.fixed_s.get(lane, 0.0) for lane in together))
+            row[number] = -1.0
+            model.add(row, most=-sum(phase.fixed_s.get(lane, 0.0) for lane in together))
     for tier, room in problem.rooms.items():
-        row = [0.0] * width
-        for pair, number in place.items():
-            row[number] = problem.sizes.get(pair, {}).get(tier, 0.0) / 2**30
-        above.append(row)
-        most.append(room / 2**30)
-    equal = [[float(_kind_of(pair) == kind) for pair in pairs] for kind in KINDS]
-    equal += [[factors.get(pair, 0.0) for pair in pairs] for factors, _ in problem.ties]
-    bounds = [*(problem.bounds[pair] for pair in pairs), *([(0.0, inf)] * num_phases)]
-    rows = [*above, *([*row, *([0.0] * num_phases)] for row in equal)]
-    exact = [1.0] * len(KINDS) + [value for _, value in problem.ties]
-    # Without whole numbers it solves what linprog does, and checks its arguments less.
-    found = milp(
-        cost + [phase.count for phase in problem.phases],
-        constraints=LinearConstraint(rows, [-inf] * len(most) + exact, most + exact),
-        bounds=Bounds(*zip(*bounds, strict=True)),
-    )
-    if not found.success:
+        sizes = [problem.sizes.get(pair, {}).get(tier, 0.0) / 2**30 for pair in pairs]
+        model.add(sizes, most=room / 2**30)
+    for kind in KINDS:
+        model.add([float(_kind_of(pair) == kind) for pair in pairs], least=1.0, most=1.0)
+    for factors, value in problem.ties:
+        model.add([factors.get(pair, 0.0) for pair in pairs], least=value, most=value)
+    bounds = [*(problem.bounds[pair] for pair in pairs), *([(0.0, inf)] * len(problem.phases))]
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = width, len(model.least)
+    lp.col_cost_ = cost + [phase.count for phase in problem.phases]
+    lp.col_lower_, lp.col_upper_ = [own[0] for own in bounds], [own[1] for own in bounds]
+    lp.row_lower_, lp.row_upper_ = model.least, model.most
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_ = model.starts, model.columns
+    lp.a_matrix_.value_ = model.values
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.passModel(lp)
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
+    found = highs.getSolution().col_value
     return LinearSolution(
-        seconds=float(found.fun) + always_s,
-        shares={pair: float(found.x[number]) for pair, number in place.items()},
+        seconds=float(highs.getInfo().objective_function_value) + always_s,
+        shares={pair: float(found[number]) for pair, number in place.items()},
     )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Rows:
+    """The sides of a linear programme, row by row: what is not 0, and between what each lies."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
+    most: list[float] = field(default_factory=list)
+
+    def add(self, row: Sequence[float], *, least: float = -inf, most: float) -> None:
+        for column, value in enumerate(row):
+            if value:
+                self.columns.append(column)
+                self.values.append(value)
+        self.starts.append(len(self.columns))
+        self.least.append(least)
+        self.most.append(most)
 
 
 def _is_plain(problem: LinearProblem) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from freight.errors import InputError
@@ -195,13 +196,22 @@ class Policy:
 
     def most_delegated(self) -> dict[Tier, int]:
         """The most rows of a micro-batch, full or not, on each tier that the CPU attends."""
-        most: dict[Tier, int] = {"cpu": 0, "disk": 0}
-        if self.cpu_attention:
-            for count in range(self.micro_batch_size + 1):
-                for tier, rows in self._delegated(self.kv.cut(count)).items():
-                    most[tier] = max(most[tier], rows)
-        return most
+        if not self.cpu_attention or self.compute_tier == "cpu":
+            return {"cpu": 0, "disk": 0}
+        return {**_most_delegated(self.kv, self.micro_batch_size, self.cpu_attention)}
 
     def _delegated(self, cut: Mapping[Tier, int]) -> dict[Tier, int]:
-        away: tuple[Tier, ...] = ("cpu", "disk") if self.compute_tier == "gpu" else ()
-        return {tier: round(self.cpu_attention * cut[tier]) for tier in away}
+        if self.compute_tier == "cpu":
+            return {}
+        return _attended_of(cut, self.cpu_attention)
+
+
+def _attended_of(cut: Mapping[Tier, int], share: float) -> dict[Tier, int]:
+    away: tuple[Tier, ...] = ("cpu", "disk")
+    return {tier: round(share * cut[tier]) for tier in away}
+
+
+@lru_cache(maxsize=4096)
+def _most_delegated(kv: Split, num_rows: int, share: float) -> dict[Tier, int]:
+    own = [_attended_of(kv.cut(count), share) for count in range(num_rows + 1)]
+    return {tier: max(counts[tier] for counts in own) for tier in own[0]}

@@ -35,13 +35,13 @@ and stored; two where it passes one way; one where it is used at once."""
 _BEFORE: Final[Owner] = (-1,)
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class _Occupant:
     """Who wrote a place and who read it since, as the last operation per lane."""
 
     owner: Owner
-    writers: dict[Lane, int] = field(default_factory=dict)
-    readers: dict[Lane, int] = field(default_factory=dict)
+    writers: dict[Lane, int]
+    readers: dict[Lane, int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,21 +115,22 @@ class Scoreboard:
         """The last operation of each other lane that the accesses must come after, and none of its
         own has come after yet."""
         waits: dict[Lane, int] = {}
-        for access in accesses:
-            occupant = self.places.get(access.place)
-            earlier: tuple[dict[Lane, int], ...]
-            if occupant is None or (access.is_write and occupant.owner != access.owner):
-                earlier = () if occupant is None else (occupant.writers, occupant.readers)
-                occupant = self.places[access.place] = _Occupant(owner=access.owner)
-            elif access.is_write or lane in occupant.readers:
-                earlier = ()
-            else:
+        places = self.places
+        for place, owner, is_write, _, _, _ in accesses:
+            occupant = places.get(place)
+            earlier: tuple[dict[Lane, int], ...] = ()
+            if occupant is None:
+                occupant = places[place] = _Occupant(owner, {}, {})
+            elif is_write and occupant.owner != owner:
+                earlier = (occupant.writers, occupant.readers)
+                occupant = places[place] = _Occupant(owner, {}, {})
+            elif not is_write and lane not in occupant.readers:
                 earlier = (occupant.writers,)
             for lanes in earlier:
                 for other, last in lanes.items():
                     if last != index and last > waits.get(other, -1):
                         waits[other] = last
-            (occupant.writers if access.is_write else occupant.readers)[lane] = index
+            (occupant.writers if is_write else occupant.readers)[lane] = index
         waits.pop(lane, None)
         return tuple(waits.items())
 

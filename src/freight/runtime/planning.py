@@ -48,7 +48,7 @@ def plan_run(
     if not shares_prefixes:
         workload = replace(workload, least_prefix_tokens=0, held_prefix_tokens=0)
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
-        import scipy.optimize  # noqa: F401  before the process is measured: it stays in memory
+        import highspy  # noqa: F401  before the process is measured: it stays in memory
     room: dict[Tier, int] = {}
     if device.tier == "gpu":
         # Before the host is measured: asking a CUDA device makes its context, which takes RAM.
