@@ -54,9 +54,10 @@ from freight.runtime.trace import Trace
 
 __all__ = ["plan_policy", "search_for"]
 
-_PROCESS_BYTES: Final = 1 * GIB
-_CONTEXT_BYTES: Final = 768 * MIB
-_TAKEN: Final[dict[Tier, int]] = {"cpu": _PROCESS_BYTES, "gpu": _CONTEXT_BYTES}
+_PROCESS_BYTES: Final = 448 * MIB
+_TAKEN_BESIDE_GPU: Final[dict[Tier, int]] = {"cpu": 1 * GIB, "gpu": 768 * MIB}
+"""What a process has of RAM before the first weight: that of a GPU has libraries of its own there,
+and a context on it."""
 _USABLE_SHARE: Final = 0.95
 
 
@@ -91,7 +92,10 @@ def plan_policy(arguments: argparse.Namespace) -> int:
         # wanted at once.
         from freight.entrypoints.plan_parallel import parallel_for, plan_chips
 
-        chips = [parallel_for(own, arguments, max_block_s, _sources, _TAKEN) for own in questions]
+        chips = [
+            parallel_for(own, arguments, max_block_s, _sources, _taken_on(own.machine))
+            for own in questions
+        ]
         return plan_chips(list(zip(questions, chips, strict=True)), arguments)
     _refuse_chip_flags(arguments)
     searches = [search_for(question, max_block_s) for question in questions]
@@ -174,7 +178,7 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
         workload=question.workload,
         compute_tier="gpu" if "gpu" in machine.units else "cpu",
         room=_rooms(question),
-        taken=_TAKEN,
+        taken=_taken_on(machine),
         has_disk_dir=True,
         wishes=question.wishes,
     )
@@ -299,12 +303,15 @@ def _budgets(machine: Machine, arguments: argparse.Namespace) -> Iterator[tuple[
     yield "disk", machine.disk_bytes
 
 
+def _taken_on(machine: Machine) -> Mapping[Tier, int]:
+    return _TAKEN_BESIDE_GPU if "gpu" in machine.units else {"cpu": _PROCESS_BYTES}
+
+
 def _rooms(question: Question) -> dict[Tier, int]:
     """Budgets less what the process, the device's context and the checkpoint take."""
     rooms = dict(question.budgets)
-    rooms["cpu"] -= _PROCESS_BYTES
-    if "gpu" in rooms:
-        rooms["gpu"] -= _CONTEXT_BYTES
+    for tier, num_bytes in _taken_on(question.machine).items():
+        rooms[tier] -= num_bytes
     rooms["disk"] -= question.model_bytes
     if rooms["disk"] < 0:
         raise BudgetError(
