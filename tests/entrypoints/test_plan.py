@@ -57,6 +57,19 @@ def test_a_program_reads_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 <= share <= 1 + 1e-9 for share in record["utilisation"].values())
 
 
+def test_a_wider_computation_leaves_the_checkpoint_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--model", "llama-3-8b", "--machine", "cpu-server"]
+    used = {}
+    for dtype in ("bfloat16", "float32"):
+        assert plan(*asked, "--dtype", dtype, "--json") == 0
+        used[dtype] = json.loads(capsys.readouterr().out)["memory_bytes"]["disk"]["used"]
+    assert used["float32"] == used["bfloat16"]
+    assert plan(*asked, "--dtype", "float32") == 0
+    assert "14.96 GiB in bfloat16, computed in float32" in capsys.readouterr().out
+
+
 def test_a_policy_that_is_given_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--weights", "10/40/50", "--kv", "0/100/0", "--activations", "100/0/0"]
     shape = ["--micro-batch-size", "4", "--num-micro-batches", "2"]

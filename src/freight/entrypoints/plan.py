@@ -315,7 +315,7 @@ def _rooms(question: Question) -> dict[Tier, int]:
     rooms["disk"] -= question.model_bytes
     if rooms["disk"] < 0:
         raise BudgetError(
-            f"{question.model} takes {format_bytes(question.model_bytes)} in {question.dtype}.",
+            f"{question.model} takes {question.size_text}.",
             f"The disk of {question.machine.name} has {format_bytes(question.machine.disk_bytes)}.",
             "Take a machine with a larger disk, or a smaller model.",
         )

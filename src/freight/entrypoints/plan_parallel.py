@@ -125,10 +125,7 @@ def _describe(
 ) -> Iterator[str]:
     work = question.workload
     hosts = -(-parallel.num_chips // parallel.host_chips)
-    yield (
-        f"model    {question.model}: {question.config.num_layers} layers, "
-        f"{format_bytes(question.model_bytes)} in {question.dtype}"
-    )
+    yield (f"model    {question.model}: {question.config.num_layers} layers, {question.size_text}")
     yield (
         f"chips    {parallel.num_chips}, {parallel.host_chips} to each of {hosts} hosts like "
         f"{question.machine.name}: {question.machine.description}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from freight.hardware.machine import Machine
+from freight.model.checkpoint import dummy_dtype
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
 from freight.model.number_format import Compression
@@ -70,7 +71,19 @@ class Question:
     def model_bytes(self) -> int:
         if self.stored:
             return sum(path.stat().st_size for path in {own.path for own in self.stored.values()})
-        return DTYPE_BYTES[self.dtype] * count_parameters(self.config)
+        return DTYPE_BYTES[self.kept_dtype] * count_parameters(self.config)
+
+    @property
+    def kept_dtype(self) -> str:
+        """What the checkpoint's numbers are, by its configuration."""
+        return dummy_dtype(self.config, self.dtype)
+
+    @property
+    def size_text(self) -> str:
+        """What the model takes, and what it is computed in where that is wider."""
+        kept, computed = self.kept_dtype, self.dtype
+        wider = "" if kept == computed else f", computed in {computed}"
+        return f"{format_bytes(self.model_bytes)} in {kept}{wider}"
 
 
 def describe(question: Question, choice: Choice) -> Iterator[str]:
@@ -78,7 +91,7 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     work, told = question.workload, choice.forecast
     yield (
         f"model    {question.model}: {question.config.num_layers} layers, "
-        f"{format_bytes(question.model_bytes)} in {question.dtype}{_compression(question)}"
+        f"{question.size_text}{_compression(question)}"
     )
     yield f"machine  {question.machine.name}: {question.machine.description}"
     yield f"work     {describe_work(work)}"
