@@ -1,4 +1,4 @@
-"""Values sent from rank to rank: pickled, in order, received by threads of their own.
+"""Values sent from rank to rank: in order, received by threads of their own.
 
 So whoever sends need not wait for who is busy, and waiting for a value can be broken off by a
 signal. Knows bytes and queues, not what is said.
@@ -6,7 +6,6 @@ signal. Knows bytes and queues, not what is said.
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import deque
 from typing import Any, Final
@@ -15,6 +14,7 @@ import torch
 from torch.distributed import Work
 
 from freight.distributed.ranks import Group
+from freight.distributed.values import pack, unpack
 
 __all__ = ["ConnectionLost", "Inbox", "Outbox", "receive_all", "receive_value"]
 
@@ -61,7 +61,7 @@ class Outbox:
         self._unsent: deque[tuple[Work, torch.Tensor]] = deque()
 
     def send(self, value: Any) -> None:
-        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
         size = torch.tensor([payload.numel()])
         try:
             for peer in self._peers:
@@ -100,4 +100,4 @@ def receive_value(group: Group, source: int) -> Any:
     group.receive(size, source).wait()
     payload = torch.empty(int(size), dtype=torch.uint8)
     group.receive(payload, source).wait()
-    return pickle.loads(payload.numpy().tobytes())
+    return unpack(payload.numpy().tobytes())

@@ -10,7 +10,6 @@ work.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 import time
@@ -29,6 +28,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 import freight.errors
+from freight.distributed.values import pack, unpack
 from freight.errors import FreightError, InputError, RankError
 
 __all__ = ["Connection", "Group", "Place", "Ranks"]
@@ -131,6 +131,7 @@ class Ranks:
         self._closing = threading.Event()
         self._groups: list[Group] = []
         self.hosts: list[str] = self.exchange("hosts", socket.gethostname())
+        self._addresses: list[str] = self.exchange("addresses", self._address)
         self._watch = self._make_group("watch")
         self._peers = range(1, place.size) if place.rank == 0 else range(1)
         self._missing = dict.fromkeys(self._peers, 0)
@@ -153,6 +154,11 @@ class Ranks:
     def size(self) -> int:
         return self.place.size
 
+    @property
+    def network(self) -> str:
+        """What connects the ranks: their hosts, in order, and the first one's address."""
+        return f"{' '.join(self.hosts)} over {self._addresses[0]}"
+
     # -- values that all have ------------------------------------------------------------------
 
     def exchange(self, topic: str, value: Any, *, limit_s: float = _CONNECT_S) -> list[Any]:
@@ -167,7 +173,7 @@ class Ranks:
 
     def say(self, topic: str, value: Any) -> None:
         """Tell all others."""
-        self._store.set(topic, pickle.dumps(value).hex())
+        self._store.set(topic, pack(value).hex())
 
     def share(self, topic: str, make: Callable[[], Value], *, limit_s: float = 3600.0) -> Value:
         """What ``make`` returns here, once all ranks have made theirs. If one of them is refused,
@@ -200,7 +206,7 @@ class Ranks:
                     "Look at that rank's own messages, and start all of them again.",
                 )
             time.sleep(_POLL_S)
-        return pickle.loads(bytes.fromhex(self._store.get(key).decode()))
+        return unpack(bytes.fromhex(self._store.get(key).decode()))
 
     # -- messages ------------------------------------------------------------------------------
 

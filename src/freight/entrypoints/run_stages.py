@@ -49,7 +49,7 @@ from freight.plan.workload import Workload
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
-__all__ = ["run_stages"]
+__all__ = ["run_stages", "use_own_device"]
 
 _MEMORY_SHARE: Final = 0.8
 _GRACE_S: Final = 2.0
@@ -88,19 +88,27 @@ def run_stages(arguments: argparse.Namespace) -> int:
     """This rank's part of the job that the flags describe; returns the exit status."""
     place = Place.from_environment()
     assert place is not None
-    _use_own_device(place)
+    use_own_device(place, arguments.device)
     _use_own_cores(place)
     if place.rank:
         _follow(arguments, place)
     return _lead(arguments, place)
 
 
-def _use_own_device(place: Place) -> None:
-    """Let this process see one of its host's devices, before any is asked for."""
+def use_own_device(place: Place, device: str) -> None:
+    """Let this process see one of its host's devices, before any is asked for. InputError where
+    there are fewer than ranks: two on one would each plan with all of its memory."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
-    if found:
-        os.environ["CUDA_VISIBLE_DEVICES"] = found[place.local_rank % len(found)]
+    if not found or device in ("cpu", "sim"):
+        return
+    if place.local_size > len(found):
+        raise InputError(
+            f"{place.local_size} ranks were started on this host.",
+            f"It has {len(found)} GPU{'s' if len(found) > 1 else ''}, one for each rank.",
+            f"Use --nproc-per-node {len(found)}, or --device cpu.",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = found[place.local_rank]
 
 
 def _use_own_cores(place: Place) -> None:

@@ -82,6 +82,16 @@ def test_scores_of_prompts_are_refused(tmp_path: Path) -> None:
         next(engine_of(tmp_path, prompts, params).run(tiny.requests(prompts, params)))
 
 
+def test_a_prompt_of_one_token_has_nothing_to_score(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path)
+    prompts, params = [[7], [11]], SamplingParams(max_tokens=3, prompt_logprobs=1)
+    with tiny.engine(tmp_path, prompts, 3, params, device="cpu") as one:
+        wanted = {own.index: own for own in one.run(tiny.requests(prompts, params))}
+    for own in engine_of(tmp_path, prompts, params).run(tiny.requests(prompts, params)):
+        assert own.outputs[0].token_ids == wanted[own.index].outputs[0].token_ids
+        assert own.prompt_logprobs == wanted[own.index].prompt_logprobs
+
+
 def test_the_first_rank_leads_the_others(tmp_path: Path) -> None:
     """Four processes, of which one has the rows."""
     reference = tiny.make_model(tmp_path)

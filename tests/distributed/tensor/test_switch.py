@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,26 @@ def test_calibration_measures_once(
     assert len(json.loads(next(tmp_path.iterdir()).read_text())) == 11
     calibrated(model, 999, tmp_path)
     assert len(asked) == 6 * 11
+    # Over another network it is measured anew; a little faster is the same one.
+    links = [replace(MOVES_ONLY, link_bytes_per_s=rate) for rate in (1e6, 1.1e6, 1e7)]
+    for rates, count in zip(links, (9, 9, 12), strict=True):
+        calibrated(model, 1000, tmp_path, network="here", rates=rates)
+        assert len(asked) == count * 11
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "[[1.0, 2.0", "{}", "[[1.0, 2.0]]", '[["a", 1, 2]]', "[[1, 2, -1]]", "7"]
+)
+def test_a_damaged_calibration_is_made_anew(
+    damaged: str, model: TensorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_measured", lambda model, way, tokens: 1e-6)
+    calibrated(model, 16, tmp_path)
+    kept = next(tmp_path.iterdir())
+    whole = kept.read_text()
+    kept.write_text(damaged)
+    assert calibrated(model, 16, tmp_path).borders == ()
+    assert kept.read_text() == whole
 
 
 def test_calibration_comes_to_an_end(

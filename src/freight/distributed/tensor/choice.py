@@ -51,7 +51,8 @@ class TensorOptions:
     8 keeps matrices as integers. ``pin`` names the layout that all calls are computed in: their
     sums are made in one order. ``rows`` are computed together, of which up to ``batch_tokens`` are
     in a call; None: as many as there is memory for. ``cache_dir`` keeps what calibration has
-    measured. ``dummy_seed`` asks for random weights. ``compiles``: with ``torch.compile``."""
+    measured, of ranks connected by ``network``. ``dummy_seed`` asks for random weights.
+    ``compiles``: with ``torch.compile``."""
 
     memory_bytes: int
     bits: int | None = None
@@ -60,6 +61,7 @@ class TensorOptions:
     batch_tokens: int | None = None
     batches: int = 1
     cache_dir: Path | None = None
+    network: str = ""
     dummy_seed: int | None = None
     compiles: bool = False
 

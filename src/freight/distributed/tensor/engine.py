@@ -171,7 +171,8 @@ class TensorEngine:
         for request in requests:
             check_vocabulary(request.params, self.model.config.vocab_size)
             check_tokenizer(request.params, self._tokenizer)
-            if request.params.prompt_logprobs is not None:
+            is_scored = request.params.prompt_logprobs is not None
+            if is_scored and len(request.prompt_ids) > request.score_from:
                 raise InputError(
                     "Log-probabilities of a prompt were asked for.",
                     "A model that is cut over ranks computes logits of the last token only.",

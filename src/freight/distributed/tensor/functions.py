@@ -91,7 +91,7 @@ class LayerFunctions:
     def _dispatch(self, step: Compute, x: Parts, routes: Parts) -> Parts:
         """[N, 1, T, E]: the tokens that chose each expert, of those that a rank has."""
         weights = [self._weights(own, self._real(step, index)) for index, own in enumerate(routes)]
-        most = [torch.tensor([int((own > 0).sum(dim=0).max())]) for own in weights]
+        most = [(own > 0).sum(dim=0).max().reshape(1) for own in weights]
         if self._agrees:
             most = [torch.cat(own) for own in self._ranks.all_gather(most, self._ranks.mesh.names)]
         self._chosen = [

@@ -75,6 +75,8 @@ def launch(
         if arithmetic_s < _WORTH_MEASURING_S:
             switch = reckoned(model, rates, most)
         else:
-            switch = calibrated(model, most, options.cache_dir)
+            switch = calibrated(
+                model, most, options.cache_dir, network=options.network, rates=rates
+            )
     model.executor.moved.clear()  # of what was measured
     return model, switch, planned

@@ -85,6 +85,7 @@ def build_cut_engine(
         batch_tokens=options.batch_tokens,
         batches=stages,
         cache_dir=cache_dir,
+        network=ranks.network,
         dummy_seed=options.dummy_seed,
     )
     connect, size = connector(ranks), ranks.size // stages

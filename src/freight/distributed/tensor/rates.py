@@ -18,10 +18,20 @@ from freight.partition.sharded import Sharded
 
 __all__ = ["Rates", "measure_rates", "predicted_s", "slowest"]
 
-_WIDTH: Final = 512
-_COPIED: Final = 32 << 20
-_GATHERED: Final = 4 << 20
 _TIMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The width of a product, bytes copied, bytes gathered from all ranks together."""
+
+    width: int
+    copied: int
+    gathered: int
+
+
+_SIZES: Final = {"cpu": _Sizes(512, 32 << 20, 4 << 20), "cuda": _Sizes(4096, 256 << 20, 64 << 20)}
+"""A GPU's caches hold more than a CPU's, and starting an operation takes as long as a small one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +48,14 @@ class Rates:
 def measure_rates(ranks: Ranks, dtype: torch.dtype) -> Rates:
     """All ranks at once; the same values on each."""
     device, axes = ranks.device, ranks.mesh.names
-    a = torch.ones(_WIDTH, _WIDTH, dtype=dtype, device=device)
-    source = torch.ones(_COPIED, dtype=torch.uint8, device=device)
+    sizes = _SIZES.get(device.type, _SIZES["cpu"])
+    a = torch.ones(sizes.width, sizes.width, dtype=dtype, device=device)
+    source = torch.ones(sizes.copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     count = ranks.mesh.num_chips
-    large = [torch.ones(_GATHERED // count, dtype=torch.uint8, device=device) for _ in ranks.own]
+    large = [
+        torch.ones(sizes.gathered // count, dtype=torch.uint8, device=device) for _ in ranks.own
+    ]
     small = [own[:8] for own in large]
     before = ranks.sent_bytes
     seconds = [
@@ -53,10 +66,10 @@ def measure_rates(ranks: Ranks, dtype: torch.dtype) -> Rates:
     ]
     ranks.sent_bytes = before
     product, copied, latency, gathered = slowest(ranks, seconds)
-    sent = _GATHERED * (count - 1) / count
+    sent = sizes.gathered * (count - 1) / count
     return Rates(
-        flops=2.0 * _WIDTH**3 / product,
-        memory_bytes_per_s=2.0 * _COPIED / copied,
+        flops=2.0 * sizes.width**3 / product,
+        memory_bytes_per_s=2.0 * sizes.copied / copied,
         link_bytes_per_s=max(sent, 1.0) / max(gathered - latency, 1e-9),
         collective_s=latency,
     )

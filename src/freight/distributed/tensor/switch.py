@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import pairwise
+from math import log2
 from pathlib import Path
 from typing import Final
 
@@ -88,16 +90,28 @@ def reckoned(model: TensorModel, rates: Rates, most_tokens: int) -> Switch:
     return _switch(model.ways, best(1), changes)
 
 
-def calibrated(model: TensorModel, most_tokens: int, cache_dir: Path | None = None) -> Switch:
-    """By measuring one layer. What was measured is kept in ``cache_dir`` for the next time."""
+def calibrated(
+    model: TensorModel,
+    most_tokens: int,
+    cache_dir: Path | None = None,
+    *,
+    network: str = "",
+    rates: Rates | None = None,
+) -> Switch:
+    """By measuring one layer. What was measured is kept in ``cache_dir`` for the next time that
+    ranks are connected by this ``network`` and reach about these ``rates``."""
     sizes = _sizes(most_tokens)
-    path = None if cache_dir is None else cache_dir / f"switch-{_key(model, sizes)}.json"
+    path = None
+    if cache_dir is not None:
+        path = cache_dir / f"switch-{_key(model, sizes, network, rates)}.json"
     table = _kept(model, path, sizes)
     if table is None:
         table = _table(model, sizes)
         if path is not None and 0 in model.executor.ranks.own:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(table), encoding="utf-8")
+            whole = path.with_suffix(f".{os.getpid()}")  # others may read it meanwhile
+            whole.write_text(json.dumps(table), encoding="utf-8")
+            whole.replace(path)
     first = own = table[0].index(min(table[0]))
     changes = []
     for place, (low, high) in enumerate(pairwise(sizes[: len(table)])):
@@ -154,19 +168,34 @@ def _kept(model: TensorModel, path: Path | None, sizes: Sequence[int]) -> _Table
     ranks = model.executor.ranks
     width = len(model.ways)
     own = torch.full((len(sizes) * width,), -1.0, dtype=torch.float64)
-    if path is not None and 0 in ranks.own and path.exists():
-        known = torch.tensor(json.loads(path.read_text(encoding="utf-8")), dtype=torch.float64)
-        own[: known.numel()] = known.flatten()
+    if path is not None and 0 in ranks.own:
+        known = torch.tensor(_read(path, len(sizes), width), dtype=torch.float64).flatten()
+        own[: known.numel()] = known
     parts = [own.to(ranks.device) for _ in ranks.own]
     first: list[float] = ranks.all_gather(parts, ranks.mesh.names)[0][0].tolist()
     rows = [first[place : place + width] for place in range(0, len(first), width)]
     return [row for row in rows if min(row) >= 0] or None
 
 
-def _key(model: TensorModel, sizes: Sequence[int]) -> str:
-    """Of all that the times depend on."""
+def _read(path: Path, most_sizes: int, num_ways: int) -> _Table:
+    """What is kept; nothing where it is not there, or damaged: it is measured again then."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        rows = [[float(time_s) for time_s in row] for row in kept]
+    except (OSError, ValueError, TypeError):
+        return []
+    is_whole = len(rows) <= most_sizes and all(len(row) == num_ways for row in rows)
+    return rows if is_whole and all(time_s > 0 for row in rows for time_s in row) else []
+
+
+def _key(model: TensorModel, sizes: Sequence[int], network: str, rates: Rates | None) -> str:
+    """Of all that the times depend on; rates to a factor of two, for they are never twice alike."""
     ranks = model.executor.ranks
+    on_cuda = ranks.device.type == "cuda"
     parts = (
+        network,
+        None if rates is None else [round(log2(rate)) for rate in astuple(rates)],
+        torch.cuda.get_device_name(ranks.device) if on_cuda else "",
         platform.node(),
         platform.processor(),
         torch.__version__,
