@@ -8,6 +8,10 @@ that were calibrated here. Runs alternate; medians of the slowest rank are print
 reckoned from rates, those calibrated, and where the times of calls really cross. With
 ``--torch-compile`` each is run a second time with what stands between messages compiled. The last
 line is JSON. Cap the links to see a switch: over a fast loopback arithmetic is all.
+
+    python benchmarks/dynamic.py --ranks 4 --chips l4 a100 --model llama-2-13b
+
+reckons a mix of longer calls on chips that are not there, by their data sheets.
 """
 
 from __future__ import annotations
@@ -26,9 +30,12 @@ import torch.distributed as dist
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.processes import ProcessRanks
-from freight.distributed.tensor.rates import measure_rates, slowest
+from freight.distributed.tensor.rates import Rates, measure_rates, predicted_s, slowest
 from freight.distributed.tensor.regions import Regions
 from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
+from freight.distributed.tensor.ways import Ways
+from freight.entrypoints.bundled import find_bundled
+from freight.hardware.chip import Chip, find_chip
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
 from freight.partition.layout import Mesh
@@ -46,6 +53,7 @@ SHAPE = {
 }
 PROMPTS = (8, 16, 48, 128, 256, 512, 768, 1024)
 NEW_TOKENS = 4
+CALLS = (128, 512, 2048, 8192, 16384, 32768, 65536)
 
 
 def main() -> None:
@@ -55,7 +63,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=SHAPE["hidden_size"])
     parser.add_argument("--mlp", type=int, default=SHAPE["intermediate_size"])
     parser.add_argument("--torch-compile", action="store_true")
+    parser.add_argument("--chips", nargs="+", default=[], help="reckon, on these presets")
+    parser.add_argument("--model", default="llama-2-13b", help="bundled, to reckon with")
     arguments = parser.parse_args()
+    for name in arguments.chips:
+        _reckon(find_chip(name), arguments.model, arguments.ranks)
+    if arguments.chips:
+        return
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         shape = {**SHAPE, "hidden_size": arguments.width, "intermediate_size": arguments.mlp}
@@ -70,6 +84,45 @@ def main() -> None:
             children.append(child)
         if max(os.waitpid(child, 0)[1] for child in children):
             raise SystemExit(1)
+
+
+def _reckon(chip: Chip, model: str, count: int) -> None:
+    """Milliseconds of each call of a mix, by scheme, and of the best scheme for each."""
+    config = find_bundled(model)
+    assert config is not None, model
+    ways = Ways(config, Mesh.of(x=count), [*DYNAMIC.values()])
+    rates = Rates(
+        flops=chip.dense_flops,
+        memory_bytes_per_s=chip.memory_bytes_per_s,
+        link_bytes_per_s=chip.link_bytes_per_s,
+        collective_s=chip.link_latency_s,
+    )
+    times: dict[str, list[float]] = {}
+    sent: dict[str, list[float]] = {}
+    for name, way in DYNAMIC.items():
+        layers = [ways.programmes(way, 1, tokens).layers[False] for tokens in CALLS]
+        times[name] = [
+            1e3 * config.num_layers * predicted_s(own, rates, weight_bytes=2, value_bytes=2)
+            for own in layers
+        ]
+        sent[name] = [2 * (own.moved(weights=True) + own.moved(weights=False)) for own in layers]
+    times["switching"] = [min(own) for own in zip(*times.values(), strict=True)]
+    totals = {name: sum(own) for name, own in times.items()}
+    static = [totals[name] for name in DYNAMIC]
+    print(f"{model} on {count} {chip.name}, ms a call of" + "".join(f"{n:9}" for n in CALLS))
+    for number, (name, own) in enumerate(times.items()):
+        row = "".join(f"{value:9.1f}" for value in own)
+        print(f"{number} {name[:24]:24}{row}{totals[name]:10.1f}")
+    for place, tokens in enumerate(CALLS):
+        fastest = min(DYNAMIC, key=lambda name: times[name][place])
+        least = min(own[place] for own in sent.values())
+        print(
+            f"  {tokens} tokens: {fastest} sends {sent[fastest][place] / 1e6:.1f} MB a layer and "
+            f"chip, the scheme that sends least {least / 1e6:.1f}"
+        )
+    record = {"chip": chip.name, "ranks": count, "model": model, "totals_ms": totals}
+    best, worst = min(static) / totals["switching"], max(static) / totals["switching"]
+    print(json.dumps({**record, "times_worst": worst, "times_best": best}))
 
 
 def _rank(rank: int, arguments: argparse.Namespace, directory: Path) -> None:
