@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from freight.distributed.tensor import launch as launching
 from freight.distributed.tensor.choice import TensorOptions, plan_ways
 from freight.distributed.tensor.engine import TensorEngine
 from freight.distributed.tensor.launch import launch
@@ -18,6 +19,7 @@ from freight.distributed.tensor.virtual import VirtualRanks
 from freight.errors import BudgetError, InputError
 from freight.model.config import read_config
 from freight.partition.layers import Cut
+from freight.partition.named import Dynamic
 from freight.plan.workload import Workload
 from freight.runtime.params import SamplingParams
 
@@ -82,11 +84,46 @@ def test_phases_have_ways_of_their_own(tmp_path: Path) -> None:
         plan_ways(config, 4, RATES, asked, torch.float32, replace(OPTIONS, memory_bytes=100_000))
 
 
+def test_schemes_are_chosen_where_they_are_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where bytes are slow a projection is replicated; prompts and single tokens each have their
+    scheme, however many rows' tokens come together. Cuts stay where they are as fast, and for
+    models that schemes are not for."""
+    slow = replace(RATES, flops=1e14, memory_bytes_per_s=1e14, link_bytes_per_s=1e6)
+    reference = tiny.make_model(tmp_path, num_key_value_heads=4)
+    prompts = tiny.prompts(12, 40)
+    asked = tiny.workload(prompts, 4)
+    monkeypatch.setattr(launching, "measure_rates", lambda ranks, dtype: slow)
+    model, switch, planned = launch(
+        tmp_path, 4, VirtualRanks, workload=asked, dtype=torch.float32, options=OPTIONS
+    )
+    assert isinstance(planned.prefill, Dynamic) and planned.prefill != planned.decode
+    assert planned.decode == Dynamic(replicated=True)
+    engine = TensorEngine(
+        model, switch, workload=asked, tokenizer=None, rows=12, call_tokens=planned.call_tokens
+    )
+    found = engine.run(tiny.requests(prompts, SamplingParams(max_tokens=4)))
+    tokens = {own.index: list(own.token_ids) for own in found}
+    wanted = tiny.tokens(tiny.reference(reference, prompts, 4))
+    assert [tokens[index] for index in range(len(prompts))] == wanted
+    assert engine.taken[planned.prefill][0] > 0
+    assert engine.taken[planned.decode][0] >= 3 * len(prompts)
+
+    config = read_config(tmp_path)
+    fast = replace(RATES, link_bytes_per_s=1e14, collective_s=1e-9)
+    assert isinstance(plan_ways(config, 4, fast, asked, torch.float32, OPTIONS).decode, Cut)
+    tiny.make_model(tmp_path / "mixtral", config=CONFIGS["mixtral"])
+    experts = read_config(tmp_path / "mixtral")
+    assert isinstance(plan_ways(experts, 4, slow, asked, torch.float32, OPTIONS).decode, Cut)
+
+
 def test_the_fastest_way_gives_place_to_one_that_fits(tmp_path: Path) -> None:
     """Where messages are slow to begin weights are gathered, which takes the memory of several
     layers; where that is not there they stay. What a refusal asks for is enough."""
     model, _, _ = few_wide_layers(tmp_path, 10)
-    config, asked = read_config(model), work(4, 3)
+    # Of norms after the layers, which schemes are not for.
+    config, asked = replace(read_config(model), norm_place="after"), work(4, 3)
     rates = replace(RATES, link_bytes_per_s=1e10, collective_s=0.01)
     with pytest.raises(BudgetError) as refused:
         plan_ways(config, 2, rates, asked, torch.float32, replace(OPTIONS, memory_bytes=1 << 20))

@@ -16,7 +16,7 @@ import torch
 
 from freight.distributed.tensor.footprint import Footprint, footprint
 from freight.distributed.tensor.names import NAMES, SCHEMES, check_name, name_of
-from freight.distributed.tensor.rates import Rates
+from freight.distributed.tensor.rates import Rates, predicted_s
 from freight.distributed.tensor.ways import Way, Ways
 from freight.errors import BudgetError, InputError
 from freight.hardware.chip import Chip
@@ -26,7 +26,7 @@ from freight.partition.efficiency import Efficiency, Phase
 from freight.partition.layers import Cut
 from freight.partition.layout import Mesh
 from freight.partition.padding import pad
-from freight.partition.planner import best_plan, cuts, meshes
+from freight.partition.planner import best_plan, candidates, cuts, meshes
 from freight.plan.workload import Workload
 from freight.quantities import align_up, format_bytes
 
@@ -40,6 +40,8 @@ _PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 _LEAST_GAIN: Final = 0.05
 """Of two ways over one, as a share of all time."""
 _ENDLESS: Final = 1 << 60
+_STORED: Final = Cut(width="", inner="x")
+"""How schemes keep weights."""
 
 NOMINAL: Final = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9, collective_s=1e-4)
 """Of no ranks in particular: what is pinned must not follow from a measurement."""
@@ -116,13 +118,17 @@ def plan_ways(
     setting = _setting(rates, dtype, options, options.memory_bytes)
     for rows in _row_counts(workload, options):
         try:
-            chosen = _choose(config, num_ranks, rows, workload, setting, options)
+            cut = _choose(config, num_ranks, rows, workload, setting, options)
         except BudgetError:
             continue
-        for call_tokens in _call_sizes(options, rows):
-            planned = fit(chosen, rows, call_tokens)
-            if planned.footprint.total <= options.memory_bytes:
-                return planned
+        fast = [cut]
+        if options.pin is None:
+            fast = [*_schemes(config, num_ranks, rows, workload, setting, rates, cut), cut]
+        for chosen in fast:
+            for call_tokens in _call_sizes(options, rows):
+                planned = fit(chosen, rows, call_tokens)
+                if planned.footprint.total <= options.memory_bytes:
+                    return planned
     # What is fastest does not fit: what takes least might, in calls as small as there are.
     rows = min(_row_counts(workload, options))
     endless = _setting(rates, dtype, options, _ENDLESS)
@@ -201,19 +207,9 @@ def _choose(
     setting: Setting,
     options: TensorOptions,
 ) -> _Chosen:
-    longest = workload.max_total_tokens
-    prompt = min(workload.max_prompt_tokens, _MOST_CALL)
-    together = min(rows, max(1, _MOST_CALL // prompt))
-    steps = [
-        # Rows are padded to what cuts them.
-        (Step(phase="prefill", rows=align_up(together, num_ranks), new_tokens=prompt), 1.0),
-        (
-            Step(phase="decode", rows=align_up(rows, num_ranks), new_tokens=1, past=longest - 1),
-            workload.mean_new_tokens,
-        ),
-    ]
+    steps = _steps(num_ranks, rows, workload)
     if options.pin is None:
-        return _fewest(best_plan(config, num_ranks, steps, setting), [own for _, own in steps])
+        return _fewest(_alike(best_plan(config, num_ranks, steps, setting), steps))
     check_name(options.pin)
     if options.pin in SCHEMES:
         scheme = SCHEMES[options.pin]
@@ -222,27 +218,122 @@ def _choose(
     return _Chosen(mesh, cut, cut)
 
 
-def _fewest(found: Sequence[Cost], times: Sequence[float]) -> _Chosen:
+def _steps(num_ranks: int, rows: int, workload: Workload) -> list[tuple[Step, float]]:
+    """A prefill and a step of decoding, each with how often it comes."""
+    longest = workload.max_total_tokens
+    prompt = min(workload.max_prompt_tokens, _MOST_CALL)
+    together = min(rows, max(1, _MOST_CALL // prompt))
+    return [
+        # Rows are padded to what cuts them.
+        (Step(phase="prefill", rows=align_up(together, num_ranks), new_tokens=prompt), 1.0),
+        (
+            Step(phase="decode", rows=align_up(rows, num_ranks), new_tokens=1, past=longest - 1),
+            workload.mean_new_tokens,
+        ),
+    ]
+
+
+def _schemes(
+    config: ModelConfig,
+    num_ranks: int,
+    rows: int,
+    workload: Workload,
+    setting: Setting,
+    rates: Rates,
+    cut: _Chosen,
+) -> Iterator[_Chosen]:
+    """The schemes of Ong & Kwon that are fastest for each phase, where all layers take clearly less
+    time than by the planner's cuts; both by the counts that borders are reckoned from."""
+    mesh = Mesh.of(x=num_ranks)
+    steps = _steps(num_ranks, rows, workload)
+
+    def seconds(ways: Ways, way: Way, step: Step) -> float:
+        count = align_up(step.rows, ways.row_parts)
+        width = align_up(step.new_tokens, ways.token_parts(way))
+        layers = ways.programmes(way, count, width).layers.values()
+        return sum(
+            predicted_s(
+                own,
+                rates,
+                weight_bytes=setting.weight_bytes,
+                value_bytes=setting.activation_bytes,
+                ahead=True,
+            )
+            for own in layers
+        )
+
+    try:
+        ways = Ways(pad(config, mesh, _STORED).config, mesh, [*SCHEMES.values()])
+        times = [{way: seconds(ways, way, step) for way in ways.ways} for step, _ in steps]
+        first = cut.decode if isinstance(cut.decode, Cut) else _STORED
+        others = Ways(pad(config, cut.mesh, first).config, cut.mesh, (cut.decode, cut.prefill))
+        cuts_s = [
+            seconds(others, way, step)
+            for way, (step, _) in zip((cut.prefill, cut.decode), steps, strict=True)
+        ]
+    except InputError:  # of a model that schemes are not for, or that does not divide
+        return
+    prefill, decode = (min(own, key=own.__getitem__) for own in times)
+    least = times[0][prefill] * steps[0][1] + times[1][decode] * steps[1][1]
+    by_cuts = sum(own * count for own, (_, count) in zip(cuts_s, steps, strict=True))
+    if least < (1 - _LEAST_GAIN) * by_cuts:
+        yield _Chosen(mesh, prefill, decode)
+
+
+def _alike(found: list[Cost], steps: Sequence[tuple[Step, float]]) -> list[tuple[Cost, float]]:
+    """The best ways of some steps, with how often each comes: on the same mesh, and of one layout
+    of the experts, which are stored once."""
+    times = [count for _, count in steps]
+    if len({own.cut.experts for own in found}) > 1:
+        mesh, setting, config = found[0].mesh, found[0].setting, found[0].config
+        pairs = []
+        for experts in sorted({own.cut.experts for own in found}):
+            least = [
+                min(
+                    (
+                        own
+                        for own in candidates(config, [mesh], step, setting)
+                        if own.cut.experts == experts
+                    ),
+                    key=lambda own: own.even_seconds,
+                    default=None,
+                )
+                for step, _ in steps
+            ]
+            whole = [own for own in least if own is not None]
+            if len(whole) == len(steps):
+                pairs.append(whole)
+        if not pairs:
+            raise BudgetError(
+                "Experts were to be cut alike for prompts and for single tokens.",
+                "No one way of cutting them fits into memory for both.",
+                "Raise --cpu-memory, or start more ranks.",
+            )
+        found = min(pairs, key=lambda own: _seconds([*zip(own, times, strict=True)]))
+    return [*zip(found, times, strict=True)]
+
+
+def _seconds(costs: Sequence[tuple[Cost, float]]) -> float:
+    return sum(own.even_seconds * count for own, count in costs)
+
+
+def _fewest(found: Sequence[tuple[Cost, float]]) -> _Chosen:
     """The best ways of both phases; one for both where that is hardly slower, for then keys never
     move, and rows may enter at any time."""
-
-    def seconds(costs: Sequence[Cost]) -> float:
-        return sum(own.even_seconds * count for own, count in zip(costs, times, strict=True))
-
-    least = seconds(found)
+    least = _seconds(found)
     alone = []
-    for cut in dict.fromkeys(own.cut for own in found):
-        both = [replace(own, cut=cut) for own in found]
+    for cut in dict.fromkeys(own.cut for own, _ in found):
+        both = [(replace(own, cut=cut), count) for own, count in found]
         try:
-            if all(own.memory_bytes <= own.room_bytes for own in both):
-                alone.append((seconds(both), cut))
+            if all(own.memory_bytes <= own.room_bytes for own, _ in both):
+                alone.append((_seconds(both), cut))
         except InputError:  # rows of one phase do not divide by what cuts those of the other
             continue
+    (prefill, _), (decode, _) = found
     if alone:
         one, cut = min(alone, key=lambda own: own[0])
         if one <= (1 + _LEAST_GAIN) * least:
-            return _Chosen(found[0].mesh, cut, cut)
-    prefill, decode = found
+            return _Chosen(prefill.mesh, cut, cut)
     return _Chosen(prefill.mesh, prefill.cut, decode.cut)
 
 
@@ -289,7 +380,7 @@ def _footprint(
     dtype: torch.dtype,
     options: TensorOptions,
 ) -> Footprint:
-    first = chosen.decode if isinstance(chosen.decode, Cut) else Cut(width="", inner="x")
+    first = chosen.decode if isinstance(chosen.decode, Cut) else _STORED
     padded = pad(config, chosen.mesh, first).config
     ways = Ways(padded, chosen.mesh, tuple(dict.fromkeys((chosen.decode, chosen.prefill))))
     held = footprint(

@@ -28,7 +28,7 @@ from freight.model.batch import MicroBatch
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.sweep import BatchWork
 from freight.plan.workload import Workload
-from freight.quantities import format_bytes
+from freight.quantities import align_up, format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.params import check_tokenizer, check_vocabulary
 from freight.runtime.request import Completion, Request
@@ -217,13 +217,20 @@ class TensorEngine:
             num_new=torch.tensor([*map(len, call.tokens)]),
             ids=ids,
         )
-        way = self._switch.way(call.num_padded)
+        way = self._way(call)
         counts = self.taken[way]
         counts[0], counts[1] = counts[0] + call.num_tokens, counts[1] + 1
         header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted), lane]
         _tell(self.model, header)
         _from_first(self.model, told.packed)
         return _compute(self.model, batch, told, header)
+
+    def _way(self, call: Call) -> Way:
+        """By the tokens of a call; but not one that would make twice as many of those of a row."""
+        way = self._switch.way(call.num_padded)
+        if align_up(call.width, self.model.token_parts(way)) >= 2 * call.width:
+            return self._switch.way(1)
+        return way
 
     def status(self) -> str:
         """What a rank holds."""

@@ -159,6 +159,10 @@ class TensorModel:
         """Into so many equal parts rows are cut at most."""
         return self._ways.row_parts
 
+    def token_parts(self, way: Way) -> int:
+        """Tokens of a row are padded to a multiple of this."""
+        return self._ways.token_parts(way)
+
     @property
     def weights_held(self) -> int:
         """Bytes of matrices that a rank keeps."""

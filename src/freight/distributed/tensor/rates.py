@@ -75,21 +75,27 @@ def measure_rates(ranks: Ranks, dtype: torch.dtype) -> Rates:
     )
 
 
-def predicted_s(own: Sharded, rates: Rates, *, weight_bytes: float, value_bytes: float) -> float:
-    """Arithmetic or the reading of weights and keys, whichever takes longer, and all moves."""
+def predicted_s(
+    own: Sharded, rates: Rates, *, weight_bytes: float, value_bytes: float, ahead: bool = False
+) -> float:
+    """Arithmetic or the reading of weights and keys, whichever takes longer, and all moves; those
+    of weights beside all else where they come ``ahead``, as the last layer is computed."""
     kept = sum(
         step.layouts[1].elements({**own.sizes, "L": own.sizes["S"]}, own.mesh)
         for step in own.computes
         if step.kind == "attend"
     )
     read = own.used_elements * weight_bytes + kept * value_bytes
-    sent = own.moved(weights=True) * weight_bytes + own.moved(weights=False) * value_bytes
-    calls = sum(step.elements > 0 for step in own.transfers)
-    return (
-        max(own.flops / rates.flops, read / rates.memory_bytes_per_s)
-        + sent / rates.link_bytes_per_s
-        + calls * rates.collective_s
-    )
+    computed_s = max(own.flops / rates.flops, read / rates.memory_bytes_per_s)
+
+    def moved_s(weights: bool, size: float) -> float:
+        calls = sum(step.elements > 0 for step in own.transfers if step.is_weight == weights)
+        return own.moved(weights=weights) * size / rates.link_bytes_per_s + (
+            calls * rates.collective_s
+        )
+
+    weights_s, rest_s = moved_s(True, weight_bytes), computed_s + moved_s(False, value_bytes)
+    return max(weights_s, rest_s) if ahead else weights_s + rest_s
 
 
 def slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
