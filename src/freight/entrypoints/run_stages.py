@@ -159,8 +159,14 @@ def _agree(
             )
 
 
-def _check_tensor_flags(arguments: argparse.Namespace) -> None:
-    """Those that say how tensors are cut."""
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Those that say how tensors are cut, and those of one machine."""
+    if arguments.recalibrate:
+        raise InputError(
+            f"--recalibrate was given for {os.environ['WORLD_SIZE']} ranks.",
+            "It corrects the profile of one machine by its own run.",
+            "Leave it out. Ways over ranks are measured anew where their rates have changed.",
+        )
     given = {
         f"--pin-layout {arguments.pin_layout}": arguments.pin_layout is not None,
         f"--stages {arguments.stages}": arguments.stages is not None,
@@ -238,7 +244,7 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
         guard.watch(ranks, tell)
         try:
             options = _own_options(arguments, place)
-            _check_tensor_flags(arguments)
+            _check_flags(arguments)
             check_paths(spec.source, spec.sink)
             model_dir = find_model(arguments.model)
 

@@ -59,10 +59,12 @@ def test_four_ranks_in_two_stages_write_the_output_of_one(
     assert "of the first of 2 stages" in told
 
 
-def test_stages_of_nothing_are_refused(rows: Path, forks: Forks, tmp_path: Path) -> None:
+def test_flags_that_mean_nothing_are_refused(rows: Path, forks: Forks, tmp_path: Path) -> None:
     output = tmp_path / "answers.jsonl"
     error = refused(forks.finish(2, cut(rows, output, "--stages", "0")))
     assert error.startswith("--stages 0 was given.")
+    error = refused(forks.finish(2, cut(rows, output, "--recalibrate")))
+    assert error.startswith("--recalibrate was given for 2 ranks.")
     error = refused(forks.finish(2, job(rows, output, "--stages", "2")))
     assert "--split layers" in error and "Add --split tensor" in error
     error = refused(forks.finish(1, cut(rows, output, "--stages", "2")))
