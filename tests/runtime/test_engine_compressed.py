@@ -6,7 +6,12 @@ them; under every kind of policy alike, for an approximation must not depend on 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -214,6 +219,63 @@ def test_made_once_and_made_anew_when_damaged(tmp_path: Path) -> None:
     prepare(tmp_path / "model", kept, said)
     assert path.read_bytes() == before and json.loads((path.parent / "index.json").read_text())
     assert len(said) == 5
+
+
+def test_every_byte_counts_where_the_file_was_touched(tmp_path: Path) -> None:
+    """Behind what is looked at each time, too; what was touched but is whole is kept."""
+    tiny.make_model(tmp_path / "model", **SIZES)
+    kept, said = tmp_path / "kept", []
+    places = prepare(tmp_path / "model", kept, said)
+    made = [p for p in places.values() if p.path.name == "weights.bin"]
+    path = made[0].path
+    before = path.read_bytes()
+    for place in made:
+        damaged = bytearray(before)
+        damaged[place.offset + place.num_bytes - 1] ^= 1
+        path.write_bytes(damaged)
+        said.clear()
+        prepare(tmp_path / "model", kept, said)
+        assert len(said) == 1 and path.read_bytes() == before
+    os.utime(path, ns=(1, 1))
+    prepare(tmp_path / "model", kept, said)
+    assert len(said) == 1
+    assert json.loads((path.parent / "index.json").read_text())["written"] == 1
+
+
+def test_what_is_kept_of_another_checkpoint_is_not_taken(tmp_path: Path) -> None:
+    kept, own = tmp_path / "kept", []
+    for name in ("one", "two"):
+        tiny.make_model(tmp_path / name, **SIZES)
+        places = prepare(tmp_path / name, kept, [])
+        own.append(next(p.path.parent for p in places.values() if p.path.name == "weights.bin"))
+    right = (own[0] / "weights.bin").read_bytes()
+    shutil.rmtree(own[0])
+    shutil.copytree(own[1], own[0])
+    said: list[str] = []
+    prepare(tmp_path / "one", kept, said)
+    assert len(said) == 1 and (own[0] / "weights.bin").read_bytes() == right
+
+
+def test_two_processes_make_it_once(tmp_path: Path) -> None:
+    """The second waits for the first, and takes what it has made."""
+    tiny.make_model(tmp_path / "model", **SIZES)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    other = os.open(kept, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)  # as a process has it that is at work
+    said: list[str] = []
+    second = threading.Thread(target=prepare, args=(tmp_path / "model", kept, said))
+    second.start()
+    while not said:
+        time.sleep(0.01)
+    assert "waiting for another process" in said[0]
+    prepare_elsewhere = tmp_path / "elsewhere"
+    prepare(tmp_path / "model", prepare_elsewhere, [])
+    for made in prepare_elsewhere.iterdir():
+        shutil.copytree(made, kept / made.name)
+    os.close(other)
+    second.join()
+    assert len(said) == 1
 
 
 def test_what_was_interrupted_is_begun_anew(tmp_path: Path) -> None:

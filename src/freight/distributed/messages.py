@@ -15,6 +15,7 @@ from torch.distributed import Work
 
 from freight.distributed.ranks import Group
 from freight.distributed.values import pack, unpack
+from freight.errors import RankError
 
 __all__ = ["ConnectionLost", "Inbox", "Outbox", "receive_all", "receive_value"]
 
@@ -31,14 +32,14 @@ class Inbox:
     def __init__(self) -> None:
         self._values: deque[Any] = deque()
         self._changed = threading.Condition()
-        self._error: RuntimeError | None = None
+        self._error: Exception | None = None
 
     def put(self, value: Any) -> None:
         with self._changed:
             self._values.append(value)
             self._changed.notify()
 
-    def fail(self, error: RuntimeError) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing comes any more."""
         with self._changed:
             self._error = error
@@ -78,8 +79,9 @@ class Outbox:
             self._unsent.popleft()[0].wait()
 
 
-def receive_all(group: Group, source: int, inbox: Inbox) -> None:
-    """Receive values in a thread until None comes, or the connection breaks."""
+def receive_all(group: Group, source: int, inbox: Inbox) -> threading.Thread:
+    """Receive values in a thread until None comes, or the connection breaks. Nothing else may
+    receive from there before it has ended: it would get parts of these values."""
 
     def run() -> None:
         try:
@@ -88,10 +90,12 @@ def receive_all(group: Group, source: int, inbox: Inbox) -> None:
                 inbox.put(value)
                 if value is None:
                     return
-        except RuntimeError as error:
+        except (RuntimeError, RankError) as error:
             inbox.fail(error)
 
-    threading.Thread(target=run, name="freight inbox", daemon=True).start()
+    thread = threading.Thread(target=run, name="freight inbox", daemon=True)
+    thread.start()
+    return thread
 
 
 def receive_value(group: Group, source: int) -> Any:

@@ -2,21 +2,25 @@
 because they are quantised in a way that is not read in place.
 
 The directory has the rows in one file and a note of what they were made of. It is made under
-another name and gets its own when it is whole: what was interrupted is begun anew. Tensors are
-taken one after the other, some rows at a time, so that a model of any size needs little memory.
+another name and gets its own when it is whole: what was interrupted is begun anew, and who finds
+another process at it waits. What was written to since it was made is read through before it is
+believed. Tensors are taken one after the other, some rows at a time, so that a model of any size
+needs little memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import torch
 
@@ -55,7 +59,7 @@ __all__ = [
     "sources_of_run",
 ]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _CHUNK_BYTES: Final = 16 * MIB
 _SAMPLE_BYTES: Final = 4096
 _BLOCK: Final = 4096
@@ -112,10 +116,39 @@ def compressed_sources(
     """
     work = _plan(config, sources, compression, directory)
     if work.formats and not _is_whole(work):
-        shutil.rmtree(work.own, ignore_errors=True)
-        say(announcement(compression, work.own))
-        _make(work, sources)
+        with _alone(work.own.parent, say):
+            if not _is_whole(work):  # another process has not made it meanwhile
+                shutil.rmtree(work.own, ignore_errors=True)
+                say(announcement(compression, work.own))
+                _make(work, sources)
     return dict(work.places)
+
+
+@contextmanager
+def _alone(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """While no other process makes anything there; a process that ends lets go."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that makes weights in {directory}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(directory: Path, error: OSError) -> BudgetError:
+    return BudgetError(
+        f"Compressed weights were to be written to {directory}.",
+        f"The system refused: {error.strerror}.",
+        "Name a directory that can be written with --compressed-dir.",
+    )
 
 
 def are_kept(
@@ -209,21 +242,46 @@ def _parts(source: TensorSource) -> Iterable[TensorSource]:
 
 
 def _is_whole(work: _Work) -> bool:
-    """Whether what is kept is what it was when it was made: its size, and each tensor's start."""
+    """Whether what is kept is what it was when it was made: what of, its size, and each tensor, of
+    which the start is looked at, or where the file is not as it was left, all."""
     try:
         note = json.loads((work.own / "index.json").read_text("utf-8"))
         with (work.own / "weights.bin").open("rb") as file:
-            if os.fstat(file.fileno()).st_size != work.num_bytes:
+            stat = os.fstat(file.fileno())
+            if stat.st_size != work.num_bytes or note["made of"] != work.marks:
                 return False
+            is_untouched = note["written"] == stat.st_mtime_ns
             for name in work.formats:
-                place = work.places[name]
+                place, known = work.places[name], note["checksums"][name]
                 file.seek(place.offset)
-                start = file.read(min(_SAMPLE_BYTES, place.num_bytes))
-                if note["starts"][name] != zlib.crc32(start):
+                if zlib.crc32(file.read(min(_SAMPLE_BYTES, place.num_bytes))) != known[0]:
                     return False
-    except (OSError, ValueError, KeyError, TypeError):
+                file.seek(place.offset)
+                if not is_untouched and _checksum(file, place.num_bytes) != known[1]:
+                    return False
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return False
+    if not is_untouched:
+        with suppress(OSError):  # of a directory that cannot be written all is read each time
+            _note(work.own, {**note, "written": stat.st_mtime_ns})
     return True
+
+
+def _checksum(file: BinaryIO, num_bytes: int) -> int:
+    """Of the next bytes."""
+    found = 0
+    while num_bytes:
+        data = file.read(min(num_bytes, _CHUNK_BYTES))
+        if not data:
+            return -1
+        found, num_bytes = zlib.crc32(data, found), num_bytes - len(data)
+    return found
+
+
+def _note(directory: Path, note: Mapping[str, Any]) -> None:
+    draft = directory / f"index.json.{os.getpid()}"
+    draft.write_text(json.dumps(note, indent=1), "utf-8")
+    draft.replace(directory / "index.json")
 
 
 def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
@@ -241,45 +299,44 @@ def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
                 f"{format_bytes(free)} are free there.",
                 "Free some space, or name another directory with --compressed-dir.",
             )
-        starts = _write(draft / "weights.bin", work, sources)
-        note = {"made of": work.marks, "starts": starts}
-        (draft / "index.json").write_text(json.dumps(note, indent=1), "utf-8")
+        checksums = _write(draft / "weights.bin", work, sources)
+        written = (draft / "weights.bin").stat().st_mtime_ns
+        _note(draft, {"made of": work.marks, "checksums": checksums, "written": written})
         draft.replace(own)
     except OSError as error:
-        raise BudgetError(
-            f"Compressed weights were to be written to {own.parent}.",
-            f"The system refused: {error.strerror}.",
-            "Name a directory that can be written with --compressed-dir.",
-        ) from error
+        raise _unwritable(own.parent, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(path: Path, work: _Work, sources: Mapping[str, TensorSource]) -> dict[str, Any]:
-    """Write the file; the checksum of each tensor's start."""
+def _write(
+    path: Path, work: _Work, sources: Mapping[str, TensorSource]
+) -> dict[str, tuple[int, int]]:
+    """Write the file; the checksums of each tensor's start, and of all of it."""
     parts = (part for name in work.formats for part in _parts(sources[name]))
     size = bounce_bytes({str(number): part for number, part in enumerate(parts)})
     arena = host_arena(align_up(size, _BLOCK))
     files = CheckpointFiles(sources, Traffic(), arena.take(size, "read buffer"))
-    starts = {}
+    checksums = {}
     try:
         check_order(files, sources)
         with path.open("wb") as file:
             for name, dtype in work.formats.items():
                 file.seek(work.places[name].offset)
-                start = b""
+                start, whole = b"", 0
                 for rows in _rows(files, name, sources[name], dtype):
                     data = rows.numpy().tobytes()
                     start += data[: _SAMPLE_BYTES - len(start)]
+                    whole = zlib.crc32(data, whole)
                     file.write(data)
-                starts[name] = zlib.crc32(start)
+                checksums[name] = zlib.crc32(start), whole
             file.truncate(work.num_bytes)
             file.flush()
             os.fsync(file.fileno())
     finally:
         files.close()
         arena.close()
-    return starts
+    return checksums
 
 
 def _rows(

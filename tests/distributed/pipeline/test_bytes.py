@@ -56,15 +56,23 @@ engine = build_stage_engine(Path(directory), options=options, workload=workload,
 def run():
     return list(engine.run(requests() if place.rank == 0 else iter(())))
 
-run()  # whatever is read once, such as code, is read now
-before, counted = kernel(), dict(engine.traffic.moved)
-assert len(run()) == len(prompts)
-after = kernel()
 names = {"disk read": "read_bytes", "disk write": "write_bytes"}
-print("\\n" + json.dumps([place.rank, *(
-    [engine.traffic.moved[link] - counted[link], after[name] - before[name]]
-    for link, name in names.items()
-)]), flush=True)
+
+def measured():
+    before, counted = kernel(), dict(engine.traffic.moved)
+    found = run()
+    assert place.rank or len(found) == len(prompts)
+    after = kernel()
+    return [
+        [engine.traffic.moved[link] - counted[link], after[name] - before[name]]
+        for link, name in names.items()
+    ]
+
+run()  # whatever is read once, such as code, is read now
+# A machine that is short of memory reads code again: then the kernel counts more, and which run of
+# some that was without is told by the least.
+least = [min(own, key=lambda pair: pair[1] - pair[0]) for own in zip(*(measured() for _ in "123"))]
+print("\\n" + json.dumps([place.rank, *least]), flush=True)
 engine.close()
 ranks.close()
 """

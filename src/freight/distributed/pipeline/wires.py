@@ -6,6 +6,7 @@ first. Knows what goes where; the operations around it decide when.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
@@ -53,6 +54,7 @@ class Wires:
         self._to_all_tokens = Outbox(self._tokens, others)
         self._to_all_requests = Outbox(self._requests, others)
         self._asked = Inbox()
+        self._listeners: list[threading.Thread] = []
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -90,11 +92,14 @@ class Wires:
     def requests(self, own: Iterator[Request]) -> Requests:
         """A job's, in one order on all stages: ``own`` are those of the first. What other stages
         say of it is listened to from here until they have said all."""
+        for listener in self._listeners:  # those of the job before, to which an end is on its way
+            listener.join()
         self._made, self._asked = Inbox(), Inbox()
+        self._listeners = []
         if self._rank != self._last:
-            receive_all(self._tokens, self._last, self._made)
+            self._listeners.append(receive_all(self._tokens, self._last, self._made))
         if self._rank:
-            receive_all(self._requests, 0, self._asked)
+            self._listeners.append(receive_all(self._requests, 0, self._asked))
             return Requests(self._asked.get)
 
         def draw() -> Request | None:
