@@ -7,8 +7,10 @@ import pickle
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from freight.distributed.messages import ConnectionLost, Inbox
 from freight.distributed.values import pack, unpack
 from freight.errors import RankError
 from freight.plan.operation import Lane
@@ -31,6 +33,21 @@ from freight.runtime.request import Request
 )
 def test_values_come_back(value: object) -> None:
     assert unpack(pack(value)) == value
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "float64"])
+def test_arrays_come_back(dtype: str) -> None:
+    value = np.arange(12).reshape(3, 4).astype(dtype)
+    for own in (value, value.T, value[:0], value[0, 1]):
+        found = unpack(pack(own))
+        assert np.array_equal(found, own) and found.dtype == own.dtype
+
+
+def test_what_is_refused_ends_the_wait() -> None:
+    inbox = Inbox()
+    inbox.fail(RankError("asked", "limit", "advice"))
+    with pytest.raises(ConnectionLost, match="limit"):
+        inbox.get()
 
 
 class _Acts:

@@ -1,7 +1,7 @@
 """Values as bytes, for other ranks to read: pickled, but nothing is made of them that could act.
 
-Whoever reaches the port of torchrun's store can write into it. So of what comes only plain values
-and Freight's own classes are made; no function is called.
+Whoever reaches the port of torchrun's store can write into it. So of what comes only plain values,
+arrays and objects of Freight's own classes are made; no other function is called.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from freight.errors import RankError
 
 __all__ = ["pack", "unpack"]
 
+_BUILTINS: Final = ("bytearray", "complex", "frozenset", "range", "set", "slice", "tuple")
 _PLAIN: Final = {
-    ("builtins", name)
-    for name in ("bytearray", "complex", "frozenset", "range", "set", "slice", "tuple")
-} | {
+    *(("builtins", name) for name in _BUILTINS),
     ("collections", "Counter"),
     ("collections", "OrderedDict"),
     ("collections", "deque"),
     ("pathlib", "PosixPath"),
     ("pathlib", "WindowsPath"),
     ("pathlib._local", "PosixPath"),
+    # How numpy makes an array, or one of its numbers, of bytes.
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
 }
 _OWN: Final = "freight"
 
@@ -40,8 +48,9 @@ def unpack(data: bytes) -> Any:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_own = module.partition(".")[0] == _OWN
-        if is_own or (module, name) in _PLAIN:
+        if (module, name) in _PLAIN:
+            return super().find_class(module, name)
+        if module.partition(".")[0] == _OWN:
             found = super().find_class(module, name)
             if isinstance(found, type):
                 return found
