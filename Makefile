@@ -2,12 +2,13 @@
 # make test    the quick tests
 # make check   format, lint, types
 # make gpu     what needs a CUDA device, from the source tree: nothing is installed
+# make gpu-matrix   large models on 16 GiB of a CUDA device, until 9 minutes are over
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check gpu
+.PHONY: demo test check gpu gpu-matrix
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,3 +33,6 @@ gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/kernels_cuda.py
 	PYTHONPATH=src $(PYTHON) -m freight bench offload --model benchmarks/llama-7b --device cuda \
 		--gpu-memory 6GiB --shape 128:32 --rows 64
+
+gpu-matrix:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_matrix.py $(MATRIX)
