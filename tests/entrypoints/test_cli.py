@@ -469,6 +469,28 @@ def test_a_reader_that_leaves(desk: Desk) -> None:
     process.stderr.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["run", "rows", "-o", "out", "--weight-bits", "four"], "invalid int value: 'four'."),
+        (["run", "rows"], "The following arguments are required: -o/--output."),
+        (["run", "rows", "-o", "out", "--weight"], "Unrecognized arguments: --weight."),
+        (["bench", "offload", "--rows", "few"], "Argument --rows: invalid int value: 'few'."),
+        (["ruin"], "invalid choice: 'ruin'"),
+    ],
+)
+def test_arguments_that_cannot_be_read(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    asked, limit, advice = capsys.readouterr().err.splitlines()
+    assert asked.endswith("was given arguments that it cannot read.")
+    assert reason in limit
+    assert advice.endswith("--help names them all.")
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom freight.entrypoints.cli import main\n"

@@ -179,6 +179,13 @@ def test_formats_that_there_are_not(kv_bits: int, group_size: int) -> None:
         EngineOptions(kv_bits=kv_bits, group_size=group_size)
 
 
+def test_groups_of_nothing() -> None:
+    for compute in ("plain", "int8"):
+        with pytest.raises(InputError, match="--group-size 32 was given without --weight-bits"):
+            EngineOptions(group_size=32, compute=compute)
+    assert EngineOptions(group_size=32, kv_bits=4, compute="int8").kv_bits == 4
+
+
 def test_there_and_back_is_idle_on_what_is_exact() -> None:
     """The oracle itself: numbers that are codes already stay."""
     exact = np.tile(np.arange(16, dtype=np.float32), (2, 4))

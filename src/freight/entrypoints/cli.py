@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.entrypoints.eval.flags import add_eval_parser
@@ -143,8 +143,23 @@ def _print_error(error: FreightError, file: TextIO) -> None:
     print(f"freight: error: {error.asked}\n  {error.limit}\n  {error.advice}", file=file)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses as everything else here does, without a page of usage before the reason."""
+
+    def error(self, message: str) -> NoReturn:
+        refused = InputError(
+            f"{self.prog} was given arguments that it cannot read.",
+            f"{message[:1].upper()}{message[1:]}.",
+            f"{self.prog} --help names them all.",
+        )
+        _print_error(refused, sys.stderr)
+        self.exit(2)
+
+
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="freight", description=_DESCRIPTION, allow_abbrev=False)
+    parser: argparse.ArgumentParser = _Parser(
+        prog="freight", description=_DESCRIPTION, allow_abbrev=False
+    )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     run = commands.add_parser(

@@ -35,6 +35,7 @@ from freight.jobs.formats import RowLimits
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
+from freight.model.number_format import GROUP_SIZE
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import Completion, SamplingParams
@@ -94,7 +95,7 @@ class LLM:
         share_prefixes: bool = True,
         weight_bits: int | None = None,
         kv_bits: int | None = None,
-        group_size: int = 64,
+        group_size: int = GROUP_SIZE,
         group_dim: str = "input",
         sparse_attention: float | None = None,
         compute: str = "plain",

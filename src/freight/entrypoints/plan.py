@@ -41,7 +41,7 @@ from freight.model.compression import (
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.gguf_tensors import find_gguf
-from freight.model.number_format import Compression, find_compression
+from freight.model.number_format import Compression, check_groups, find_compression
 from freight.model.sources import TensorSource
 from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
@@ -65,6 +65,11 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
     config, stored = _find_model(arguments.model)
     workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
+    check_groups(
+        group_size=arguments.group_size,
+        weight_bits=arguments.weight_bits,
+        kv_bits=arguments.kv_bits,
+    )
     config = approximate(
         config,
         kv_bits=arguments.kv_bits,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freight.errors import InputError
-from freight.model.number_format import fit_head
+from freight.model.number_format import GROUP_SIZE, fit_head
 from freight.model.switches import ModelConfig
 
 __all__ = ["approximate", "check_share", "describe_groups"]
@@ -17,7 +17,7 @@ def approximate(
     config: ModelConfig,
     *,
     kv_bits: int | None = None,
-    group_size: int = 64,
+    group_size: int = GROUP_SIZE,
     attended_share: float | None = None,
 ) -> ModelConfig:
     """The model with keys and values of so many bits and so large a share of keys attended; None

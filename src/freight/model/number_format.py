@@ -31,6 +31,7 @@ __all__ = [
     "COMPUTES",
     "DIMS",
     "DTYPE_BYTES",
+    "GROUP_SIZE",
     "GROUP_SIZES",
     "SUMS",
     "TILE_ROWS",
@@ -38,6 +39,7 @@ __all__ = [
     "Compression",
     "Grouped",
     "PerRow",
+    "check_groups",
     "find_compressed",
     "find_compression",
     "fit_head",
@@ -49,6 +51,7 @@ __all__ = [
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 BITS: Final = (3, 4, 8)
+GROUP_SIZE: Final = 64
 GROUP_SIZES: Final = (32, 64, 128)
 DIMS: Final = ("input", "output")
 TILE_ROWS: Final = 256
@@ -200,6 +203,16 @@ def find_compression(
             "Leave one of the two out.",
         )
     return Compression(bits=8, group_size=None)
+
+
+def check_groups(*, group_size: int, weight_bits: int | None, kv_bits: int | None) -> None:
+    """InputError where a size of groups is asked for and nothing has groups."""
+    if group_size != GROUP_SIZE and weight_bits is None and kv_bits is None:
+        raise InputError(
+            f"--group-size {group_size} was given without --weight-bits and --kv-bits.",
+            "Nothing is kept in groups then: integer products have a scale per row.",
+            "Add --weight-bits 4 or --kv-bits 4, or leave it out.",
+        )
 
 
 @cache

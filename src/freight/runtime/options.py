@@ -14,7 +14,13 @@ from typing import Final
 from freight.errors import InputError
 from freight.hardware.machine import Machine
 from freight.model.approximation import check_share
-from freight.model.number_format import Compression, find_compression, fit_head
+from freight.model.number_format import (
+    GROUP_SIZE,
+    Compression,
+    check_groups,
+    find_compression,
+    fit_head,
+)
 from freight.plan.policy import Admission, find_rule
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
@@ -62,7 +68,7 @@ class EngineOptions:
     share_prefixes: bool = True
     weight_bits: int | None = None
     kv_bits: int | None = None
-    group_size: int = 64
+    group_size: int = GROUP_SIZE
     group_dim: str = "input"
     sparse_attention: float | None = None
     compute: str = "plain"
@@ -134,6 +140,7 @@ class EngineOptions:
                     "It must be more than zero.",
                     "Raise it, or leave it out and Freight chooses.",
                 )
+        check_groups(group_size=self.group_size, weight_bits=self.weight_bits, kv_bits=self.kv_bits)
         if self.kv_bits is not None:
             fit_head(self.kv_bits, self.group_size, self.group_size)
         if self.sparse_attention is not None:

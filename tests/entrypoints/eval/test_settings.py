@@ -46,8 +46,8 @@ def test_a_setting_is_some_options(text: str, fields: dict[str, Any]) -> None:
 def test_every_key_sets_a_field_that_there_is() -> None:
     for word, key in KEYS.items():
         for value in key.values.split("|"):
-            # The dimension is that of the weights' groups.
-            more = ",weights=4" if word == "dim" else ""
+            # Groups, and their dimension, are of something.
+            more = ",weights=4" if word in ("dim", "group") else ""
             (setting,) = parse_settings([f"{word}={value}{more}"])
             assert getattr(EngineOptions(**setting.fields), key.field) == key.read(value)
 
