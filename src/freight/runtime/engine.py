@@ -220,6 +220,11 @@ class Engine:
         )
         self.load_traffic = dict(self.traffic.moved)
 
+    @property
+    def compute(self) -> str:
+        """What products are made of, as it was settled: "plain" or "int8"."""
+        return self._options.compute
+
     # -- building ------------------------------------------------------------------------------
 
     def _real_sources(

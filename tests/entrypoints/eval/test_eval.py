@@ -256,6 +256,18 @@ def test_the_table_and_the_file(
     assert 0.5 < found["settings"][0]["exact_match"]["scores"]["accuracy"] < 1
 
 
+def test_integer_products_that_were_not_made_are_no_integer_products(
+    examples: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(write_rows(tmp_path / "rows.jsonl", examples[:4]))
+    flags = ["--exact-match", source, "--answer-key", "expected", "--cpu-memory", "2GiB"]
+    flags += ["--setting", "compute=int8", "--compressed-dir", str(tmp_path / "kept")]
+    (setting,) = evaluate(tmp_path, "demo", *flags)["settings"]
+    is_said = "not faster with 8-bit integers" in capsys.readouterr().out
+    assert setting["exact_match"]["compute"] == ("plain" if is_said else "int8")
+    assert (setting["weights_saved"] == 0) == is_said
+
+
 @pytest.mark.parametrize("config", [falcon(), qwen3_moe()], ids=["a shared norm", "experts"])
 def test_an_exact_run_saves_nothing(config: Any, tmp_path: Path) -> None:
     tiny.make_model(tmp_path / "model", config=config)

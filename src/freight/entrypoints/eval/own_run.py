@@ -103,6 +103,7 @@ def _score(engine: Any, spool: Spool, score: Score, progress: Progress) -> dict[
         "tokens": num_tokens,
         "seconds": time.perf_counter() - started_s,
         "dtype": str(engine.dtype).removeprefix("torch."),
+        "compute": engine.compute,
         "summary": engine.summary(),
     }
 

@@ -135,6 +135,12 @@ def notes(results: Sequence[SettingResult]) -> list[str]:
             "attended whole."
         )
     for result in results:
+        asked = result.setting.fields.get("compute")
+        if asked and any(run["compute"] != asked for run in result.runs.values()):
+            lines.append(
+                f"{result.setting.name}: this CPU is not faster with 8-bit integers, so products "
+                "were those of an exact run."
+            )
         for measure, reason in result.failures.items():
             lines.append(f"{result.setting.name}, {measure.replace('_', ' ')}: {reason}")
     return lines
