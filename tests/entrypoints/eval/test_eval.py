@@ -256,6 +256,27 @@ def test_the_table_and_the_file(
     assert 0.5 < found["settings"][0]["exact_match"]["scores"]["accuracy"] < 1
 
 
+def test_a_perplexity_is_held_against_the_exact_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.make_model(tmp_path / "model")
+    write_tiny_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    flags = ["--perplexity", str(tmp_path / "text.txt"), "--compressed-dir", str(tmp_path / "kept")]
+    for names in (["weights=4,group=32", "exact"], ["weights=4,group=32"]):
+        settings = [part for name in names for part in ("--setting", name)]
+        found = evaluate(tmp_path, tmp_path / "model", *flags, *settings)["settings"]
+        scores = [setting["perplexity"]["scores"] for setting in found]
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+        assert lines[0][:3] == ["setting", "perplexity", "ratio"]
+        if len(names) == 1:
+            assert "ratio" not in scores[0] and lines[1][2] == "-"
+            continue
+        ratio = scores[0]["perplexity"] / scores[1]["perplexity"]
+        assert scores[0]["ratio"] == pytest.approx(ratio) and scores[0]["ratio"] != 1
+        assert [line[2] for line in lines[1:]] == [f"{ratio:.4f}", "1.0000"]
+
+
 def test_integer_products_that_were_not_made_are_no_integer_products(
     examples: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

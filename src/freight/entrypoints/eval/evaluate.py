@@ -26,6 +26,7 @@ from freight.entrypoints.bench.children import (
 from freight.entrypoints.eval.options import options_of
 from freight.entrypoints.eval.report import (
     SettingResult,
+    compare,
     describe_data,
     format_scores,
     format_table,
@@ -108,6 +109,7 @@ class _Evaluation:
             name = f"{result.setting.name}, {measure.replace('_', ' ')}"
             self._say(f"{name}: {rows['num_rows']} rows")
             reason = self._take(measure, result)
+            compare(self.results)
             if reason is None:
                 said = format_scores(measure, result.runs[measure]["scores"])
             else:

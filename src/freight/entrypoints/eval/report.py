@@ -12,15 +12,18 @@ from typing import Any, Final
 from freight.entrypoints.eval.settings import Setting
 from freight.quantities import format_bytes
 
-__all__ = ["SettingResult", "describe_data", "format_scores", "format_table", "notes"]
+__all__ = ["SettingResult", "compare", "describe_data", "format_scores", "format_table", "notes"]
 
 Column = tuple[str, Callable[[Mapping[str, float]], str]]
 
+_RATIO: Final[Column] = ("ratio", lambda s: f"{s['ratio']:.4f}" if "ratio" in s else "-")
+"""Of perplexities: to that of the exact setting, where it was run."""
 _SCORES: Final[Mapping[str, tuple[Column, ...]]] = {
-    "perplexity": (("perplexity", lambda s: f"{s['perplexity']:.4f}"),),
+    "perplexity": (("perplexity", lambda s: f"{s['perplexity']:.4f}"), _RATIO),
     "last_word": (
         ("last word", lambda s: f"{100 * s['accuracy']:.2f} %"),
         ("its perplexity", lambda s: f"{s['perplexity']:.4f}"),
+        _RATIO,
     ),
     "exact_match": (("exact match", lambda s: f"{100 * s['accuracy']:.2f} %"),),
 }
@@ -60,6 +63,16 @@ class SettingResult:
         }
 
 
+def compare(results: Sequence[SettingResult]) -> None:
+    """Tell each perplexity its ratio to the exact one, as soon as that is known."""
+    exact = next((result.runs for result in results if not result.setting.fields), {})
+    for result in results:
+        for measure, run in result.runs.items():
+            scores, of = run["scores"], exact.get(measure)
+            if of is not None and "perplexity" in scores:
+                scores["ratio"] = scores["perplexity"] / of["scores"]["perplexity"]
+
+
 def describe_data(
     sources: Mapping[str, str], prepared: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
@@ -79,7 +92,8 @@ def describe_data(
 
 def format_scores(measure: str, scores: Mapping[str, float]) -> str:
     """The scores of one run, in a few words."""
-    return ", ".join(f"{name} {write(scores)}" for name, write in _SCORES[measure])
+    told = {name: write(scores) for name, write in _SCORES[measure]}
+    return ", ".join(f"{name} {text}" for name, text in told.items() if text != "-")
 
 
 def format_table(results: Sequence[SettingResult], measures: Sequence[str]) -> list[str]:
