@@ -1,9 +1,9 @@
 """Models larger than a GPU's memory on a CUDA device of which 16 GiB may be used, case by case.
 
-    python benchmarks/gpu_matrix.py [--only opt-30b] [--peers] [--seconds 540] [--out results.jsonl]
+    python benchmarks/gpu_matrix.py [--only opt-30b] [--peers accelerate flexgen] [--seconds 540]
 
 Each case is a call of ``freight bench offload`` in a process of its own: ceiling, prediction, what
-was reached and, with --peers, Accelerate under the same caps. The object that a call ends with goes
+was reached and, with --peers, others under the same caps. The object that a call ends with goes
 into the file as one line; cases that are there already are left out, so that a call that was cut
 short goes on where it was. No case is begun after so many seconds. --list names them all.
 """
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "src" / "freight" / "model" / "configs"
 MODELS = {
     "opt-6.7b": (CONFIGS / "opt-6.7b.json", 256),
-    "opt-30b": (CONFIGS / "opt-30b.json", 192),
+    "opt-30b": (CONFIGS / "opt-30b.json", 288),
     "qwen2.5-32b": (HERE / "qwen2.5-32b" / "config.json", 384),
     "mixtral-8x7b": (HERE / "mixtral-8x7b" / "config.json", 384),
 }
@@ -64,7 +64,9 @@ def cases() -> Iterator[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose names have this in them")
-    parser.add_argument("--peers", action="store_true", help="Accelerate beside the exact cases")
+    parser.add_argument(
+        "--peers", nargs="*", default=[], help="accelerate or flexgen, beside the exact cases"
+    )
     parser.add_argument("--seconds", type=float, default=540.0, help="begin none after so many")
     parser.add_argument("--out", type=Path, default=Path("gpu-matrix.jsonl"))
     parser.add_argument("--work-dir", default="freight-bench", help="where weights are kept")
@@ -79,7 +81,7 @@ def main() -> None:
         if arguments.only not in case.name:
             continue
         key = f"{case.name}, {arguments.cpu_memory or 'all'} of host memory"
-        key += ", peers" * (arguments.peers and case.way == "exact")
+        key += ", peers" * bool(peers(case, arguments))
         if arguments.list:
             print(f"{'done' if key in known else '    '} {key}")
         elif key not in known:
@@ -109,8 +111,8 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     command += ["--work-dir", arguments.work_dir, *WAYS[case.way]]
     if arguments.cpu_memory:
         command += ["--cpu-memory", arguments.cpu_memory]
-    if arguments.peers and case.way == "exact":
-        command += ["--peer", "accelerate", "--peer-timeout", "240"]
+    for peer in peers(case, arguments):
+        command += ["--peer", peer, "--peer-timeout", "240"]
     print(f"\n{case.name}\n  {' '.join(command[1:])}", flush=True)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -123,6 +125,13 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(said[-1])
         return record
     return {"failed": process.returncode, "said": said[-5:]}
+
+
+def peers(case: Case, arguments: argparse.Namespace) -> list[str]:
+    """Those that run beside a case: FlexGen knows OPT alone."""
+    if case.way != "exact":
+        return []
+    return [peer for peer in arguments.peers if peer != "flexgen" or case.model.startswith("opt")]
 
 
 def table(known: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from freight.demo import MODEL_DIR as DEMO_DIR
 from freight.errors import InputError
 from freight.model.config import ModelConfig, read_config
 
-__all__ = ["bundled_configs", "check_model", "find_bundled"]
+__all__ = ["bundled_configs", "bundled_path", "check_model", "find_bundled"]
 
 
 def bundled_configs() -> list[str]:
@@ -24,10 +24,15 @@ def find_bundled(name: str) -> ModelConfig | None:
     """The configuration of that name; "demo" is the model in the package."""
     if name == "demo":
         return read_config(DEMO_DIR)
+    path = bundled_path(name)
+    return None if path is None else read_config(path)
+
+
+def bundled_path(name: str | None) -> Path | None:
+    """The file of the configuration of that name."""
     if name not in bundled_configs():
         return None
-    with resources.as_file(resources.files("freight.model") / "configs" / f"{name}.json") as path:
-        return read_config(path)
+    return Path(str(resources.files("freight.model") / "configs" / f"{name}.json"))
 
 
 def check_model(name: str | None, why: str) -> str:

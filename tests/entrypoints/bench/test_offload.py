@@ -15,11 +15,13 @@ import pytest
 from freight.demo import MODEL_DIR
 from freight.entrypoints.bench.children import run_child
 from freight.entrypoints.bench.closed_form import expected_bytes
+from freight.entrypoints.bench.flexgen_run import flexgen_policies
 from freight.entrypoints.bench.groups import GroupMaker
 from freight.entrypoints.bench.machine import Rate
 from freight.entrypoints.bench.peer_run import resident_bytes
 from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
 from freight.entrypoints.bench.report import byte_ratios, summarise
+from freight.entrypoints.bench.weights import find_config
 from freight.entrypoints.bench.work import Work, make_rows, parse_shape
 from freight.entrypoints.cli import main
 from freight.errors import InputError
@@ -181,6 +183,7 @@ def test_bytes_are_those_of_the_closed_form(
         "--peer-timeout -1",
         "--peer-timeout nan",
         "--peer vllm",
+        "--flexgen=--cpu-cache-compute",
         "--peer-batch-sizes 4,0",
         "--peer-batch-sizes x",
         "--peer-resident lots",
@@ -213,6 +216,11 @@ def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"freight\[bench\]"):
         check_peers(["accelerate"])
+    with pytest.raises(InputError, match=r"freight\[bench,flexgen\]"):
+        check_peers(["flexgen"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "flexgen" or None)
+    with pytest.raises(InputError, match=r"Not installed here: flexgen.*freight\[flexgen\]"):
+        check_peers(["flexgen", "accelerate"])
 
 
 def test_groups_that_are_not_there(tmp_path: Path) -> None:
@@ -226,14 +234,14 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
 def trials(times: dict[int, float]) -> Any:
     def run(size: int) -> Trial:
         result = {"generate_s": times[size]} if size in times else None
-        return Trial(batch_size=size, result=result, reason="" if result else "killed")
+        return Trial(setting=size, result=result, reason="" if result else "killed")
 
     return run
 
 
 def test_sweep_of_batch_sizes() -> None:
     def tried(times: dict[int, float], sizes: tuple[int, ...] = ()) -> list[int]:
-        return [trial.batch_size for trial in sweep(trials(times), sizes, 64, lambda _: None)]
+        return [trial.setting for trial in sweep(trials(times), sizes, 64, lambda _: None)]
 
     assert tried({64: 5, 32: 4, 16: 6}) == [64, 32, 16]
     assert tried({16: 4, 8: 5}) == [64, 32, 16, 8], "what is killed is halved"
@@ -293,6 +301,7 @@ def test_what_peers_may_hold() -> None:
     peer = Peer(
         name="transformers",
         job={"on_cuda": False},
+        config=read_config(Path(MODEL_DIR)),
         work=work,
         weight_bytes=1 << 30,
         budget_bytes=1 << 30,
@@ -306,6 +315,31 @@ def test_what_peers_may_hold() -> None:
     held = [resident_bytes(config, work, size, "float32", 1 << 30) for size in (1, 2, 8, 16)]
     assert held[0] > held[1] > held[2] == held[3]
     assert resident_bytes(config, work, 8, "float32", 0) == 1
+
+
+def test_what_flexgen_computes() -> None:
+    opt = find_config("opt-30b")
+    peer = Peer(
+        name="flexgen",
+        job={"on_cuda": True},
+        config=read_config(opt),
+        work=Work(num_rows=8, prompt_tokens=10, new_tokens=2),
+        weight_bytes=1 << 40,
+        budget_bytes=1 << 30,
+        groups=None,
+        timeout_s=1,
+    )
+    assert peer.refusal() is None
+    assert "CUDA" in (replace(peer, job={"on_cuda": False}).refusal() or "")
+    ragged = Work(num_rows=8, prompt_tokens=10, new_tokens=4, least_new_tokens=2)
+    assert "one length" in (replace(peer, work=ragged).refusal() or "")
+    for other in (read_config(Path(MODEL_DIR)), replace(peer.config, norm_place="after")):
+        assert "OPT models alone" in (replace(peer, config=other).refusal() or "")
+    first, second = flexgen_policies((), peer.config.hidden_size)
+    assert "20 80 0 100 0 100" in first and second == f"{first} --cpu-cache-compute"
+    assert flexgen_policies(("--gpu-batch-size 2",), 64) == ("--gpu-batch-size 2",)
+    with pytest.raises(InputError, match="width 64"):
+        flexgen_policies((), 64)
 
 
 def test_the_rate_of_all_tries_is_no_more_than_the_best() -> None:

@@ -53,6 +53,10 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         from freight.entrypoints.eval.own_run import run_measure
 
         return run_measure(job)
+    if job["system"] == "flexgen":
+        from freight.entrypoints.bench.flexgen_run import run_flexgen
+
+        return run_flexgen(job)
     from freight.entrypoints.bench.peer_run import run_peer
 
     return run_peer(job)

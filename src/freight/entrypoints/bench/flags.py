@@ -32,7 +32,8 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help="directory of a model, a config.json, a Hugging Face Hub id, or demo",
+        help="directory of a model, a config.json, a bundled configuration like opt-30b, a Hugging "
+        "Face Hub id, or demo",
     )
     group.add_argument(
         "--shape",
@@ -66,12 +67,21 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="also run accelerate (weights on disk) or transformers (in memory); repeatable",
+        help="also run accelerate (weights on disk), transformers (in memory) or flexgen (OPT on "
+        "CUDA); repeatable",
     )
     group.add_argument(
         "--peer-batch-sizes",
         metavar="N,N",
         help="batch sizes to try with each peer (default: all rows, halved while that helps)",
+    )
+    group.add_argument(
+        "--flexgen",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="a policy to try with flexgen, as flags of its own, like '--percent 20 80 0 100 0 100 "
+        "--gpu-batch-size 48 --num-gpu-batches 3'; repeatable (default: the published ones)",
     )
     group.add_argument(
         "--peer-timeout",

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from freight.entrypoints.bench.children import ended_by_sigterm, run_or_raise
+from freight.entrypoints.bench.flexgen_run import flexgen_policies
 from freight.entrypoints.bench.groups import GroupMaker, forget_files
-from freight.entrypoints.bench.peers import Peer, Trial, check_peers, parse_batch_sizes, sweep
+from freight.entrypoints.bench.peers import (
+    Peer,
+    Setting,
+    Trial,
+    check_peers,
+    parse_batch_sizes,
+    sweep,
+)
 from freight.entrypoints.bench.report import (
     byte_ratios,
     describe_ceiling,
     describe_pace,
     describe_run,
+    describe_setting,
     share_of_pace,
     summarise,
 )
@@ -43,10 +52,12 @@ class _Request:
 
     work: Work
     options: EngineOptions
-    config_dir: Path
+    model: Path
+    """A directory, or the file of a configuration."""
     group: GroupMaker | None
     peers: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
+    settings: Mapping[str, tuple[Setting, ...]]
+    """Of each peer; none are searched for."""
     timeout_s: float
     resident_bytes: int | None
     repeats: int
@@ -68,8 +79,7 @@ def bench_offload(arguments: argparse.Namespace) -> int:
 def _carry_out(arguments: argparse.Namespace) -> None:
     request = _read(arguments)
     model_dir = provide_weights(
-        arguments.model,
-        request.config_dir,
+        request.model,
         Path(arguments.work_dir),
         dtype=request.options.dtype,
         dummy=arguments.dummy_weights,
@@ -97,16 +107,30 @@ def _read(arguments: argparse.Namespace) -> _Request:
     options = engine_options(arguments)
     peers = tuple(dict.fromkeys(arguments.peer))
     check_peers(peers)
+    if arguments.flexgen and "flexgen" not in peers:
+        raise InputError(
+            f"--flexgen '{arguments.flexgen[0]}' was given without --peer flexgen.",
+            "It is a policy for that peer.",
+            "Add --peer flexgen, or leave it out.",
+        )
     resident = arguments.peer_resident
-    config_dir = find_config(arguments.model)
-    check_work(work, read_config(config_dir))
+    model = find_config(arguments.model)
+    config = read_config(model)
+    check_work(work, config)
+    settings: dict[str, tuple[Setting, ...]] = {}
+    sizes = parse_batch_sizes(arguments.peer_batch_sizes)
+    for peer in peers:
+        is_flexgen = peer == "flexgen"
+        settings[peer] = (
+            flexgen_policies(arguments.flexgen, config.hidden_size) if is_flexgen else sizes
+        )
     return _Request(
         work=work,
         options=options,
-        config_dir=config_dir,
+        model=model,
         group=_read_group(arguments.group, options),
         peers=peers,
-        batch_sizes=parse_batch_sizes(arguments.peer_batch_sizes),
+        settings=settings,
         timeout_s=arguments.peer_timeout,
         resident_bytes=None if resident is None else parse_bytes(resident),
         repeats=arguments.repeats,
@@ -147,12 +171,12 @@ class _Bench:
     refusals: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
-        best = self._find_batch_sizes()
+        best = self._find_settings()
         for _ in range(self.request.repeats):
             self._run_own()
-            for peer, batch_size in best.items():
+            for peer, setting in best.items():
                 forget_files(self.model_dir)
-                trial = peer.run(batch_size)
+                trial = peer.run(setting)
                 self._tell(peer.name, trial)
                 self.runs.setdefault(peer.name, [])
                 if trial.result is not None:
@@ -167,9 +191,9 @@ class _Bench:
         again = run_or_raise(self.probe, "Rates of this machine were to be measured again.")
         self.later.append(again)
 
-    def _find_batch_sizes(self) -> dict[Peer, int]:
-        """The fastest batch size of each peer that finishes with any."""
-        best: dict[Peer, int] = {}
+    def _find_settings(self) -> dict[Peer, Setting]:
+        """The fastest batch size, or policy, of each peer that finishes with any."""
+        best: dict[Peer, Setting] = {}
         for name in self.request.peers:
             peer = self._peer(name)
             refusal = peer.refusal()
@@ -180,18 +204,18 @@ class _Bench:
             self.trials[name] = self._sweep(peer)
             fastest = min(self.trials[name], key=lambda trial: trial.generate_s)
             if fastest.result is not None:
-                best[peer] = fastest.batch_size
+                best[peer] = fastest.setting
         return best
 
     def _sweep(self, peer: Peer) -> list[Trial]:
-        def run(batch_size: int) -> Trial:
+        def run(setting: Setting) -> Trial:
             forget_files(self.model_dir)
-            return peer.run(batch_size)
+            return peer.run(setting)
 
         def tell(trial: Trial) -> None:
-            self._tell(f"{peer.name}, looking for its batch size", trial)
+            self._tell(f"{peer.name}, looking for what suits it", trial)
 
-        return sweep(run, self.request.batch_sizes, self.request.work.num_rows, tell)
+        return sweep(run, self.request.settings[peer.name], self.request.work.num_rows, tell)
 
     def _peer(self, name: str) -> Peer:
         on_cuda = any(path["name"] == "link" for path in self.probed["paths"])
@@ -207,6 +231,7 @@ class _Bench:
                 "on_cuda": on_cuda,
                 "gpu_budget_bytes": near,
             },
+            config=read_config(self.request.model),
             work=self.request.work,
             weight_bytes=self.probed["parameter_bytes"],
             budget_bytes=budget,
@@ -225,7 +250,7 @@ class _Bench:
 
     def _tell(self, name: str, trial: Trial) -> None:
         if trial.result is None:
-            _say([f"{name} (batch of {trial.batch_size}): {trial.reason}"])
+            _say([f"{name} ({describe_setting(trial.setting)}): {trial.reason}"])
         else:
             _say(describe_run(name, trial.result, self.request.work, None))
 
@@ -259,7 +284,7 @@ class _Bench:
 def _trial_record(trial: Trial) -> dict[str, Any]:
     done = trial.result is not None
     return {
-        "batch_size": trial.batch_size,
+        "policy" if isinstance(trial.setting, str) else "batch_size": trial.setting,
         "generate_s": trial.generate_s if done else None,
         "reason": trial.reason or None,
     }
@@ -278,7 +303,7 @@ def _times_peer(systems: Mapping[str, Any]) -> dict[str, float]:
 
 def _agreement(own: Sequence[Mapping[str, Any]], peer: Sequence[Mapping[str, Any]]) -> float | None:
     """Share of rows whose first new token is the same; number formats of few bits make ties."""
-    if not peer:
+    if not peer or "first_tokens" not in peer[0]:
         return None
     pairs = list(zip(own[0]["first_tokens"], peer[0]["first_tokens"], strict=True))
     return sum(bool(a == b) for a, b in pairs) / len(pairs)

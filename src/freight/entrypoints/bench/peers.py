@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from freight.entrypoints.bench.children import Outcome, run_child
+from freight.entrypoints.bench.flexgen_run import can_be_flexgens
 from freight.entrypoints.bench.groups import GroupMaker
 from freight.entrypoints.bench.work import Work
 from freight.errors import FreightError, InputError
+from freight.model.switches import ModelConfig
 from freight.quantities import MIB, format_bytes
 
-__all__ = ["PEERS", "Peer", "Trial", "check_peers", "parse_batch_sizes", "sweep"]
+__all__ = ["PEERS", "Peer", "Setting", "Trial", "check_peers", "parse_batch_sizes", "sweep"]
 
 PEERS: Final[Mapping[str, tuple[str, ...]]] = {
     "accelerate": ("accelerate", "transformers", "safetensors"),
     "transformers": ("transformers", "safetensors"),
+    "flexgen": ("flexgen", "transformers"),
 }
+Setting = int | str
+"""The rows of a batch; of FlexGen a policy, as its own flags."""
 _LEAST_PROCESS_BYTES: Final = 256 * MIB
 """Python, torch and transformers before the first weight; they were never seen to take less."""
 # Without this, weights that were let go stay in the heap, and a group's limit kills the process.
@@ -41,10 +46,11 @@ def check_peers(names: Sequence[str]) -> None:
     needed = dict.fromkeys(package for name in names for package in PEERS[name])
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
+        extras = ["bench"] * (missing != ["flexgen"]) + ["flexgen"] * ("flexgen" in missing)
         raise InputError(
             f"--peer {' --peer '.join(names)} was given.",
             f"Not installed here: {', '.join(missing)}.",
-            'Install them with: pip install "freight[bench]"',
+            f'Install them with: pip install "freight[{",".join(extras)}]"',
         )
 
 
@@ -65,9 +71,9 @@ def parse_batch_sizes(text: str | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A run with one batch size: its figures, or None and why there are none."""
+    """A run with one batch size, or by one policy: its figures, or None and why there are none."""
 
-    batch_size: int
+    setting: Setting
     result: dict[str, Any] | None
     reason: str
 
@@ -82,6 +88,7 @@ class Peer:
 
     name: str
     job: Mapping[str, Any]
+    config: ModelConfig
     work: Work
     weight_bytes: float
     budget_bytes: int
@@ -90,6 +97,8 @@ class Peer:
 
     def refusal(self) -> str | None:
         """Why it cannot run at all, if so: without offload, the weights must fit."""
+        if self.name == "flexgen":
+            return self._flexgen_refusal()
         needed = self.weight_bytes + _LEAST_PROCESS_BYTES
         if self.name == "accelerate" or self.job["on_cuda"] or needed <= self.budget_bytes:
             return None
@@ -98,14 +107,24 @@ class Peer:
             f"more than the budget of {format_bytes(self.budget_bytes)}"
         )
 
-    def run(self, batch_size: int) -> Trial:
+    def _flexgen_refusal(self) -> str | None:
+        if not self.job["on_cuda"]:
+            return "it computes on CUDA devices alone"
+        if not can_be_flexgens(self.config):
+            return "it computes OPT models alone, with norms before the blocks"
+        if min(self.work.lengths()) != max(self.work.lengths()):
+            return "its rows are of one length"
+        return None
+
+    def run(self, setting: Setting) -> Trial:
         """One run; what it cannot do is a trial without a result."""
+        key = "policy" if isinstance(setting, str) else "batch_size"
         with tempfile.TemporaryDirectory(prefix="freight-bench-") as offload_dir:
             job = {
                 **self.job,
                 "task": "peer",
                 "system": self.name,
-                "batch_size": batch_size,
+                key: setting,
                 "offload_dir": offload_dir,
             }
             try:
@@ -116,21 +135,24 @@ class Peer:
                 outcome = Outcome(result=None, reason=str(error))
         if outcome.result is not None and outcome.group_peak_bytes is not None:
             outcome.result["group_peak_bytes"] = outcome.group_peak_bytes
-        return Trial(batch_size=batch_size, result=outcome.result, reason=outcome.reason)
+        return Trial(setting=setting, result=outcome.result, reason=outcome.reason)
 
 
 def sweep(
-    run: Callable[[int], Trial], sizes: Sequence[int], num_rows: int, tell: Callable[[Trial], None]
+    run: Callable[[Setting], Trial],
+    settings: Sequence[Setting],
+    num_rows: int,
+    tell: Callable[[Trial], None],
 ) -> list[Trial]:
-    """Try batch sizes: those given, or all rows at once and then halves, for as long as a half is
+    """Try settings: those given, or all rows at once and then halves, for as long as a half is
     faster or nothing has finished."""
     trials: list[Trial] = []
     best_s = float("inf")
-    for size in sizes or _halves(num_rows):
-        trial = run(size)
+    for setting in settings or _halves(num_rows):
+        trial = run(setting)
         tell(trial)
         trials.append(trial)
-        if not sizes and best_s < float("inf") and trial.generate_s >= best_s:
+        if not settings and best_s < float("inf") and trial.generate_s >= best_s:
             break
         best_s = min(best_s, trial.generate_s)
     return trials

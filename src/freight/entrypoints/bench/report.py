@@ -17,6 +17,7 @@ __all__ = [
     "describe_ceiling",
     "describe_pace",
     "describe_run",
+    "describe_setting",
     "share_of_pace",
     "speeds",
     "summarise",
@@ -86,7 +87,8 @@ def describe_run(
     """One run in a few lines."""
     rates = speeds(result, work)
     share = "" if ceiling_s is None else f", {ceiling_s / result['generate_s']:.3f} of the ceiling"
-    batch = f" (batch of {result['batch_size']})" if "batch_size" in result else ""
+    setting = result.get("policy", result.get("batch_size"))
+    batch = "" if setting is None else f" ({describe_setting(setting)})"
     lines = [
         f"{name + batch}: load {result['load_s']:.2f} s, generate {result['generate_s']:.3f} s"
         f"{share}, peak {format_bytes(_peak(result))}",
@@ -104,6 +106,11 @@ def describe_run(
         form = "closed form" if result["expected_is_exact"] else "most that experts can need"
         lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
     return lines
+
+
+def describe_setting(setting: int | str) -> str:
+    """What a peer ran with: rows of a batch, or FlexGen's flags."""
+    return setting if isinstance(setting, str) else f"batch of {setting}"
 
 
 def describe_pace(runs: Sequence[Mapping[str, Any]], usual_s: Sequence[float]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.entrypoints.bench.children import run_or_raise
+from freight.entrypoints.bundled import bundled_path
 from freight.entrypoints.model_source import find_model
 from freight.errors import InputError
 from freight.model.config import DTYPE_BYTES, read_config
@@ -24,37 +25,35 @@ _WEIGHTS: Final = ("*.safetensors", "*.gguf")
 
 
 def find_config(name: str | None) -> Path:
-    """The directory of the config.json that ``--model`` names, with weights or without."""
-    path = None if name is None else Path(name).expanduser()
-    if path is not None and path.is_file() and path.name == "config.json":
-        return path.parent
+    """What ``--model`` names: the file of a configuration, a bundled one too, or the directory of
+    a model, with weights or without."""
+    path = bundled_path(name) or (None if name is None else Path(name).expanduser())
     if path is not None and path.suffix == ".json":
+        if path.is_file():
+            return path
         raise InputError(
             f"--model {name} was given.",
-            "It is a file that is not called config.json."
-            if path.is_file()
-            else "There is no such file.",
+            "There is no such file.",
             "Give a config.json, or a directory that holds one.",
         )
     return find_model(name)
 
 
-def provide_weights(
-    model: str | None, model_dir: Path, work_dir: Path, *, dtype: str, dummy: bool
-) -> Path:
-    """A directory with config and weights. A config.json that is named itself, or that has none
-    beside it, gets random weights in ``work_dir`` unless they are there."""
-    named_config = model is not None and Path(model).name == "config.json"
-    if _has_weights(model_dir) and not (dummy or named_config):
-        return model_dir
-    config = read_config(model_dir)
+def provide_weights(model: Path, work_dir: Path, *, dtype: str, dummy: bool) -> Path:
+    """A directory with config and weights. The file of a configuration, and a directory that has no
+    weights beside it, gets random ones in ``work_dir`` unless they are there."""
+    is_named = model.is_file()
+    if not is_named and _has_weights(model) and not dummy:
+        return model
+    file = model if is_named else model / "config.json"
+    config = read_config(file)
     dtype = config.dtype if dtype == "auto" else dtype
     dtype = dtype if dtype in DTYPE_BYTES else "bfloat16"
-    text = (model_dir / "config.json").read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     named = hashlib.blake2b(f"{dtype} {_canonical(text)}".encode(), digest_size=6).hexdigest()
     directory = work_dir / f"random-{named}"
     _make_directory(directory)
-    shutil.copyfile(model_dir / "config.json", directory / "config.json")
+    shutil.copyfile(file, directory / "config.json")
     if not _has_weights(directory):
         job = {"task": "write weights", "directory": str(directory), "dtype": dtype}
         run_or_raise(job, f"Random weights were to be written to {directory}.")
