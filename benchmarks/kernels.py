@@ -22,7 +22,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference, quantise
+from freight.kernels.grouped import (
+    GroupedRows,
+    dequantise,
+    dequantise_reference,
+    quantise,
+    small_product,
+)
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
@@ -176,12 +182,24 @@ def multiplying(num_tokens: int) -> Turns:
     narrow = [rows.bfloat16() for rows in wide]
     x, out = torch.randn(num_tokens, columns), torch.empty(num_tokens, num_rows)
     x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
+    packed = {
+        bits: [GroupedRows(raw=raw, columns=columns, number_format=own) for raw in copies_of]
+        for bits, own in ((4, FOUR_BITS), (8, Grouped(bits=8, group_size=64)))
+        for copies_of in ([quantise(rows, own) for rows in wide],)
+    }
     scratch, turn = torch.empty(scratch_values(columns, x.dtype)), itertools.count()
     scratch_narrow = scratch.repeat(2).bfloat16()
 
     def by_loops(matrices: list[torch.Tensor]) -> None:
         own = matrices[next(turn) % copies]
         multiply(x, [Product(rows=own, out=out)], lambda size: scratch[:size])
+
+    def by_codes(bits: int) -> None:
+        rows = packed[bits][next(turn) % copies]
+        if (found := small_product(x, rows)) is not None:
+            out.copy_(found)
+        else:
+            multiply(x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
 
     def narrow_by_loops() -> None:
         own = Product(rows=narrow[next(turn) % copies], out=out_narrow)
@@ -197,6 +215,8 @@ def multiplying(num_tokens: int) -> Turns:
         "a run's way": lambda: by_loops(wide),
         "a run's way, rows in bfloat16": lambda: by_loops(narrow),
         "a run's way, all in bfloat16": narrow_by_loops,
+        "a run's way, rows in 4 bits": lambda: by_codes(4),
+        "a run's way, rows in 8 bits": lambda: by_codes(8),
         "torch": by_torch,
     }
     if num_tokens <= 256:

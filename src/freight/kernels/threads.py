@@ -93,16 +93,19 @@ def product_on_cpu(
     found = None if loops is None else group_lines(raw, columns, number_format)
     if loops is None or found is None:
         return None
+    size, bits = number_format.group_size, number_format.code_bits
+    if not number_format.across and size * bits % (8 * _WIDTH):
+        return None
     source, numbers = found
     wide = x.float().contiguous().view(-1).numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
-    size, bits = number_format.group_size, number_format.code_bits
+    shared = None if number_format.across else _group_sums(wide, columns, size)
 
     def work(first: int, last: int) -> None:
         own = slice(first, last)
         loops.group_products.product(
-            source[own], numbers[own], size, bits, wide, columns, target[own]
+            source[own], numbers[own], size, bits, wide, columns, shared, target[own]
         )
 
     def work_across(first: int, last: int) -> None:
@@ -114,12 +117,20 @@ def product_on_cpu(
     return out.t()
 
 
+def _group_sums(x: npt.NDArray[np.float32], columns: int, size: int) -> npt.NDArray[np.float32]:
+    """Of each group of a token's columns; flat, each token's followed by zeros to whole vectors."""
+    groups = columns // size
+    sums = np.zeros((len(x) // columns, -(-groups // _WIDTH) * _WIDTH), np.float32)
+    np.sum(x.reshape(len(sums), groups, -1), axis=2, out=sums[:, :groups])
+    return sums.reshape(-1)
+
+
 def _share_rows(count: int, number_format: Grouped, work: Callable[[int, int], None]) -> None:
     """Share out so many rows, or the bytes of their groups where these run across rows."""
     if number_format.across:
         share_alike(number_format.code_bytes(count), work, _LEAST_BYTES)
     else:
-        share_alike(count, work, _LEAST_ROWS)
+        share_alike(count, work, _LEAST_ROWS, in_turns=True)
 
 
 def group_lines(
