@@ -27,7 +27,6 @@ from freight.kernels.grouped import (
     dequantise,
     dequantise_reference,
     quantise,
-    small_product,
 )
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
@@ -175,6 +174,11 @@ class Attention:
         }
 
 
+def pack(rows: torch.Tensor, bits: int) -> GroupedRows:
+    own = Grouped(bits=bits, group_size=64)
+    return GroupedRows(raw=quantise(rows, own), columns=rows.shape[1], number_format=own)
+
+
 def multiplying(num_tokens: int) -> Turns:
     """Tokens times rows that no cache holds: eight matrices in turn."""
     columns, num_rows, copies = 2048, 5632, 8
@@ -182,11 +186,7 @@ def multiplying(num_tokens: int) -> Turns:
     narrow = [rows.bfloat16() for rows in wide]
     x, out = torch.randn(num_tokens, columns), torch.empty(num_tokens, num_rows)
     x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
-    packed = {
-        bits: [GroupedRows(raw=raw, columns=columns, number_format=own) for raw in copies_of]
-        for bits, own in ((4, FOUR_BITS), (8, Grouped(bits=8, group_size=64)))
-        for copies_of in ([quantise(rows, own) for rows in wide],)
-    }
+    packed = {bits: [pack(rows, bits) for rows in wide] for bits in (4, 8)}
     scratch, turn = torch.empty(scratch_values(columns, x.dtype)), itertools.count()
     scratch_narrow = scratch.repeat(2).bfloat16()
 
@@ -195,11 +195,8 @@ def multiplying(num_tokens: int) -> Turns:
         multiply(x, [Product(rows=own, out=out)], lambda size: scratch[:size])
 
     def by_codes(bits: int) -> None:
-        rows = packed[bits][next(turn) % copies]
-        if (found := small_product(x, rows)) is not None:
-            out.copy_(found)
-        else:
-            multiply(x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
+        own = Product(rows=packed[bits][next(turn) % copies], out=out)
+        multiply(x, [own], lambda size: scratch[:size])
 
     def narrow_by_loops() -> None:
         own = Product(rows=narrow[next(turn) % copies], out=out_narrow)

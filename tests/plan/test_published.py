@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from freight.errors import BudgetError
+from freight.hardware.curve import Curve
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine
 from freight.model.approximation import approximate
@@ -287,3 +288,25 @@ def test_tokens_per_dollar_at_home() -> None:
     per_dollar = speed * 3600 / (machine.watts / 1000 * 0.2)
     tell("OPT-175B, tokens per dollar", per_dollar, 49680)
     assert per_dollar == pytest.approx(49680, rel=0.25)
+
+
+def test_products_by_codes_take_what_was_measured() -> None:
+    """And nothing is made plain for them, where that is known."""
+    machine, wishes = find_machine("flexgen-t4"), Wishes(cpu_attention=0.0, micro_batch_size=4)
+
+    def seconds(flops: float, dequantised_per_s: float) -> float:
+        gpu = machine.units["gpu"]
+        products = {**gpu.products, "codes": Curve.constant(flops)}
+        gpu = replace(
+            gpu,
+            products=products,
+            attended_codes_per_s=Curve.constant(1e12),
+            dequantised_per_s=dequantised_per_s,
+        )
+        own = replace(machine, units={**machine.units, "gpu": gpu})
+        search = search_for("opt-6.7b", 4, 32, wishes, own, bits=4)
+        return search.price(search.planner.plan()).forecast.seconds
+
+    slow = seconds(1e9, 1e12)
+    assert seconds(1e9, 1e3) == slow
+    assert slow / seconds(2e9, 1e12) == pytest.approx(2, rel=0.02)

@@ -25,7 +25,10 @@ def test_integer_products_are_measured_where_they_are_faster(
     probe = profiler._UnitProbe(CPU)
     unit = probe.unit([probe.measure()], 1 << 30)
     assert ("int8" in unit.products) == is_faster
-    assert set(unit.attention_flops) == set(unit.products) - {"int8"}
+    assert set(unit.attention_flops) == set(unit.products) - {"int8", "codes"}
+    points = dict(unit.products["codes"].points)
+    assert [*points] == [*map(float, processor_probe.ROWS)]
+    assert 1e7 < points[1.0] < 1e16
     if is_faster:
         assert [rows for rows, _ in unit.products["int8"].points] == [
             *map(float, processor_probe.ROWS)
@@ -36,10 +39,10 @@ def test_integer_products_are_measured_where_they_are_faster(
 def test_rates_of_integers_are_those_of_the_dtype_where_none_are_known() -> None:
     unit = find_machine("laptop").units["cpu"]
     assert unit.product_flops("bfloat16", 64) == unit.products["bfloat16"].at(64)
-    assert unit.product_flops("bfloat16", 64, in_integers=True) == unit.products["int8"].at(64)
+    assert unit.product_flops("bfloat16", 64, "int8") == unit.products["int8"].at(64)
     plain = {name: rate for name, rate in unit.products.items() if name != "int8"}
     without = replace(unit, products=plain)
-    assert without.product_flops("bfloat16", 64, in_integers=True) == plain["bfloat16"].at(64)
+    assert without.product_flops("bfloat16", 64, "int8") == plain["bfloat16"].at(64)
     assert replace(without, products={"float32": Curve.constant(3.0)}).product_flops(
-        "bfloat16", 1, in_integers=True
+        "bfloat16", 1, "int8"
     ) == pytest.approx(3.0)

@@ -32,17 +32,19 @@ class ComputeUnit:
     """A processor with a memory of its own.
 
     ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
-    memory; of "int8" with making tokens integers, and their results plain. ``attention_flops`` is
+    memory; of "int8" with making tokens integers, and their results plain; of "codes" by a matrix
+    of integers in groups. ``attention_flops`` is
     what attention over prompts reaches, per dtype; ``attended_bytes_per_s`` how fast keys and
     values are read by rows with one query each, by the number of query heads that share a key head;
     ``attended_head_s`` comes to that for each row and key head, however few its keys.
     ``attended_codes_per_s`` are numbers of compressed keys and values read likewise, None where
     that is not known.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
-    ``dequantised_per_s`` is how many compressed weights become plain in a second; 0 where that is
-    not known. ``call_s`` is the fixed time of one unit of the model for one chunk of rows,
-    ``sweep_s`` that of a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a
-    device that is only simulated computes in the thread that asks it to.
+    ``dequantised_per_s`` is how many compressed weights become plain in a second, which they do for
+    each chunk where products by "codes" are not known; 0 where that is not known. ``call_s`` is the
+    fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of a micro-batch in
+    a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only simulated computes
+    in the thread that asks it to.
     """
 
     name: str
@@ -86,11 +88,11 @@ class ComputeUnit:
         made_plain_s = num_codes / self.plain_per_s
         return plain_s + made_plain_s + 2.0 * num_codes / self.attended_bytes_per_s.at(sharing)
 
-    def product_flops(self, dtype: str, num_rows: float, *, in_integers: bool = False) -> float:
-        """The rate of products of so many rows; in integers that of ``dtype`` where that is all
-        that is known."""
-        known = in_integers and "int8" in self.products
-        return self.products["int8" if known else self.nearest_dtype(dtype)].at(num_rows)
+    def product_flops(self, dtype: str, num_rows: float, kind: str = "") -> float:
+        """The rate of products of so many rows; of a ``kind``, "int8" or "codes", that of ``dtype``
+        where that is all that is known."""
+        known = kind in self.products
+        return self.products[kind if known else self.nearest_dtype(dtype)].at(num_rows)
 
     def nearest_dtype(self, dtype: str) -> str:
         """The number format whose rates say most of ``dtype``: itself, another of 16 bits, or

@@ -109,10 +109,11 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
 
 def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
     """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
-    the rows plain would cost more than the product; None where that is not so, or not known how."""
+    the rows plain would cost more than the product; None where that is not so, or not known how. On
+    a CPU for groups across rows: ``products.multiply`` has loops for others."""
     if (multiply := kernels_of(x.device).multiply) is not None:
         return multiply(x, rows.raw, rows.number_format)
-    if x.device.type != "cpu" or x.shape[0] > _FEW_TOKENS:
+    if x.device.type != "cpu" or x.shape[0] > _FEW_TOKENS or not rows.number_format.across:
         return None
     return product_on_cpu(rows.raw, rows.number_format, x)
 

@@ -16,7 +16,8 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from freight.kernels.group_loops import plain_groups
+from freight.kernels.group_blocks import by_tokens
+from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -98,17 +99,42 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
             rows_by_token(rows, U(start), wide, x, at, sums, U(place + token), pitch)
 
 
+_ONE, _TWO, _FOUR = (by_tokens(count, bits=4) for count in (1, 2, 4))
+_ONE_BY_BYTES, _TWO_BY_BYTES, _FOUR_BY_BYTES = (by_tokens(count, bits=8) for count in (1, 2, 4))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums, place):  # type: ignore[no-untyped-def]
+    """Codes of a row times one, two or four tokens."""
+    groups, step, pitch = U(scales.shape[0]), U(size * bits // 8), U(columns)
+    start, at, place = U(start), U(at), U(place)
+    if bits == 4:
+        if count == 4:
+            _FOUR(raw, start, scales, groups, step, x, at, pitch, sums, place)
+        elif count == 2:
+            _TWO(raw, start, scales, groups, step, x, at, pitch, sums, place)
+        else:
+            _ONE(raw, start, scales, groups, step, x, at, pitch, sums, place)
+    elif count == 4:
+        _FOUR_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
+    elif count == 2:
+        _TWO_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
+    else:
+        _ONE_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
-    """Rows ``top`` to ``bottom`` of (numbers, columns), which are flat and whole vectors, times
-    tokens [tokens * columns], to the same columns of out, whose rows are ``pitch`` apart: plus the
-    bias [all rows] unless it is empty, added to what is there where it ``adds``."""
-    flat, columns = rows
-    tokens = x.shape[0] // columns
+    """Rows ``top`` to ``bottom`` times tokens [tokens * columns], to the same columns of out, whose
+    rows are ``pitch`` apart: plus the bias [all rows] unless it is empty, added to what is there
+    where it ``adds``. Rows are (numbers, columns), which are flat and whole vectors; or, in groups
+    of whole vectors, as ``many_tokens`` has them, and the sums of each group of a token's columns,
+    flat, each token's followed by zeros to whole vectors: what minima add is their product."""
+    tokens = x.shape[0] // rows[_columns_at(rows)]
     sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
     for first in range(top, bottom, ROWS_TOGETHER):
         height = min(ROWS_TOGETHER, bottom - first)
-        multiply_few(flat, first * columns, height, columns, x, True, sums, 0)
+        _add_up(rows, first, height, x, sums)
         for row in range(height):
             place = first + row
             own = bias[place] if bias.shape[0] else F(0.0)
@@ -179,6 +205,44 @@ def _columns_at(rows: Any) -> Any:
 def _columns_at_of(rows):  # type: ignore[no-untyped-def]
     place = 1 if len(rows) == 2 else 4
     return lambda rows: place
+
+
+def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:
+    """Sums of some rows with each token, all of a row side by side."""
+
+
+@overload(_add_up, jit_options={"nogil": True, "boundscheck": False})
+def _add_up_of(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+    return _add_up_numbers if len(rows) == 2 else _add_up_codes
+
+
+def _add_up_numbers(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+    flat, columns = rows
+    multiply_few(flat, first * columns, height, columns, x, True, sums, 0)
+
+
+def _add_up_codes(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+    """No row is made plain."""
+    raw, numbers, size, bits, columns, line, shared = rows
+    groups, tokens = columns // size, x.shape[0] // columns
+    wide = shared.shape[0] // tokens
+    scales, minima = np.empty(groups, np.float32), np.zeros(wide, np.float32)
+    added = np.empty(tokens, np.float32)
+    for row in range(height):
+        start = (first + row) * line
+        factors = (start + columns * bits // 8) // numbers.itemsize
+        widen_factors(numbers, factors, scales)
+        widen_factors(numbers, factors + groups, minima[:groups])
+        token = 0
+        while token < tokens:
+            left = tokens - token
+            count = 4 if left >= 4 else 2 if left >= 2 else 1
+            at, place = token * columns, row * tokens + token
+            _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums, place)
+            token += count
+        multiply_few(minima, 0, 1, wide, shared, False, added, 0)
+        for token in range(tokens):
+            sums[row * tokens + token] += added[token]
 
 
 def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, panel: Any) -> None:

@@ -40,6 +40,10 @@ _LEAST_PRODUCTS: Final = 1 << 21
 _MOST_TOKENS: Final = TILE_ROWS
 """Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
+_FEW_TOKENS_OF_CODES: Final = 12
+"""Up to which codes are not made plain for the loops' panels; for torch, which needs whole rows made
+plain, some more."""
+_FEW_TOKENS_FOR_TORCH: Final = 16
 _LEAST_SHARED: Final = 1 << 23
 _LEAST_SHARED_OF_FEW: Final = 1 << 22
 """Products of numbers in a share: waking a thread takes as long as some millions of them."""
@@ -81,7 +85,9 @@ def multiply(
     the call.
     """
     loops = find_loops() if _are_for_loops(x, products) else None
-    if loops is not None and loops_are_faster(_kept(products[0].rows), x.dtype):
+    if loops is not None and (
+        _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype)
+    ):
         _by_loops(loops, x, products, scratch)
         return
     _by_torch(x, products, scratch)
@@ -158,23 +164,37 @@ def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
 def _fits_loops(x: torch.Tensor, rows: torch.Tensor | GroupedRows) -> bool:
     if isinstance(rows, torch.Tensor):
         return rows.is_contiguous()
-    loops = find_loops()
+    loops, kind = find_loops(), rows.number_format
     return (
         loops is not None
-        and x.shape[0] > loops.products.FEW_TOKENS
-        and not rows.number_format.across
-        and loops.products.PANEL_COLUMNS % rows.number_format.group_size == 0
-        and group_lines(rows.raw, rows.columns, rows.number_format) is not None
+        and not kind.across
+        and kind.group_size * kind.code_bits % (8 * _TILE) == 0
+        and (
+            x.shape[0] <= loops.products.FEW_TOKENS
+            or loops.products.PANEL_COLUMNS % kind.group_size == 0
+        )
+        and group_lines(rows.raw, rows.columns, kind) is not None
     )
+
+
+def _are_few_codes(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether all rows are integers in groups, and tokens so few that it is best to multiply codes
+    as they are."""
+    tokens = x.shape[0]
+    if tokens > _FEW_TOKENS_FOR_TORCH:
+        return False
+    if not all(isinstance(own.rows, GroupedRows) for own in products):
+        return False
+    return tokens <= _FEW_TOKENS_OF_CODES or not loops_are_faster(torch.uint8, x.dtype)
 
 
 class _Target:
     """A product as the loops see it: its ``units`` are rows, or panels of as many as they take at
     once."""
 
-    def __init__(self, product: Product, unit_rows: int) -> None:
+    def __init__(self, product: Product, unit_rows: int, *shared: npt.NDArray[np.float32]) -> None:
         self.count = product.rows.shape[0]
-        self.rows = _description(product.rows)
+        self.rows = (*_description(product.rows), *shared)
         self.units = -(-self.count // unit_rows)
         self.out, self.pitch = _flat(product.out), product.out.stride(0)
         bias = product.bias
@@ -188,7 +208,7 @@ def _by_loops(
     products: Sequence[Product],
     scratch: Callable[[int], torch.Tensor],
 ) -> None:
-    if x.shape[0] <= loops.products.FEW_TOKENS:
+    if x.shape[0] <= loops.products.FEW_TOKENS or _are_few_codes(x, products):
         _few_by_loops(loops, x, products)
         return
     height, columns = loops.products.PANEL_ROWS, x.shape[1]
@@ -219,8 +239,25 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
             own.rows, first, last, flat, own.bias, own.adds, own.out, own.pitch
         )
 
-    targets = [_Target(product, 1) for product in products]
+    sums: dict[int, npt.NDArray[np.float32]] = {}
+    targets = []
+    for product in products:
+        shared = []
+        if isinstance(product.rows, GroupedRows):
+            size = product.rows.number_format.group_size
+            if size not in sums:
+                sums[size] = _group_sums(flat.reshape(x.shape), size)
+            shared.append(sums[size])
+        targets.append(_Target(product, 1, *shared))
     _share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
+
+
+def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
+    """Of each group of a token's columns; flat, each token's followed by zeros to whole vectors."""
+    tokens, groups = len(x), x.shape[1] // size
+    sums = np.zeros((tokens, -(-groups // _TILE) * _TILE), np.float32)
+    np.sum(x.reshape(tokens, groups, size), axis=2, out=sums[:, :groups])
+    return sums.reshape(-1)
 
 
 def _share_targets(

@@ -87,42 +87,25 @@ def _pool() -> ThreadPoolExecutor:
 def product_on_cpu(
     raw: torch.Tensor, number_format: Grouped, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """x [tokens, columns] times the rows of raw, in float32 [tokens, rows]; None where there is no
-    such loop."""
+    """x [tokens, columns] times the rows of raw, whose groups run across rows, in float32 [tokens,
+    rows]; None where there is no such loop."""
     loops, columns = find_loops(), x.shape[1]
     found = None if loops is None else group_lines(raw, columns, number_format)
     if loops is None or found is None:
-        return None
-    size, bits = number_format.group_size, number_format.code_bits
-    if not number_format.across and size * bits % (8 * _WIDTH):
         return None
     source, numbers = found
     wide = x.float().contiguous().view(-1).numpy()
     out = torch.empty(raw.shape[0], x.shape[0])
     target = out.numpy()
-    shared = None if number_format.across else _group_sums(wide, columns, size)
+    size, bits = number_format.group_size, number_format.code_bits
 
     def work(first: int, last: int) -> None:
-        own = slice(first, last)
-        loops.group_products.product(
-            source[own], numbers[own], size, bits, wide, columns, shared, target[own]
-        )
-
-    def work_across(first: int, last: int) -> None:
         loops.group_products.product_across(
             source, numbers, size, bits, first, last, wide, columns, target
         )
 
-    _share_rows(raw.shape[0], number_format, work_across if number_format.across else work)
+    _share_rows(raw.shape[0], number_format, work)
     return out.t()
-
-
-def _group_sums(x: npt.NDArray[np.float32], columns: int, size: int) -> npt.NDArray[np.float32]:
-    """Of each group of a token's columns; flat, each token's followed by zeros to whole vectors."""
-    groups = columns // size
-    sums = np.zeros((len(x) // columns, -(-groups // _WIDTH) * _WIDTH), np.float32)
-    np.sum(x.reshape(len(sums), groups, -1), axis=2, out=sums[:, :groups])
-    return sums.reshape(-1)
 
 
 def _share_rows(count: int, number_format: Grouped, work: Callable[[int, int], None]) -> None:

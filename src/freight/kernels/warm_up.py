@@ -65,13 +65,15 @@ def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
     rows = number_format.rows_together
     raw = torch.zeros(rows, number_format.row_bytes(64), dtype=torch.uint8)
     dequantise_on_cpu(raw, 64, number_format, torch.empty(rows, 64, dtype=dtype))
-    product_on_cpu(raw, number_format, torch.zeros(1, 64))
+    if number_format.across:
+        product_on_cpu(raw, number_format, torch.zeros(1, 64))
     if dtype in (torch.float32, torch.bfloat16) and not number_format.across:
-        raw = torch.zeros(2048, number_format.row_bytes(64), dtype=torch.uint8)
+        raw = torch.zeros(4096, number_format.row_bytes(64), dtype=torch.uint8)
         many = GroupedRows(raw=raw, columns=64, number_format=number_format)
-        x, out = torch.zeros(32, 64, dtype=dtype), torch.empty(32, 2048, dtype=dtype)
         scratch = torch.empty(scratch_values(64, dtype), dtype=dtype)
-        multiply(x, [Product(rows=many, out=out)], lambda size: scratch[:size])
+        for count in (8, 32):
+            x, out = torch.zeros(count, 64, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
+            multiply(x, [Product(rows=many, out=out)], lambda size: scratch[:size])
 
 
 def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:

@@ -283,13 +283,18 @@ class Cost:
         return self.chunks[key]
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
+        num_codes = self._num_elements(unit, Grouped)
         integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
-        plain = unit.matmul_flops(num_tokens) - integers
+        codes = 2.0 * num_tokens * num_codes
+        plain = unit.matmul_flops(num_tokens) - integers - codes
         products_s = plain / self.unit.product_flops(self.dtype, num_tokens)
-        products_s += integers / self.unit.product_flops(self.dtype, num_tokens, in_integers=True)
+        products_s += integers / self.unit.product_flops(self.dtype, num_tokens, "int8")
+        products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
         plain_s = products_s + passed / self.unit.memory_bytes_per_s + self.unit.call_s
-        return plain_s + self._num_elements(unit, Grouped) / self.unit.plain_per_s
+        return plain_s + (
+            0.0 if "codes" in self.unit.products else num_codes / self.unit.plain_per_s
+        )
 
     def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
         """Of a unit's weights that are compressed like this, and are made plain or multiplied as

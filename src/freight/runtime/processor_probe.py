@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
 from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
@@ -39,6 +39,8 @@ __all__ = [
     "WIDTH",
     "ColdMemory",
     "call_s",
+    "code_matrices",
+    "codes_s",
     "integer_matrices",
     "integer_s",
     "pass_bytes_per_s",
@@ -147,6 +149,30 @@ def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> 
         integer_product(tokens, own, None, out, sums, adds=False)
 
     return typical_s(multiply, x.device)
+
+
+def code_matrices(where: torch.device) -> list[GroupedRows]:
+    copies = _cold_copies(COLUMNS * CODES.row_bytes(WIDTH))
+    raw = quantise(torch.rand(COLUMNS, WIDTH), CODES).to(where)
+    return [GroupedRows(raw=raw.clone(), columns=WIDTH, number_format=CODES) for _ in range(copies)]
+
+
+def codes_s(
+    weights: Sequence[GroupedRows], rows: int, dtype: torch.dtype, where: torch.device
+) -> float:
+    """Of so many rows by integers in groups, as layers multiply them."""
+    x = torch.rand(rows, WIDTH, dtype=dtype, device=where)
+    out = torch.empty(rows, COLUMNS, dtype=dtype, device=where)
+    scratch = torch.empty(scratch_values(WIDTH, dtype), dtype=dtype, device=where)
+
+    def multiply_once(turn: int) -> None:
+        own = weights[turn % len(weights)]
+        if (found := small_product(x, own)) is not None:
+            out.copy_(found)
+        else:
+            multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
+
+    return typical_s(multiply_once, where)
 
 
 def pass_bytes_per_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> float:

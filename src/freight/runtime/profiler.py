@@ -44,6 +44,8 @@ from freight.runtime.processor_probe import (
     WIDTH,
     ColdMemory,
     call_s,
+    code_matrices,
+    codes_s,
     integer_matrices,
     integer_s,
     pass_bytes_per_s,
@@ -161,6 +163,7 @@ class _UnitProbe:
             steps=[_step(32, 32 // n, 64, kept) for n in _SHARING for kept in (None, CODES)],
             say=lambda _: None,
         )
+        self.codes = code_matrices(self.where)
         # Products of integers, where they are faster.
         has_integers = device.kind == "cpu" and computes_int8(self.fast)
         self.integers = integer_matrices() if has_integers else []
@@ -176,6 +179,7 @@ class _UnitProbe:
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], self._memory, where)
             for name in self.names
         }
+        found |= {f"codes {rows}": self._code_flops(rows) for rows in ROWS}
         if self.integers:
             found |= {f"int8 {rows}": self._integer_flops(rows) for rows in ROWS}
         found["pass"] = pass_bytes_per_s(self._memory, fast, where)
@@ -194,6 +198,10 @@ class _UnitProbe:
     def _integer_flops(self, rows: int) -> float:
         return 2.0 * rows * WIDTH * COLUMNS / integer_s(self.integers, rows, _DTYPES[self.fast])
 
+    def _code_flops(self, rows: int) -> float:
+        seconds = codes_s(self.codes, rows, _DTYPES[self.fast], self.where)
+        return 2.0 * rows * WIDTH * COLUMNS / seconds
+
     def product_s(self, name: str, rows: int, least_s: float = PRODUCT_S) -> float:
         return product_s(self.weights[name], rows, _DTYPES[name], self.where, least_s=least_s)
 
@@ -210,7 +218,7 @@ class _UnitProbe:
             memory_bytes_per_s=found["pass"],
             products={
                 name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in ROWS))
-                for name in [*self.names, *(["int8"] if self.integers else [])]
+                for name in [*self.names, "codes", *(["int8"] if self.integers else [])]
             },
             attention_flops={name: found[f"{name} attention"] for name in self.names},
             attended_bytes_per_s=Curve(

@@ -8,7 +8,7 @@ machine that others use too. Knows no policy and no rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,14 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
+from freight.kernels.grouped import GroupedRows, quantise, small_product
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.disk import DirectFile, Traffic
 from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes, host_view
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
+from freight.model.number_format import Grouped
 from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice
 
@@ -125,20 +127,26 @@ def product_rows(work: Work) -> list[int]:
 
 
 def measure_products(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, rows: Sequence[int]
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: Sequence[int],
+    kept: Iterable[Grouped] = (),
 ) -> dict[int, Rate]:
     """FLOP/s of [rows, columns] times a matrix of the model, by rows: of its largest shapes the one
-    that does best, for a better policy could join the small ones. Two rounds, some time apart: a
-    machine that is busy for a moment must not lower a ceiling."""
+    that does best, for a better policy could join the small ones, and of all that it may be
+    ``kept`` as. Two rounds, some time apart: a machine that is busy for a moment must not lower a
+    ceiling."""
     rates: dict[int, Rate] = {}
     for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
         copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
         weights = _random((min(copies, 64), num_out, num_in), dtype, device)
         out_dtype = torch.int32 if dtype is torch.int8 else dtype
+        packed = [own for one in kept if (own := _packed(one, num_out, num_in, device))]
         for count in rows:
             x = _random((count, num_in), dtype, device)
             out = torch.empty(count, num_out, dtype=out_dtype, device=device)
-            for way in _products(x, weights, out):
+            for way in [*_products(x, weights, out), *(_by_codes(x, own, out) for own in packed)]:
                 rate = _rate(2 * count * num_out * num_in, device, way)
                 rates[count] = rate.or_better(rates.get(count))
     return rates
@@ -165,6 +173,32 @@ def _products(
             multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
         yield multiply_once
+
+
+def _packed(kept: Grouped, num_out: int, num_in: int, device: torch.device) -> list[GroupedRows]:
+    """A matrix of integers in groups, as often as no cache holds; none where groups do not fit."""
+    dim, others = (num_out, num_in) if kept.across else (num_in, num_out)
+    if dim % kept.group_size or others % 4:
+        return []
+    raw = quantise(torch.rand(num_out, num_in), kept).to(device)
+    copies = max(1, min(64, _COLD_BYTES // raw.numel()))
+    return [GroupedRows(raw=raw.clone(), columns=num_in, number_format=kept) for _ in range(copies)]
+
+
+def _by_codes(
+    x: torch.Tensor, weights: Sequence[GroupedRows], out: torch.Tensor
+) -> Callable[[int], object]:
+    """As layers multiply them."""
+    scratch = torch.empty(scratch_values(x.shape[1], x.dtype), dtype=x.dtype, device=x.device)
+
+    def multiply_once(turn: int) -> None:
+        own = weights[turn % len(weights)]
+        if (found := small_product(x, own)) is not None:
+            out.copy_(found)
+        else:
+            multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
+
+    return multiply_once
 
 
 def _shapes(config: ModelConfig, element_size: int) -> Iterator[tuple[int, int]]:
