@@ -41,8 +41,8 @@ _MOST_TOKENS: Final = TILE_ROWS
 """Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
 _FEW_TOKENS_OF_CODES: Final = 12
-"""Up to which codes are not made plain for the loops' panels; for torch, which needs whole rows made
-plain, some more."""
+"""Up to which codes are not made plain for the loops' panels; for torch, which needs whole rows
+made plain, some more."""
 _FEW_TOKENS_FOR_TORCH: Final = 16
 _LEAST_SHARED: Final = 1 << 23
 _LEAST_SHARED_OF_FEW: Final = 1 << 22

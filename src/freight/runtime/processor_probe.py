@@ -31,6 +31,7 @@ from freight.quantities import GIB
 
 __all__ = [
     "CODES",
+    "CODE_ROWS",
     "COLUMNS",
     "LEAST_S",
     "PRODUCT_S",
@@ -57,6 +58,8 @@ CODES: Final = Grouped(bits=4, group_size=64)
 _COLD_BYTES: Final = 1 * GIB
 """Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
 SMALL_ROWS: Final = 16
+CODE_ROWS: Final = ROWS[:5]
+"""Beyond these, products by codes are as fast as they get."""
 _SMALL: Final = {
     "model_type": "llama",
     "hidden_size": 512,

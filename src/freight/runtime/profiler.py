@@ -35,6 +35,7 @@ from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe
 from freight.runtime.kernel_choice import choose_kernels
 from freight.runtime.processor_probe import (
+    CODE_ROWS,
     CODES,
     COLUMNS,
     LEAST_S,
@@ -179,7 +180,7 @@ class _UnitProbe:
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], self._memory, where)
             for name in self.names
         }
-        found |= {f"codes {rows}": self._code_flops(rows) for rows in ROWS}
+        found |= {f"codes {rows}": self._code_flops(rows) for rows in CODE_ROWS}
         if self.integers:
             found |= {f"int8 {rows}": self._integer_flops(rows) for rows in ROWS}
         found["pass"] = pass_bytes_per_s(self._memory, fast, where)
@@ -217,8 +218,12 @@ class _UnitProbe:
             memory_bytes=memory_bytes,
             memory_bytes_per_s=found["pass"],
             products={
-                name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in ROWS))
-                for name in [*self.names, "codes", *(["int8"] if self.integers else [])]
+                name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in rows))
+                for name, rows in [
+                    *((name, ROWS) for name in self.names),
+                    ("codes", CODE_ROWS),
+                    *([("int8", ROWS)] if self.integers else []),
+                ]
             },
             attention_flops={name: found[f"{name} attention"] for name in self.names},
             attended_bytes_per_s=Curve(
