@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.threads import (
     Loops,
     as_words,
@@ -84,6 +84,9 @@ def multiply(
     for some numbers of x's type, ``scratch_values`` at most at a time, which are free again after
     the call.
     """
+    products = [own for own in products if not _is_multiplied_alone(x, own)]
+    if not products:
+        return
     loops = find_loops() if _are_for_loops(x, products) else None
     if loops is not None and (
         _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype)
@@ -91,6 +94,16 @@ def multiply(
         _by_loops(loops, x, products, scratch)
         return
     _by_torch(x, products, scratch)
+
+
+def _is_multiplied_alone(x: torch.Tensor, own: Product) -> bool:
+    """Multiply integers in groups by few tokens, where there is a kernel for it alone."""
+    if isinstance(own.rows, torch.Tensor) or (found := small_product(x, own.rows)) is None:
+        return False
+    if own.bias is not None:
+        found += own.bias
+    own.out.copy_(found.add_(own.out) if own.adds else found)
+    return True
 
 
 def _by_torch(

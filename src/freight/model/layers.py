@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.grouped import GroupedRows, dequantise
 from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
@@ -190,38 +190,26 @@ def _project(steps: Sequence[Project], frame: Frame) -> None:
         for first, rows in frame.weights[step.weight.name]:
             part = out[:, first : first + rows.shape[0]]
             own_bias = None if bias is None else bias[first : first + rows.shape[0]]
-            if not _is_multiplied_packed(step, x, rows, own_bias, part, frame):
-                assert not isinstance(rows, IntegerRows)
+            if isinstance(rows, IntegerRows):
+                _multiply_integers(frame.tokens(step.x), rows, own_bias, part, step, frame)
+            else:
                 plain.append(Product(rows=rows, out=part, bias=own_bias, adds=step.adds))
     if plain:
         with frame.workspace.frame():
             multiply(x, plain, frame.numbers(x.dtype))
 
 
-def _is_multiplied_packed(
-    step: Project,
-    x: torch.Tensor,
-    rows: torch.Tensor | GroupedRows | IntegerRows,
+def _multiply_integers(
+    tokens: IntegerTokens,
+    rows: IntegerRows,
     bias: torch.Tensor | None,
     out: torch.Tensor,
+    step: Project,
     frame: Frame,
-) -> bool:
-    """Multiply by integers as they are, which have products of their own: those with a scale per
-    row, and others by few tokens."""
-    if isinstance(rows, torch.Tensor):
-        return False
-    if isinstance(rows, IntegerRows):
-        tokens = frame.tokens(step.x)
-        with frame.workspace.frame():
-            sums = frame.workspace.take(min(SUMS, out.numel()), dtype=torch.int32)
-            integer_product(tokens, rows, bias, out, sums, adds=step.adds)
-    elif (product := small_product(x, rows)) is not None:
-        if bias is not None:
-            product += bias
-        out.copy_(product.add_(out) if step.adds else product)
-    else:
-        return False
-    return True
+) -> None:
+    with frame.workspace.frame():
+        sums = frame.workspace.take(min(SUMS, out.numel()), dtype=torch.int32)
+        integer_product(tokens, rows, bias, out, sums, adds=step.adds)
 
 
 def select_rows(

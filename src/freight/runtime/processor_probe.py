@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
+from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
@@ -169,11 +169,8 @@ def codes_s(
     scratch = torch.empty(scratch_values(WIDTH, dtype), dtype=dtype, device=where)
 
     def multiply_once(turn: int) -> None:
-        own = weights[turn % len(weights)]
-        if (found := small_product(x, own)) is not None:
-            out.copy_(found)
-        else:
-            multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
+        own = Product(rows=weights[turn % len(weights)], out=out)
+        multiply(x, [own], lambda count: scratch[:count])
 
     return typical_s(multiply_once, where)
 

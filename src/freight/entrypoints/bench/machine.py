@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
-from freight.kernels.grouped import GroupedRows, quantise, small_product
+from freight.kernels.grouped import GroupedRows, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.disk import DirectFile, Traffic
 from freight.memory.tier import device_arena, host_arena
@@ -192,11 +192,8 @@ def _by_codes(
     scratch = torch.empty(scratch_values(x.shape[1], x.dtype), dtype=x.dtype, device=x.device)
 
     def multiply_once(turn: int) -> None:
-        own = weights[turn % len(weights)]
-        if (found := small_product(x, own)) is not None:
-            out.copy_(found)
-        else:
-            multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
+        own = Product(rows=weights[turn % len(weights)], out=out)
+        multiply(x, [own], lambda count: scratch[:count])
 
     return multiply_once
 
