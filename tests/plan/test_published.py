@@ -310,3 +310,31 @@ def test_products_by_codes_take_what_was_measured() -> None:
     slow = seconds(1e9, 1e12)
     assert seconds(1e9, 1e3) == slow
     assert slow / seconds(2e9, 1e12) == pytest.approx(2, rel=0.02)
+
+
+def test_on_a_cpu_codes_take_no_longer_than_plain_rows() -> None:
+    """Where no product by codes was measured: its loops make no row plain for them."""
+    machine = find_machine("laptop")
+
+    def seconds(bits: int | None) -> float:
+        config, wishes = config_of("opt-6.7b"), Wishes(micro_batch_size=2, num_micro_batches=1)
+        sources = imagined_sources(config, "bfloat16")
+        if bits is not None:
+            formats = choose_formats(config, sources, Compression(bits=bits, group_size=64))
+            sources = compressed_places(sources, formats, Path("compressed"))
+        planner = Planner(
+            config=config,
+            programme=build_programme(config),
+            sources=sources,
+            dtype="bfloat16",
+            workload=Workload.of_alike(2, 16, NEW),
+            compute_tier="cpu",
+            room={"gpu": 0, "cpu": 40 * GIB, "disk": 0},
+            taken={},
+            has_disk_dir=False,
+            wishes=wishes,
+        )
+        search = Search(planner=planner, machine=machine)
+        return search.price(planner.plan()).forecast.seconds
+
+    assert seconds(4) <= seconds(None)

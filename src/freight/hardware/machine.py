@@ -40,11 +40,11 @@ class ComputeUnit:
     ``attended_codes_per_s`` are numbers of compressed keys and values read likewise, None where
     that is not known.
     ``memory_bytes_per_s`` is what a simple pass over values moves, reads and writes together.
-    ``dequantised_per_s`` is how many compressed weights become plain in a second, which they do for
-    each chunk where products by "codes" are not known; 0 where that is not known. ``call_s`` is the
-    fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of a micro-batch in
-    a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only simulated computes
-    in the thread that asks it to.
+    ``dequantised_per_s`` is how many compressed weights become plain in a second, which they do on
+    a GPU for each chunk where products by "codes" are not known; 0 where that is not known.
+    ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
+    a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
+    simulated computes in the thread that asks it to.
     """
 
     name: str

@@ -292,9 +292,14 @@ class Cost:
         products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
         plain_s = products_s + passed / self.unit.memory_bytes_per_s + self.unit.call_s
-        return plain_s + (
-            0.0 if "codes" in self.unit.products else num_codes / self.unit.plain_per_s
-        )
+        return plain_s + self._made_plain_s(num_codes)
+
+    def _made_plain_s(self, num_codes: float) -> float:
+        """Of codes that become plain for a chunk: none for the CPU's loops, which take as long with
+        them as with plain rows at most, nor where products by codes are known as a whole."""
+        if "codes" in self.unit.products or self.policy.compute_tier == "cpu":
+            return 0.0
+        return num_codes / self.unit.plain_per_s
 
     def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
         """Of a unit's weights that are compressed like this, and are made plain or multiplied as
