@@ -27,7 +27,7 @@ from freight.distributed.pipeline.planning import build_stage_engine
 from freight.distributed.ranks import Connection, Place, Ranks
 from freight.distributed.replicas import ReplicaEngine
 from freight.distributed.tensor.names import check_name
-from freight.distributed.tensor.planning import build_cut_engine
+from freight.distributed.tensor.planning import build_cut_engine, refuse_options
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
 from freight.entrypoints.profile import default_path
@@ -199,6 +199,12 @@ def _build(
 ) -> Engine:
     _agree(ranks, arguments, options, model_dir)
     if arguments.split == "tensor":
+        refuse_options(options)
+    # What is compressed is kept for all ranks of a host: one of them does it.
+    if ranks.place.local_rank == 0:
+        compress_ahead(options, model_dir, progress.say)
+    ranks.exchange("compressed", None, limit_s=float("inf"))
+    if arguments.split == "tensor":
         return build_cut_engine(
             model_dir,
             options=options,
@@ -208,11 +214,8 @@ def _build(
             compiles=arguments.torch_compile,
             stages=arguments.stages or 1,
             cache_dir=default_path().parent,
+            say=progress.say,
         )
-    # What is compressed is kept for all ranks of a host: one of them does it.
-    if ranks.place.local_rank == 0:
-        compress_ahead(options, model_dir, progress.say)
-    ranks.exchange("compressed", None, limit_s=float("inf"))
     if arguments.split == "layers":
         return build_stage_engine(
             model_dir, options=options, workload=workload, ranks=ranks, say=progress.say

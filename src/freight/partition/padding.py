@@ -20,6 +20,8 @@ from freight.quantities import align_up
 __all__ = ["Padding", "next_divisor", "pad"]
 
 _MOST_GROWTH: Final = 1.5
+_MOST_GROWTH_FOR_GROUPS: Final = 1.25
+"""Of an MLP, so that no group of integers is cut apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +35,11 @@ class Padding:
         return count_parameters(self.config) - count_parameters(original)
 
 
-def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
+def pad(config: ModelConfig, mesh: Mesh, cut: Cut, *, group: int = 1) -> Padding:
     """The MLP rounded up to a multiple of all axes that cut it as weights are stored, heads to one
     of the first of them as long as they do not grow by more than half: where there are more chips
-    than that, the width of heads is cut.
+    than that, the width of heads is cut. With a ``group`` of more than one column each chip has
+    whole groups of the MLP's, where that adds a quarter at most.
 
     The same for all cuts of stored weights, whatever is gathered of them: phases share them.
     InputError where the model's width does not divide.
@@ -50,7 +53,13 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
         )
     multi = config.num_kv_heads == config.num_heads
     heads = _padded_heads(config, mesh, cut)
-    width = align_up(config.intermediate_size, parts)
+    whole = lcm(parts, mesh.size(cut.inner) * group)
+
+    def padded_width(columns: int) -> int:
+        found = align_up(columns, whole)
+        return found if found <= _MOST_GROWTH_FOR_GROUPS * columns else align_up(columns, parts)
+
+    width = padded_width(config.intermediate_size)
     vocab_size = align_up(config.vocab_size, parts)
     padded = replace(
         config,
@@ -62,7 +71,7 @@ def pad(config: ModelConfig, mesh: Mesh, cut: Cut) -> Padding:
     experts = config.experts
     if experts is not None:
         # An MLP without experts beside them has its own width.
-        narrow = align_up(experts.intermediate_size, parts)
+        narrow = padded_width(experts.intermediate_size)
         padded = replace(padded, experts=replace(experts, intermediate_size=narrow))
     pairs = {
         "heads": (config.num_heads, heads),

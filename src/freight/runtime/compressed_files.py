@@ -55,6 +55,7 @@ __all__ = [
     "are_kept",
     "compressed_sources",
     "default_directory",
+    "kept_sources",
     "settle_compute",
     "sources_of_run",
 ]
@@ -99,6 +100,20 @@ def sources_of_run(
         directory=options.compressed_dir or default_directory(),
         say=say,
     )
+
+
+def kept_sources(
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    options: EngineOptions,
+    say: Callable[[str], None],
+) -> Mapping[str, TensorSource]:
+    """The weights compressed, or as the checkpoint has compressed them; of random ones, which are
+    not there yet, what they will be."""
+    if options.dummy_seed is None:
+        return sources_of_run(config, sources, options, say)
+    formats = choose_formats(config, sources, options.compression)
+    return compressed_places(sources, formats, Path("compressed"))
 
 
 def compressed_sources(

@@ -20,7 +20,7 @@ from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
 from freight.model.checkpoint import dummy_dtype, imagined_sources, resolve
-from freight.model.compression import choose_formats, compressed_places, describe_fit
+from freight.model.compression import describe_fit
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
@@ -40,7 +40,7 @@ from freight.plan.workload import Workload
 from freight.quantities import format_bytes
 from freight.runtime.answers import NewTokens
 from freight.runtime.batches import BatchPreparer
-from freight.runtime.compressed_files import compressed_sources, settle_compute, sources_of_run
+from freight.runtime.compressed_files import compressed_sources, kept_sources, settle_compute
 from freight.runtime.device import (
     ComputeDevice,
     choose_dtype,
@@ -136,7 +136,7 @@ def open_model(
     options = settle_compute(options, sources, device, dtype, say)
     if fit := describe_fit(config, sources, options.compression):
         say(fit)
-    sources = _as_kept(config, sources, options, say)
+    sources = kept_sources(config, sources, options, say)
     # Before the plan, which measures what the process has taken: the compiler takes 100 MiB, a
     # tokenizer with a large vocabulary as much.
     kept = {source.dtype for source in sources.values()}
@@ -159,20 +159,6 @@ def open_model(
         options=options,
         tokenizer=tokenizer,
     )
-
-
-def _as_kept(
-    config: ModelConfig,
-    sources: Mapping[str, TensorSource],
-    options: EngineOptions,
-    say: Callable[[str], None],
-) -> Mapping[str, TensorSource]:
-    """The weights compressed, or as the checkpoint has compressed them; random ones are written and
-    compressed when the plan is known."""
-    if options.dummy_seed is None:
-        return sources_of_run(config, sources, options, say)
-    formats = choose_formats(config, sources, options.compression)
-    return compressed_places(sources, formats, Path("compressed"))
 
 
 class Engine:

@@ -112,18 +112,3 @@ def test_keys_are_handed_over_by_slicing(tmp_path: Path) -> None:
     assert moved == {"slice": 0}
     after = [part.data_ptr() for own in model.stored for parts in own.values() for part in parts]
     assert stored == after
-
-
-def test_integers_are_gathered_as_integers(tmp_path: Path) -> None:
-    """Gathering moves a byte for each number; tokens are those of the same integers on one rank."""
-    tiny.make_model(tmp_path)
-    prompts, way = tiny.prompts(4, 9), Cut(gathered="xyz")
-    moved, tokens = {}, {}
-    for mesh, bits in ((Mesh.of(x=1, y=1, z=1), 8), (EIGHT, 8), (EIGHT, None)):
-        model = load_model(tmp_path, VirtualRanks(mesh), [way], dtype=torch.float32, bits=bits)
-        tokens[mesh, bits] = [*greedy(model, prompts, 4, [way])]
-        moved[mesh, bits] = model.executor.moved["all-gather", "weights"]
-    # The embedding and the head stay in 32 bits; each of four steps gathers them on 8 ranks.
-    ends = 4 * 2 * 4 * tiny.VOCAB * 64 * 7
-    assert 4 * (moved[EIGHT, 8] - ends) == moved[EIGHT, None] - ends
-    assert tokens[EIGHT, 8] == tokens[Mesh.of(x=1, y=1, z=1), 8]

@@ -118,7 +118,7 @@ def refused(
     [
         ({"weights_percent": (0.0, 50.0, 50.0)}, "--weights"),
         ({"kv_percent": (0.0, 100.0, 0.0), "overlap": False}, "--kv, --no-overlap"),
-        ({"weight_bits": 4}, "--weight-bits"),
+        ({"weight_bits": 4, "group_dim": "output"}, "--group-dim output"),
         ({"kv_bits": 8}, "--kv-bits"),
         ({"sparse_attention": 0.5}, "--sparse-attention"),
         ({"compute": "int8"}, "--compute int8"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from freight.distributed.tensor.executor import Executor, Moved
+from freight.distributed.tensor.packed import PackedWeight
 from freight.distributed.tensor.ranks import Parts
 from freight.partition.sharded import Compute, Sharded, Transfer
 
@@ -44,9 +45,14 @@ class WeightsAhead:
         self._ranks = executor.ranks.apart()
         self._thread = ThreadPoolExecutor(1)
 
-    def begin(self, early: tuple[Transfer, ...], parts: Mapping[str, Parts]) -> Future[_Moved]:
+    def begin(
+        self,
+        early: tuple[Transfer, ...],
+        parts: Mapping[str, Parts],
+        packed: Mapping[str, PackedWeight],
+    ) -> Future[_Moved]:
         """Begin to move weights."""
-        return self._thread.submit(self._moved, early, parts)
+        return self._thread.submit(self._moved, early, parts, packed)
 
     def take(self, begun: Future[_Moved]) -> dict[str, Parts]:
         """All weights, as the rest of the programme uses them."""
@@ -55,9 +61,15 @@ class WeightsAhead:
         return found
 
     @torch.inference_mode()
-    def _moved(self, early: tuple[Transfer, ...], parts: Mapping[str, Parts]) -> _Moved:
+    def _moved(
+        self,
+        early: tuple[Transfer, ...],
+        parts: Mapping[str, Parts],
+        packed: Mapping[str, PackedWeight],
+    ) -> _Moved:
         mover, found = Executor(self._ranks), dict(parts)
         for step in early:
             before = found[step.value]
-            found[step.value] = mover.move(before, step.before, step.move, "weights")
+            own = packed.get(step.value)
+            found[step.value] = mover.move(before, step.before, step.move, "weights", own)
         return found, mover.moved

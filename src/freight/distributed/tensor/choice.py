@@ -6,7 +6,7 @@ many tokens in a call, as there is memory for. Every rank comes to the same plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Final
 
 import torch
 
+from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.footprint import Footprint, footprint
 from freight.distributed.tensor.names import NAMES, SCHEMES, check_name, name_of
+from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group
 from freight.distributed.tensor.rates import Rates, predicted_s
 from freight.distributed.tensor.ways import Way, Ways
 from freight.errors import BudgetError, InputError
 from freight.hardware.chip import Chip
 from freight.model.config import ModelConfig
+from freight.model.sources import TensorSource
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.efficiency import Efficiency, Phase
 from freight.partition.layers import Cut
@@ -49,15 +52,15 @@ NOMINAL: Final = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorOptions:
-    """``memory_bytes`` is what each rank may hold of weights, keys and what a call takes. ``bits``
-    8 keeps matrices as integers. ``pin`` names the layout that all calls are computed in: their
-    sums are made in one order. ``rows`` are computed together, of which up to ``batch_tokens`` are
-    in a call; None: as many as there is memory for. ``cache_dir`` keeps what calibration has
-    measured, of ranks connected by ``network``. ``dummy_seed`` asks for random weights.
-    ``compiles``: with ``torch.compile``."""
+    """``memory_bytes`` is what each rank may hold of weights, keys and what a call takes.
+    ``sources`` are the model's tensors where some are kept as integers; None: its own numbers.
+    ``pin`` names the layout that all calls are computed in: their sums are made in one order.
+    ``rows`` are computed together, of which up to ``batch_tokens`` are in a call; None: as many as
+    there is memory for. ``cache_dir`` keeps what calibration has measured, of ranks connected by
+    ``network``. ``dummy_seed`` asks for random weights. ``compiles``: with ``torch.compile``."""
 
     memory_bytes: int
-    bits: int | None = None
+    sources: Mapping[str, TensorSource] | None = None
     pin: str | None = None
     rows: int | None = None
     batch_tokens: int | None = None
@@ -191,7 +194,7 @@ def _setting(rates: Rates, dtype: torch.dtype, options: TensorOptions, memory: i
             link_bytes_per_s=rates.link_bytes_per_s,
             link_latency_s=rates.collective_s,
         ),
-        weight_bytes=dtype.itemsize if options.bits is None else options.bits / 8,
+        weight_bytes=mean_bytes(options.sources or {}, dtype.itemsize),
         activation_bytes=dtype.itemsize,
         kv_bytes=dtype.itemsize,
         usable=1.0,
@@ -381,17 +384,16 @@ def _footprint(
     options: TensorOptions,
 ) -> Footprint:
     first = chosen.decode if isinstance(chosen.decode, Cut) else _STORED
-    padded = pad(config, chosen.mesh, first).config
+    sources = options.sources or {}
+    padded = pad(config, chosen.mesh, first, group=mlp_group(sources)).config
     ways = Ways(padded, chosen.mesh, tuple(dict.fromkeys((chosen.decode, chosen.prefill))))
     held = footprint(
         ways,
+        PackedWeights(Blueprint(config, padded), ways, sources),
         rows=rows,
         longest=workload.max_total_tokens,
         call_tokens=call_tokens,
         prompt=workload.max_prompt_tokens,
         dtype_bytes=dtype.itemsize,
     )
-    held = replace(held, keys=held.keys * options.batches)
-    if options.bits is None:
-        return held
-    return replace(held, weights=held.weights * options.bits / 8 / dtype.itemsize)
+    return replace(held, keys=held.keys * options.batches)

@@ -21,6 +21,7 @@ from freight.distributed.tensor.looped import (
     stages,
 )
 from freight.distributed.tensor.moves import make_move
+from freight.distributed.tensor.packed import PackedWeight, make_packed_move
 from freight.distributed.tensor.plain import PLAIN, compute_plain
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.regions import Piece, Region, Regions, in_regions, names_of
@@ -75,7 +76,7 @@ class Executor:
         vectors = functions.vectors
         steps: Sequence[Stage] = own.steps
         if self._looped:
-            steps = stages(own, apart=vectors.scales.keys() | vectors.inputs.keys())
+            steps = stages(own, apart=vectors.packed.keys() | vectors.inputs.keys())
         pieces = steps if self._regions is None else in_regions(steps, own.outputs)
         last = last_uses(pieces, own.outputs)
 
@@ -110,7 +111,8 @@ class Executor:
         match step:
             case Transfer():
                 what: What = "weights" if step.is_weight else "activations"
-                moved = self.move(values[step.value], step.before, step.move, what)
+                packed = functions.vectors.packed.get(step.value)
+                moved = self.move(values[step.value], step.before, step.move, what, packed)
                 yield step.value, step.after, moved
             case GatherProducts():
                 made = gather_products(step, values, self.ranks, multiply)
@@ -129,10 +131,20 @@ class Executor:
     def compiles(self) -> bool:
         return self._regions is not None
 
-    def move(self, parts: Parts, layout: Layout, own: Move, what: What) -> Parts:
-        """One move, counted."""
+    def move(
+        self,
+        parts: Parts,
+        layout: Layout,
+        own: Move,
+        what: What,
+        packed: PackedWeight | None = None,
+    ) -> Parts:
+        """One move, counted; of a weight that is ``packed``."""
         before = self.ranks.sent_bytes
-        moved = make_move(self.ranks, parts, layout, own)
+        if packed is None:
+            moved = make_move(self.ranks, parts, layout, own)
+        else:
+            moved = make_packed_move(self.ranks, parts, layout, own, packed)
         self.moved[own.kind, what] += self.ranks.sent_bytes - before
         return moved
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from freight.distributed.tensor.attention import MOST_SCORES, is_fused_attention
 from freight.distributed.tensor.executor import last_uses
+from freight.distributed.tensor.packed import PackedWeights
 from freight.distributed.tensor.ways import Way, Ways
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute, Sharded, Transfer
@@ -42,30 +43,35 @@ class Footprint:
 
 
 def footprint(
-    ways: Ways, *, rows: int, longest: int, call_tokens: int, prompt: int, dtype_bytes: int
+    ways: Ways,
+    packed: PackedWeights,
+    *,
+    rows: int,
+    longest: int,
+    call_tokens: int,
+    prompt: int,
+    dtype_bytes: int,
 ) -> Footprint:
     """Of ``rows`` that have ``longest`` tokens at most, ``prompt`` of them before the first is
     made, in calls of up to ``call_tokens``. InputError where they cannot be cut so."""
-    config, mesh = ways.config, ways.mesh
+    config = ways.config
     rows = align_up(rows, ways.row_parts)
     width = max(1, min(prompt, call_tokens // ways.row_parts))
     together = min(rows, max(1, call_tokens // width // ways.row_parts) * ways.row_parts)
-    kinds = [config.has_experts(layer) for layer in range(config.num_layers)]
-    stored = {own: ways.stored(with_experts=own) for own in set(kinds)}
-    parts = [
-        [layout.elements(ways.sizes(1, 1, own), mesh) for layout in stored[own].values()]
-        for own in kinds
-    ]
-    ends = [layout.elements(ways.sizes(1, 1, False), mesh) for layout in ways.ends().values()]
-    parts.append(ends[:1] if config.tied_embeddings else ends)
+    layers = range(config.num_layers)
+    parts = [packed.stored_bytes(layer, dtype_bytes) for layer in layers]
+    read = [packed.stored_bytes(layer, _WIDE) for layer in layers]
+    for own, plain in ((parts, dtype_bytes), (read, _WIDE)):
+        ends = packed.stored_bytes(None, plain)
+        own.append({"embedding": ends["embedding"]} if config.tied_embeddings else ends)
     small = config.hidden_size + config.num_heads * config.head_dim + config.intermediate_size
-    weights = dtype_bytes * sum(map(sum, parts)) + 4 * _WIDE * small * config.num_layers
+    weights = sum(sum(own.values()) for own in parts) + 4 * _WIDE * small * config.num_layers
     calls = [
-        _call(ways, way, count, tokens, longest, dtype_bytes)
+        _call(ways, packed, way, count, tokens, longest, dtype_bytes)
         for way in ways.ways
         for count, tokens in ((rows, 1), (together, width))
     ]
-    reading = 3 * _WIDE * max(map(max, parts))
+    reading = 3 * max(max(own.values()) for own in read)
     keys = max(
         _keys(own, rows, longest, mesh_size=dtype_bytes)
         for way in ways.ways
@@ -82,7 +88,15 @@ def _keys(own: Sharded, rows: int, longest: int, mesh_size: int) -> float:
     return layout.elements({**own.sizes, "B": rows, "L": longest}, own.mesh) * mesh_size
 
 
-def _call(ways: Ways, way: Way, rows: int, tokens: int, longest: int, dtype_bytes: int) -> float:
+def _call(
+    ways: Ways,
+    packed: PackedWeights,
+    way: Way,
+    rows: int,
+    tokens: int,
+    longest: int,
+    dtype_bytes: int,
+) -> float:
     tokens = align_up(tokens, ways.token_parts(way))
     programmes = ways.programmes(way, rows, tokens)
     layers = list(programmes.layers.values())
@@ -90,15 +104,16 @@ def _call(ways: Ways, way: Way, rows: int, tokens: int, longest: int, dtype_byte
     gathered = max(
         sum(
             own.used[name].elements(own.sizes, own.mesh)
+            * packed.element_bytes(name, packed.first_layer(with_experts=kind), dtype_bytes)
             for name, layout in own.weights.items()
             if own.used[name].elements(own.sizes, own.mesh) > layout.elements(own.sizes, own.mesh)
         )
-        for own in layers
+        for kind, own in programmes.layers.items()
     )
     # A layer's weights are used, the next one's come; what comes is put together then.
     fused = is_fused_attention(ways.config, tokens)
     peak = max(_values(own, longest, dtype_bytes, fused) for own in layers)
-    peak += 3 * gathered * dtype_bytes
+    peak += 3 * gathered + packed.scratch_bytes
     vocabulary = rows * ways.config.vocab_size
     last = _values(programmes.logits, longest, dtype_bytes, fused) + 4 * _WIDE * vocabulary
     first = _values(programmes.embedding, longest, dtype_bytes, fused)

@@ -61,7 +61,7 @@ def launch(
         ranks,
         planned.ways,
         dtype=dtype,
-        bits=options.bits,
+        sources=options.sources,
         compiles=options.compiles,
         dummy_seed=options.dummy_seed,
         passage=passage,

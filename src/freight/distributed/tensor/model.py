@@ -20,6 +20,7 @@ from freight.distributed.tensor.cache import KVCache, moves_between
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
 from freight.distributed.tensor.moves import own_part, own_range
+from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group, own_weight_part
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.regions import Regions
@@ -29,9 +30,10 @@ from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
 from freight.distributed.tensor.weights import Loader, Stored
 from freight.errors import InputError
-from freight.model.checkpoint import resolve
+from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.config import ModelConfig, read_config
 from freight.model.rope import inverse_frequencies, is_same_up_to
+from freight.model.sources import TensorSource
 from freight.partition.layers import Cut
 from freight.partition.layout import Layout
 from freight.partition.moves import Move, move
@@ -56,7 +58,7 @@ def load_model(
     ways: Sequence[Way],
     *,
     dtype: torch.dtype,
-    bits: int | None = None,
+    sources: Mapping[str, TensorSource] | None = None,
     looped: bool = False,
     compiles: bool = False,
     dummy_seed: int | None = None,
@@ -64,20 +66,21 @@ def load_model(
     timeline: Timeline | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
-    With ``bits`` = 8 matrices are kept and moved as integers. InputError where it cannot be cut so.
-    ``passage``: of the layers those of a stage. ``compiles``: what stands between moves, with
-    ``torch.compile``. ``timeline``: what is to be noted of computations.
+    ``sources`` are its tensors where they are not read in place: matrices of integers in groups
+    are kept and moved as such. InputError where it cannot be cut so. ``passage``: of the layers
+    those of a stage. ``compiles``: between moves, with ``torch.compile``. ``timeline`` is told.
     """
     config = read_config(model_dir)
     reader: Reader
     if dummy_seed is None:
-        reader = CheckpointReader(resolve(config, model_dir))
+        reader = CheckpointReader(sources or resolve(config, model_dir))
     else:
-        reader = DummyReader(config, dummy_seed, str(dtype).removeprefix("torch."))
+        name = str(dtype).removeprefix("torch.")
+        reader = DummyReader(config, sources or imagined_sources(config, name), dummy_seed, name)
     executor = Executor(
         ranks, looped=looped, regions=Regions() if compiles else None, timeline=timeline
     )
-    return TensorModel(config, reader, executor, ways, dtype=dtype, bits=bits, passage=passage)
+    return TensorModel(config, reader, executor, ways, dtype=dtype, passage=passage)
 
 
 class TensorModel:
@@ -93,7 +96,6 @@ class TensorModel:
         ways: Sequence[Way],
         *,
         dtype: torch.dtype,
-        bits: int | None = None,
         passage: Passage | None = None,
     ) -> None:
         _refuse_unknown(config)
@@ -102,7 +104,7 @@ class TensorModel:
         self.config = config
         self.executor = executor
         ranks = executor.ranks
-        self.padding = pad(config, ranks.mesh, first)
+        self.padding = pad(config, ranks.mesh, first, group=mlp_group(reader.sources))
         self._ways = Ways(self.padding.config, ranks.mesh, ways)
         self._ranks = ranks
         # In stages all ranks make it now: later each would wait for those that wait for it.
@@ -112,9 +114,10 @@ class TensorModel:
         self._kinds = [config.has_experts(layer) for layer in layers]
         self.dtype = dtype
         self.value_bytes = dtype.itemsize
-        self.weight_bytes = dtype.itemsize if bits is None else bits // 8
         blueprint = Blueprint(config, self.padding.config)
-        loader = Loader(ranks, blueprint, reader, dtype=dtype, bits=bits)
+        self.packed = packed = PackedWeights(blueprint, self._ways, reader.sources)
+        self.weight_bytes = mean_bytes(reader.sources, dtype.itemsize)
+        loader = Loader(ranks, blueprint, reader, dtype=dtype, packed=packed)
         self._layers = [self._load_layer(loader, layer) for layer in layers]
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
@@ -348,8 +351,9 @@ class TensorModel:
         for layer in range(len(programmes) + 1):
             following = None
             if layer < len(programmes):
-                given = self._given(programmes[layer], self._layers[layer])
-                following = self._ahead.begin(split[layer][0], given)
+                stored = self._layers[layer]
+                given = self._given(programmes[layer], stored)
+                following = self._ahead.begin(split[layer][0], given, stored.vectors.packed)
             if begun is not None:
                 yield split[layer - 1][1], self._ahead.take(begun)
             begun = following
@@ -360,11 +364,14 @@ class TensorModel:
         given = {}
         for name, wanted in own.weights.items():
             given[name] = stored.parts[name]
-            if stored.layouts[name] != wanted:
-                pairs = zip(self._ranks.own, stored.parts[name], strict=True)
-                given[name] = [
-                    own_part(part, wanted.dims, wanted, own.mesh, rank) for rank, part in pairs
-                ]
+            before, packed = stored.layouts[name], stored.vectors.packed.get(name)
+            if before == wanted:
+                continue
+            pairs = zip(self._ranks.own, stored.parts[name], strict=True)
+            given[name] = [
+                own_weight_part(part, packed, before, wanted, own.mesh, rank)
+                for rank, part in pairs
+            ]
         return given
 
     def _run(

@@ -1,7 +1,7 @@
 """What one rank computes from tensors alone: products, norms, activations, sums.
 
 The planner writes down which values meet; what a norm or an activation is stands in the model's
-switches. Gains, biases and scales come in as the rank's parts of them. Knows no mesh and no rank.
+switches. Gains and biases come in as the rank's parts of them. Knows no mesh and no rank.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+from freight.distributed.tensor.packed import multiply_packed
 from freight.distributed.tensor.vectors import Beside
 from freight.model.switches import ModelConfig
 from freight.partition.sharded import Compute, ComputeKind
@@ -51,24 +52,22 @@ def compute_plain(
 
 
 def _product(step: Compute, x: torch.Tensor, weight: torch.Tensor, beside: Beside) -> torch.Tensor:
-    """An einsum, as one matrix product where no dim is in all three. Integer weights are made plain
-    here: they have been moved as integers."""
+    """An einsum, as one matrix product where no dim is in all three."""
     if beside.gain is not None:
         x = x * beside.gain
     if beside.bias is not None:
         x = x + beside.bias
+    if beside.packed is not None:
+        return multiply_packed(step, x, weight, beside.packed)
     first, second, made = (layout.dims for layout in (*step.layouts, step.out_layout))
     summed = [dim for dim in first if dim not in made]
     rest = [dim for dim in (*first, *second) if dim not in summed]
     if len(set(rest)) == len(rest) and set(summed) <= set(second):
         along = [[dims.index(dim) for dim in summed] for dims in (first, second)]
-        out: torch.Tensor = torch.tensordot(x, weight.to(x.dtype), along).permute(
-            [*map(rest.index, made)]
-        )
-    else:
-        text = f"{''.join(first)},{''.join(second)}->{''.join(made)}"
-        out = torch.einsum(text, x, weight.to(x.dtype))
-    return out if beside.scale is None else out * beside.scale
+        out: torch.Tensor = torch.tensordot(x, weight, along)
+        return out.permute([*map(rest.index, made)])
+    text = f"{''.join(first)},{''.join(second)}->{''.join(made)}"
+    return torch.einsum(text, x, weight)
 
 
 def _activate(config: ModelConfig, hidden: torch.Tensor) -> torch.Tensor:

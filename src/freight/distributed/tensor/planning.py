@@ -7,7 +7,7 @@ are the first rank's, the others follow it. Knows options and ranks, no layouts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,16 @@ from freight.distributed.tensor.switch import Switch
 from freight.distributed.tensor.tracing import Timeline, TracedRanks
 from freight.distributed.tensor.wires import connector
 from freight.errors import BudgetError, InputError, RankError
+from freight.kernels.warm_up import warm_up
+from freight.model.checkpoint import imagined_sources, resolve
+from freight.model.compression import describe_fit
 from freight.model.config import read_config
-from freight.model.gguf_tensors import find_gguf
+from freight.model.number_format import find_compressed
+from freight.model.sources import TensorSource
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 from freight.quantities import format_bytes
+from freight.runtime.compressed_files import kept_sources
 from freight.runtime.device import (
     ComputeDevice,
     choose_dtype,
@@ -37,12 +42,13 @@ from freight.runtime.device import (
     room_on_cpu,
     tight_allocator,
 )
+from freight.runtime.kernel_choice import choose_kernels
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Request
 from freight.runtime.tokenizer import Tokenizer, open_tokenizer
 
-__all__ = ["CutEngine", "build_cut_engine"]
+__all__ = ["CutEngine", "build_cut_engine", "refuse_options"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +57,7 @@ class _Opened:
 
     device: ComputeDevice
     dtype: str
+    sources: Mapping[str, TensorSource]
     room_bytes: int
     tokenizer: Tokenizer | None
     timeline: Timeline | None
@@ -66,10 +73,16 @@ def build_cut_engine(
     compiles: bool = False,
     stages: int = 1,
     cache_dir: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> CutEngine:
     """This rank's part of the model, once all have planned it, and hold theirs. Of ``stages`` each
-    has some of the layers, and as many ranks. ``compiles``: with ``torch.compile``."""
-    opened = ranks.share("opened", lambda: _open(model_dir, options, workload, ranks, compiles))
+    has some of the layers, and as many ranks. ``compiles``: with ``torch.compile``. ``say`` is told
+    of what takes time, and of matrices that are not compressed as was asked."""
+
+    def open_own() -> _Opened:
+        return _open(model_dir, options, workload, ranks, compiles, say)
+
+    opened = ranks.share("opened", open_own)
     dtypes = ranks.exchange("dtype", opened.dtype)
     if len(set(dtypes)) > 1:
         raise RankError(
@@ -79,6 +92,7 @@ def build_cut_engine(
         )
     asked = TensorOptions(
         memory_bytes=min(ranks.exchange("room", opened.room_bytes)),
+        sources=opened.sources,
         pin=pin,
         compiles=compiles,
         rows=options.micro_batch_size,
@@ -114,6 +128,8 @@ def build_cut_engine(
             timeline=opened.timeline,
         )
         engine = None
+        if plain := model.packed.kept_plain():
+            say(f"groups of {', '.join(plain)} would be cut apart: these matrices stay plain")
         if not ranks.rank:
             engine = _leading(model, switch, planned, opened, options, workload)
         return CutEngine(model, engine, ranks, opened.timeline)
@@ -142,20 +158,19 @@ def _leading(
 
 
 def _open(
-    model_dir: Path, options: EngineOptions, workload: Workload, ranks: Ranks, compiles: bool
+    model_dir: Path,
+    options: EngineOptions,
+    workload: Workload,
+    ranks: Ranks,
+    compiles: bool,
+    say: Callable[[str], None],
 ) -> _Opened:
     """Refuse what cannot be, before anything is loaded."""
-    _refuse_options(options)
+    refuse_options(options)
     tight_allocator()
     if compiles:
         warm_up_compiler()
     config = read_config(model_dir)
-    if config.packing is not None or find_gguf(model_dir) is not None:
-        raise InputError(
-            f"The model {model_dir} was to be cut over {ranks.size} ranks.",
-            "Its weights are quantised, or in a GGUF file, and such are not cut.",
-            "Use safetensors in bfloat16, float16 or float32, or --split layers.",
-        )
     if workload.max_scored_tokens:
         raise InputError(
             f"Log-probabilities of up to {workload.max_scored_tokens} tokens of a prompt were "
@@ -165,6 +180,24 @@ def _open(
         )
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
+    if options.dummy_seed is None:
+        sources: Mapping[str, TensorSource] = resolve(config, model_dir)
+    else:
+        sources = imagined_sources(config, dtype)
+    if fit := describe_fit(config, sources, options.compression):
+        say(fit)
+    sources = kept_sources(config, sources, options, say)
+    kept = {source.dtype for source in sources.values()}
+    if any(map(find_compressed, kept)):
+        if compiles:
+            raise InputError(
+                "--torch-compile was given for weights that are integers.",
+                "Their products are loops and kernels of their own, which it cannot compile.",
+                "Leave it out.",
+            )
+        warm_up(torch_dtype(dtype), weights=kept, kv_format=None)
+        weights = set(map(find_compressed, kept))
+        choose_kernels(device.torch_device, torch_dtype(dtype), weights=weights, steps=(), say=say)
     # Before what is left is asked for: a large vocabulary takes 100 MiB.
     tokenizer = None
     if not ranks.rank:
@@ -181,11 +214,16 @@ def _open(
     path = options.trace_path
     timeline = None if path is None else Timeline(path, ranks.rank)
     return _Opened(
-        device=device, dtype=dtype, room_bytes=room, tokenizer=tokenizer, timeline=timeline
+        device=device,
+        dtype=dtype,
+        sources=sources,
+        room_bytes=room,
+        tokenizer=tokenizer,
+        timeline=timeline,
     )
 
 
-def _refuse_options(options: EngineOptions) -> None:
+def refuse_options(options: EngineOptions) -> None:
     """Those of an engine that offloads, or that changes numbers."""
     others = {
         "--weights": options.weights_percent is not None,
@@ -195,7 +233,7 @@ def _refuse_options(options: EngineOptions) -> None:
         "--num-micro-batches": options.num_micro_batches is not None,
         "--cpu-attention": options.cpu_attention_percent is not None,
         "--recompute-kv": options.recompute_percent is not None,
-        "--weight-bits": options.weight_bits is not None,
+        f"--group-dim {options.group_dim}": options.group_dim != "input",
         "--kv-bits": options.kv_bits is not None,
         "--sparse-attention": options.sparse_attention is not None,
         f"--compute {options.compute}": options.compute != "plain",
@@ -206,8 +244,8 @@ def _refuse_options(options: EngineOptions) -> None:
     if given:
         raise InputError(
             f"{', '.join(given)} was given with --split tensor.",
-            "Weights, keys and activations are then in memory, in the type that is computed in, "
-            "each rank's part of all layers; there is no such choice.",
+            "Weights, keys and activations are then in memory, each rank's part of all layers: "
+            "matrices may be integers in groups of a row (--weight-bits), nothing else is.",
             "Leave it out, or use --split layers or rows.",
         )
 

@@ -2,13 +2,14 @@
 makes them up.
 
 Numbers of rows and columns come in as they are wanted, -1 for padding; neighbours are read at once.
+A matrix that is kept as integers in groups is read as numbers, or, in whole groups, as it is.
 ``bytes_read`` counts what was asked of the files. Knows no layouts and no model.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,8 +18,10 @@ import numpy.typing as npt
 import torch
 
 from freight.errors import ModelError
-from freight.model.checkpoint import dummy_dtype, imagined_sources
+from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.model.checkpoint import dummy_dtype
 from freight.model.dummy import dummy_rows
+from freight.model.number_format import Grouped, find_compressed
 from freight.model.sources import TensorSource
 from freight.model.switches import ModelConfig
 
@@ -35,6 +38,9 @@ _DTYPES: Final = {
 
 _MADE_ROWS: Final = 1024
 
+_Field = tuple[int, int, Numbers]
+"""Of a row: where a kind of elements begins, the bytes of one, and the numbers of those wanted."""
+
 
 class Reader(Protocol):
     """Gives parts of tensors by their logical names, which ``sources`` has; ``close`` ends it."""
@@ -44,6 +50,10 @@ class Reader(Protocol):
 
     def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
         """[rows, columns] of a matrix in its own type, 0 where a number is -1."""
+
+    def packed(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, row bytes] of a matrix of integers in groups, for columns that are whole groups;
+        where a number is -1 they stand for 0."""
 
     def vector(self, name: str) -> torch.Tensor:
         """A whole one, [columns]."""
@@ -60,31 +70,58 @@ class CheckpointReader:
         self._files: dict[Path, int] = {}
 
     def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
-        """[rows, columns] of a matrix in the checkpoint's type, 0 where a number is -1.
-
-        ModelError where the checkpoint has it quantised, or ends too early.
-        """
+        """[rows, columns] of a matrix in the checkpoint's type, 0 where a number is -1. ModelError
+        where a file ends too early."""
         source = self.sources[name]
-        if source.packed is not None or source.dtype not in _DTYPES:
-            raise ModelError(
-                f"A part of a weight of type {source.dtype} was to be read from {source.path}.",
-                "Quantised weights cannot be cut over ranks yet.",
-                "Use a checkpoint in bfloat16, float16 or float32.",
-            )
+        if isinstance(own := find_compressed(source.dtype), Grouped):
+            return self._made_plain(name, own, rows, columns)
         dtype = _DTYPES[source.dtype]
-        out = np.zeros((len(rows), len(columns) * dtype.itemsize), dtype=np.uint8)
-        width = source.shape[-1]
-        whole = len(columns) == width and bool((columns == np.arange(width)).all())
+        found = self._parts(source, rows, [(0, dtype.itemsize, columns)])
+        return torch.from_numpy(found).view(dtype)
+
+    def packed(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, row bytes] of a matrix of integers in groups. ModelError where a file ends too
+        early."""
+        source = self.sources[name]
+        return torch.from_numpy(self._parts(source, rows, _fields(source, columns)))
+
+    def _made_plain(self, name: str, own: Grouped, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, columns] in float32, of whole rows, some at a time."""
+        width = self.sources[name].shape[-1]
+        chosen = torch.from_numpy(columns)
+        out = torch.zeros(len(rows), len(columns))
+        plain = torch.empty(_MADE_ROWS, width)
+        for begin in range(0, len(rows), _MADE_ROWS):
+            some = rows[begin : begin + _MADE_ROWS]
+            raw = self.packed(name, some, np.arange(width))
+            values = plain[: len(some)]
+            dequantise(GroupedRows(raw=raw, columns=width, number_format=own), values)
+            part = values[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
+            out[begin : begin + len(some)] = part
+        return out
+
+    def _parts(
+        self, source: TensorSource, rows: Numbers, fields: Sequence[_Field]
+    ) -> npt.NDArray[np.uint8]:
+        """[rows, bytes]: of each row the wanted elements of its fields, one after the other."""
+        row_bytes = source.num_bytes // (source.shape[0] if len(source.shape) > 1 else 1)
+        out = np.zeros((len(rows), sum(len(own) * size for _, size, own in fields)), np.uint8)
+        stretches, width = [], 0
+        for start, size, numbers in fields:
+            for within, begin, count in _runs(numbers):
+                stretches.append((width + within * size, start + begin * size, count * size))
+            width += len(numbers) * size
+        stretches = [*_joined(stretches)]
+        whole = stretches == [(0, 0, row_bytes)]
         for place, first, count in _runs(rows):
             if whole:
-                self._read(source, first * width * dtype.itemsize, out[place : place + count])
+                self._read(source, first * row_bytes, out[place : place + count])
                 continue
-            for within, begin, size in _runs(columns):
-                part = slice(within * dtype.itemsize, (within + size) * dtype.itemsize)
-                for row in range(count):
-                    offset = ((first + row) * width + begin) * dtype.itemsize
-                    self._read(source, offset, out[place + row, part])
-        return torch.from_numpy(out).view(dtype)
+            for row in range(count):
+                for within, begin, size in stretches:
+                    target = out[place + row, within : within + size]
+                    self._read(source, (first + row) * row_bytes + begin, target)
+        return out
 
     def vector(self, name: str) -> torch.Tensor:
         """A whole one, [columns]."""
@@ -114,27 +151,58 @@ class CheckpointReader:
 
 
 class DummyReader:
-    """Of random weights, those that a run on one machine in this ``dtype`` makes of the seed."""
+    """Of random weights, those that a run on one machine in this ``dtype`` makes of the seed.
+    ``sources`` say what is compressed of them."""
 
-    def __init__(self, config: ModelConfig, seed: int, dtype: str) -> None:
-        self.sources: Mapping[str, TensorSource] = imagined_sources(config, dtype)
+    def __init__(
+        self, config: ModelConfig, sources: Mapping[str, TensorSource], seed: int, dtype: str
+    ) -> None:
+        self.sources = sources
         self.bytes_read = 0
         self._seed = seed
         self._dtype, self._kept = _DTYPES[dtype], _DTYPES[dummy_dtype(config, dtype)]
 
     def matrix(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
         """[rows, columns], 0 where a number is -1."""
-        width = self.sources[name].shape[-1]
+        own = find_compressed(self.sources[name].dtype)
         chosen = torch.from_numpy(columns)
         out = torch.zeros(len(rows), len(columns), dtype=self._dtype)
+        for place, whole in self._whole_rows(name, rows):
+            if isinstance(own, Grouped):
+                raw = quantise(whole, own)
+                packed = GroupedRows(raw=raw, columns=whole.shape[1], number_format=own)
+                dequantise(packed, whole)
+            part = whole[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
+            out[place : place + len(whole)] = part
+        return out
+
+    def packed(self, name: str, rows: Numbers, columns: Numbers) -> torch.Tensor:
+        """[rows, row bytes] of a matrix of integers in groups."""
+        source = self.sources[name]
+        own = find_compressed(source.dtype)
+        assert isinstance(own, Grouped)
+        fields = _fields(source, columns)
+        out = torch.zeros(
+            len(rows), sum(len(some) * size for _, size, some in fields), dtype=torch.uint8
+        )
+        for place, whole in self._whole_rows(name, rows):
+            raw, width = quantise(whole, own), 0
+            for start, size, numbers in fields:
+                for within, begin, count in _runs(numbers):
+                    target = width + within * size
+                    part = raw[:, start + begin * size : start + (begin + count) * size]
+                    out[place : place + len(raw), target : target + count * size] = part
+                width += len(numbers) * size
+        return out
+
+    def _whole_rows(self, name: str, rows: Numbers) -> Iterator[tuple[int, torch.Tensor]]:
+        """(place among the wanted, rows), some at a time."""
         for place, first, count in _runs(rows):
             for begin in range(0, count, _MADE_ROWS):
                 size = min(_MADE_ROWS, count - begin)
-                whole = torch.empty(size, width, dtype=self._dtype)
+                whole = torch.empty(size, self.sources[name].shape[-1], dtype=self._dtype)
                 dummy_rows(name, first + begin, self._seed, whole, self._kept)
-                part = whole[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
-                out[place + begin : place + begin + size] = part
-        return out
+                yield place + begin, whole
 
     def vector(self, name: str) -> torch.Tensor:
         """A whole one, [columns]."""
@@ -146,9 +214,39 @@ class DummyReader:
         """There is nothing to give back."""
 
 
+def _fields(source: TensorSource, columns: Numbers) -> list[_Field]:
+    """Codes, scales and minima of the groups that columns are whole ones of."""
+    own = find_compressed(source.dtype)
+    assert isinstance(own, Grouped)
+    firsts = columns[:: own.group_size]
+    groups = np.where(firsts < 0, -1, firsts // own.group_size)
+    width = source.shape[-1]
+    scales = own.code_bytes(width)
+    minima = scales + own.factor_bytes * width // own.group_size
+    return [
+        (0, own.code_bytes(own.group_size), groups),
+        (scales, own.factor_bytes, groups),
+        (minima, own.factor_bytes, groups),
+    ]
+
+
+def _joined(stretches: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(place, begin, size) of stretches, those that follow each other in both as one."""
+    last: tuple[int, int, int] | None = None
+    for place, begin, size in stretches:
+        if last is not None and (last[0] + last[2], last[1] + last[2]) == (place, begin):
+            last = (last[0], last[1], last[2] + size)
+            continue
+        if last is not None:
+            yield last
+        last = place, begin, size
+    if last is not None:
+        yield last
+
+
 def _runs(numbers: Numbers) -> Iterator[tuple[int, int, int]]:
     """(place, first number, count) of neighbours that follow each other; without padding."""
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    breaks = np.flatnonzero((np.diff(numbers) != 1) | (numbers[:-1] < 0)) + 1
     for begin, end in zip([0, *breaks], [*breaks, len(numbers)], strict=True):
         if end > begin and numbers[begin] >= 0:
             yield int(begin), int(numbers[begin]), int(end - begin)

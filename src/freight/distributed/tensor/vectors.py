@@ -1,4 +1,4 @@
-"""The small tensors of a layer that every rank has whole: gains, biases, scales of integers.
+"""The small tensors of a layer that every rank has whole: gains and biases.
 
 Each belongs to a value or a weight of the planner's programme by its name, and has some dims of the
 value that it acts on; a rank uses the part that the value's layout gives it. Knows no checkpoint.
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from freight.distributed.tensor.moves import own_part
+from freight.distributed.tensor.packed import PackedWeight
 from freight.partition.layout import Layout, Mesh
 from freight.partition.sharded import Compute
 
@@ -21,11 +22,12 @@ __all__ = ["Affine", "Beside", "Vector", "Vectors"]
 
 class Beside(NamedTuple):
     """What a rank has of the vectors of a step, each as its values lie: ``gain`` and ``bias`` of a
-    norm, or of what a product takes, the ``scale`` of integers. A norm may not be ``is_wanted``."""
+    norm, or of what a product takes, whose weight may be ``packed``. A norm may not be
+    ``is_wanted``."""
 
     gain: torch.Tensor | None = None
     bias: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
+    packed: PackedWeight | None = None
     is_wanted: bool = True
 
 
@@ -54,24 +56,24 @@ class Affine:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vectors:
     """``norms`` go by the norm's result, ``inputs`` act on what is multiplied by a weight of that
-    name, where two norms differ by these only. ``biases`` and ``scales``, what the codes of an
-    integer weight are multiplied by, go by the weight. ``heads`` are gains of "queries" and "keys",
-    [D]. ``no_norms`` name norms that the planner writes down and the model has not."""
+    name, where two norms differ by these only. ``biases`` go by the weight, as does what is known
+    of those that are ``packed``. ``heads`` are gains of "queries" and "keys", [D]. ``no_norms``
+    name norms that the planner writes down and the model has not."""
 
     norms: Mapping[str, Affine] = field(default_factory=dict)
     inputs: Mapping[str, Affine] = field(default_factory=dict)
     biases: Mapping[str, Vector] = field(default_factory=dict)
-    scales: Mapping[str, Vector] = field(default_factory=dict)
+    packed: Mapping[str, PackedWeight] = field(default_factory=dict)
     heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
     no_norms: frozenset[str] = frozenset()
 
     def beside(self, step: Compute, mesh: Mesh, rank: int) -> Beside:
         """Those of a product or a norm."""
         if step.kind == "norm":
-            affine, scale, layout = self.norms.get(step.out), None, step.out_layout
+            affine, packed, layout = self.norms.get(step.out), None, step.out_layout
         elif step.kind == "product":
             weight = step.operands[1]
-            affine, scale = self.inputs.get(weight), self.scales.get(weight)
+            affine, packed = self.inputs.get(weight), self.packed.get(weight)
             layout = step.layouts[0]
         else:
             return Beside()
@@ -79,6 +81,6 @@ class Vectors:
         return Beside(
             gain=None if affine is None else affine.gain.along(layout, mesh, rank),
             bias=None if bias is None else bias.along(layout, mesh, rank),
-            scale=None if scale is None else scale.along(step.out_layout, mesh, rank),
+            packed=packed,
             is_wanted=step.out not in self.no_norms,
         )

@@ -93,6 +93,23 @@ class Ways:
             if step.is_weight
         )
 
+    def layouts_of(self, name: str, *, with_experts: bool) -> set[Layout]:
+        """All in which a weight of a layer, or of an end, is there at any time."""
+        sizes = self.sizes(self.row_parts, self.mesh.num_chips, with_experts)
+        found = set()
+        for way in (self._stored, *self.ways):
+            cut = _cut_of(way)
+            parts = (
+                self._layer(way, sizes, with_experts),
+                embedding(self.mesh, sizes, cut),
+                logits(self.mesh, sizes, cut),
+            )
+            for own in parts:
+                found |= {layout for weight, layout in own.weights.items() if weight == name}
+                moves = [step for step in own.transfers if step.value == name]
+                found |= {layout for step in moves for layout in (step.before, step.after)}
+        return found
+
     def ends(self) -> Mapping[str, Layout]:
         """How the embedding and the head lie."""
         sizes = self.sizes(1, 1, False)

@@ -1,8 +1,7 @@
 """The weights that each rank keeps: its part of every matrix, read once, and small vectors whole.
 
 They are stored in the layout that all ways of computing share: what is gathered, sliced or left in
-place for a call is the planner's business. With 8 bits a matrix is kept, and gathered, as integers,
-with a scale for each of its outputs.
+place for a call is the planner's business. A matrix of integers in groups stays one where it can.
 """
 
 from __future__ import annotations
@@ -10,30 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
 
 import torch
 
 from freight.distributed.tensor.blueprint import Blueprint
-from freight.distributed.tensor.moves import make_move, own_range
+from freight.distributed.tensor.moves import own_range
+from freight.distributed.tensor.packed import PackedWeight, PackedWeights
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import Reader
 from freight.distributed.tensor.vectors import Affine, Vector, Vectors
 from freight.partition.layout import Layout
-from freight.partition.moves import Move
 
 __all__ = ["Loader", "Stored"]
-
-_SUMMED: Final[Mapping[str, str]] = {
-    "queries in": "E",
-    "keys in": "E",
-    "attention out": "HD",
-    "mlp in": "E",
-    "mlp out": "F",
-    "experts in": "E",
-    "experts out": "F",
-}
-"""Matrices that integers can stand for, and the dims that a product sums over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +33,8 @@ class Stored:
 
 
 class Loader:
-    """Reads for the own ranks. ``dtype`` is what is computed with; ``bits`` 8 or None."""
+    """Reads for the own ranks. ``dtype`` is what is computed with; ``packed`` says which weights
+    are kept as integers."""
 
     def __init__(
         self,
@@ -55,14 +43,14 @@ class Loader:
         reader: Reader,
         *,
         dtype: torch.dtype,
-        bits: int | None = None,
+        packed: PackedWeights,
     ) -> None:
         self._ranks = ranks
         self._blueprint = blueprint
         self._sources = reader.sources
         self._reader = reader
         self._dtype = dtype
-        self._bits = bits
+        self._packed = packed
 
     def load(
         self,
@@ -74,15 +62,15 @@ class Loader:
         """The weights of ``layouts`` of a layer, or of an end where ``layer`` is None. Those that
         are to be ``moved`` lie as messages do, others as in the checkpoint."""
         parts: dict[str, Parts] = {}
-        scales: dict[str, Vector] = {}
+        packed: dict[str, PackedWeight] = {}
         for name, layout in layouts.items():
-            mine = [self._part(name, layer, layout, sizes, rank) for rank in self._ranks.own]
+            if (own := self._packed.find(name, layer)) is not None:
+                packed[name] = own
+            mine = [self._part(name, layer, layout, sizes, rank, own) for rank in self._ranks.own]
             if name in moved:
                 mine = [part.contiguous() for part in mine]
-            if self._bits is not None and name in _SUMMED:
-                mine, scales[name] = self._as_integers(mine, layout, _SUMMED[name])
             parts[name] = mine
-        vectors = self._vectors(layer, scales)
+        vectors = self._vectors(layer, packed)
         return Stored(parts=parts, layouts=layouts, vectors=vectors)
 
     # -- matrices ------------------------------------------------------------------------------
@@ -94,8 +82,9 @@ class Loader:
         layout: Layout,
         sizes: Mapping[str, float],
         rank: int,
+        packed: PackedWeight | None,
     ) -> torch.Tensor:
-        """A rank's part of one weight, as it lies in the checkpoint."""
+        """A rank's part of one weight, as it lies in the checkpoint, or in bytes."""
         mesh, blueprint = self._ranks.mesh, self._blueprint
         ranges = {
             dim: own_range(mesh, rank, int(sizes[dim]), layout.cut(dim)) for dim in layout.dims
@@ -108,43 +97,26 @@ class Loader:
                 blueprint.numbers(matrix, own, ranges)
                 for own in (matrix.row_dims, matrix.column_dims)
             )
+            if packed is not None:
+                read.append(self._reader.packed(matrix.name, rows, columns))
+                continue
             found = self._reader.matrix(matrix.name, rows, columns)
             read.append(found.to(self._dtype))
             dims = stack + matrix.row_dims + matrix.column_dims
+        if packed is not None:
+            bytes_of = torch.stack(read).view([*(len(ranges[dim]) for dim in packed.dims), -1])
+            return bytes_of.to(self._ranks.device)
         whole = torch.stack(read).view([len(ranges[dim]) for dim in dims])
         return whole.to(self._ranks.device).permute([dims.index(dim) for dim in layout.dims])
 
-    def _as_integers(self, parts: Parts, layout: Layout, summed: str) -> tuple[Parts, Vector]:
-        """Codes in 8 bits, and for each output what they are multiplied by, whole."""
-        places = [layout.dims.index(dim) for dim in summed]
-        across = "".join(layout.cut(dim) for dim in summed)
-        highest = [part.abs().amax(dim=places, keepdim=True) for part in parts]
-        if self._ranks.mesh.size(across) > 1:
-            highest = [
-                torch.stack(own).amax(dim=0) for own in self._ranks.all_gather(highest, across)
-            ]
-        scales = [(own.double() / 127).clamp(min=1e-30).to(self._dtype) for own in highest]
-        codes = [
-            (part / scale).round_().clamp_(-127, 127).to(torch.int8)
-            for part, scale in zip(parts, scales, strict=True)
-        ]
-        kept = tuple(dim for dim in layout.dims if dim not in summed)
-        flat = Layout(kept, tuple(layout.cut(dim) for dim in kept))
-        scales = [own.squeeze(places) for own in scales]
-        for dim in kept:
-            if axes := flat.cut(dim):
-                scales = make_move(self._ranks, scales, flat, Move("all-gather", axes, source=dim))
-                flat = flat.with_cut(dim, "")
-        # One tensor serves all own ranks: it is the same for all.
-        return codes, Vector(kept, scales[0])
-
     # -- vectors -------------------------------------------------------------------------------
 
-    def _vectors(self, layer: int | None, scales: Mapping[str, Vector]) -> Vectors:
+    def _vectors(self, layer: int | None, packed: Mapping[str, PackedWeight]) -> Vectors:
         if layer is None:
             norm = self._affine("head.norm")
             return Vectors(
                 norms={} if norm is None else {"normed": norm},
+                packed=packed,
                 no_norms=frozenset() if norm is not None else frozenset(["normed"]),
             )
         prefix, c = f"layers.{layer}", self._blueprint.config
@@ -169,7 +141,7 @@ class Loader:
             norms={name: own for name, own in norms.items() if own is not None},
             inputs={name: own for name, own in inputs.items() if own is not None},
             biases=self._biases(layer),
-            scales=scales,
+            packed=packed,
             heads={
                 name: self._whole(f"{prefix}.attention.{letter}_norm", wide=True)
                 for name, letter in (("queries", "q"), ("keys", "k"))
