@@ -268,6 +268,19 @@ def test_plans_count_what_integers_take(tmp_path: Path) -> None:
     assert model.weights_held <= planned["integers"].weights <= 1.1 * model.weights_held
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_in_16_bits_stay_so(name: str, tmp_path: Path) -> None:
+    """Where 32 are computed with; they are gathered so, and the tokens are those of one machine."""
+    tiny.make_model(tmp_path, config=CONFIGS[name], dtype=torch.bfloat16)
+    prompts = tiny.prompts(5, 17, vocab=300)
+    model = load(tmp_path, EIGHT, CUTS)
+    found = [*zip(*greedy(model, prompts, STEPS, CUTS), strict=True)]
+    assert [list(own) for own in found] == answers(tmp_path, prompts)
+    kinds = {own: parts[0].dtype for layer in model.stored for own, parts in layer.items()}
+    assert {own for own, kind in kinds.items() if kind != torch.bfloat16} <= {"router"}
+    assert model.weight_bytes == 2
+
+
 CHECKPOINTS = ["awq", "gptq, 8 bits", "compressed-tensors, asymmetric", "gptq, rows"]
 
 

@@ -101,19 +101,22 @@ def _call(
     programmes = ways.programmes(way, rows, tokens)
     layers = list(programmes.layers.values())
     stream = layers[0].inputs["x"].elements(layers[0].sizes, ways.mesh) * dtype_bytes
-    gathered = max(
-        sum(
-            own.used[name].elements(own.sizes, own.mesh)
-            * packed.element_bytes(name, packed.first_layer(with_experts=kind), dtype_bytes)
-            for name, layout in own.weights.items()
-            if own.used[name].elements(own.sizes, own.mesh) > layout.elements(own.sizes, own.mesh)
-        )
-        for kind, own in programmes.layers.items()
-    )
+    gathered = widened = 0.0
+    for kind, own in programmes.layers.items():
+        layer, mine = packed.first_layer(with_experts=kind), 0.0
+        for name, layout in own.weights.items():
+            used = own.used[name].elements(own.sizes, own.mesh)
+            if used > layout.elements(own.sizes, own.mesh):
+                each = packed.element_bytes(name, layer, dtype_bytes)
+                mine += used * each
+                if each < dtype_bytes and packed.find(name, layer) is None:
+                    widened = max(widened, used * dtype_bytes)
+        gathered = max(gathered, mine)
     # A layer's weights are used, the next one's come; what comes is put together then.
     fused = is_fused_attention(ways.config, tokens)
     peak = max(_values(own, longest, dtype_bytes, fused) for own in layers)
-    peak += 3 * gathered + packed.scratch_bytes
+    # One that is kept in fewer bits lies as it was sent, and is widened before it is used.
+    peak += 3 * gathered + widened + packed.scratch_bytes(dtype_bytes)
     vocabulary = rows * ways.config.vocab_size
     last = _values(programmes.logits, longest, dtype_bytes, fused) + 4 * _WIDE * vocabulary
     first = _values(programmes.embedding, longest, dtype_bytes, fused)

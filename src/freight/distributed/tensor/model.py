@@ -324,9 +324,8 @@ class TensorModel:
         mesh, layout = self._ranks.mesh, own.inputs["tokens"]
         tokens = [own_part(ids, ("B", "L"), layout, mesh, rank) for rank in self._ranks.own]
         x, layout = self._run(own, {"tokens": tokens}, self._ends)
-        if self.config.embedding_scale is not None:
-            factor = torch.tensor(self.config.embedding_scale, dtype=self.dtype).item()
-            x = [part * factor for part in x]
+        factor = torch.tensor(self.config.embedding_scale or 1.0, dtype=self.dtype).item()
+        x = [part.to(self.dtype) * factor for part in x]
         if self._positions is not None:
             places = rows.kv_lens[:, None] + torch.arange(rows.width, device=ids.device)
             places = places.clamp(max=self.config.max_positions - 1) + self.config.position_offset

@@ -1,4 +1,4 @@
-"""Weights that ranks keep, move and multiply as integers in groups.
+"""Weights that ranks keep and move as integers in groups.
 
 A rank's part of one is the bytes of its rows, [stack, rows' dims, row bytes]: of the rank's columns
 codes, scales and minima, as ``model.number_format`` has them, so that products take a part as it
@@ -23,13 +23,11 @@ from freight.distributed.tensor.groups import place
 from freight.distributed.tensor.moves import make_move, own_part
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.ways import Ways
-from freight.kernels.grouped import GroupedRows
-from freight.kernels.products import Product, multiply, scratch_values
-from freight.model.number_format import Grouped, find_compressed
+from freight.kernels.products import scratch_values
+from freight.model.number_format import DTYPE_BYTES, Grouped, find_compressed
 from freight.model.sources import TensorSource
 from freight.partition.layout import Layout, Mesh
 from freight.partition.moves import Move
-from freight.partition.sharded import Compute
 
 __all__ = [
     "PackedWeight",
@@ -37,7 +35,6 @@ __all__ = [
     "make_packed_move",
     "mean_bytes",
     "mlp_group",
-    "multiply_packed",
     "own_weight_part",
 ]
 
@@ -107,8 +104,8 @@ class PackedWeights:
         return self._known[key]
 
     def stored_bytes(self, layer: int | None, plain: int) -> dict[str, float]:
-        """What a rank keeps of each weight of a layer, or of the ends, with ``plain`` bytes for a
-        number of those that are kept plain."""
+        """What a rank keeps of each weight of a layer, or of the ends, where ``plain`` bytes of a
+        number are computed with."""
         sizes, mesh = self._ways.sizes(1, 1, self._has_experts(layer)), self._ways.mesh
         layouts = self._ways.ends()
         if layer is not None:
@@ -119,9 +116,14 @@ class PackedWeights:
         }
 
     def element_bytes(self, name: str, layer: int | None, plain: int) -> float:
-        """Of a number of a weight."""
+        """Of a number of a weight, of ``plain`` bytes where it is computed with."""
         found = self.find(name, layer)
-        return plain if found is None else found.element_bytes
+        if found is not None:
+            return found.element_bytes
+        names = [own for own in self._matrices(name, layer) if own in self._sources]
+        if name == "router" or not names:
+            return plain
+        return max(_kept_bytes(self._sources[own].dtype, plain) for own in names)
 
     def kept_plain(self) -> list[str]:
         """Weights that are integers in the checkpoint, and numbers here."""
@@ -139,10 +141,10 @@ class PackedWeights:
         layers = range(config.num_layers)
         return next(layer for layer in layers if config.has_experts(layer) == with_experts)
 
-    @property
-    def scratch_bytes(self) -> int:
-        """What a product of integers wants beside its result."""
-        if not self._has_integers:
+    def scratch_bytes(self, plain: int) -> int:
+        """What a product wants beside its result where weights are not kept as they are computed
+        with."""
+        if mean_bytes(self._sources, plain) == plain:
             return 0
         c = self._ways.config
         columns = max(c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim)
@@ -200,14 +202,22 @@ def mlp_group(sources: Mapping[str, TensorSource]) -> int:
 
 
 def mean_bytes(sources: Mapping[str, TensorSource], plain: int) -> float:
-    """Of a number of the layers' matrices, of ``plain`` bytes where it is no integer."""
+    """Of a number of the layers' matrices as they are kept, where ``plain`` bytes are computed
+    with."""
     held = elements = 0.0
     for name, source in sources.items():
         if name.startswith("layers.") and len(source.shape) > 1:
+            count = prod(source.shape)
             is_packed = find_compressed(source.dtype) is not None
-            held += source.num_bytes if is_packed else plain * prod(source.shape)
-            elements += prod(source.shape)
+            held += source.num_bytes if is_packed else count * _kept_bytes(source.dtype, plain)
+            elements += count
     return held / elements if elements else plain
+
+
+def _kept_bytes(dtype: str, plain: int) -> int:
+    """Of a number of this type, of ``plain`` bytes where it is computed with: in 32 bits fewer are
+    kept as they are."""
+    return min(plain, DTYPE_BYTES.get(dtype, plain)) if plain == DTYPE_BYTES["float32"] else plain
 
 
 def make_packed_move(
@@ -281,30 +291,3 @@ def _joined(
 def _outer(raw: torch.Tensor, packed: PackedWeight, columns: int, dim: str) -> int:
     """Stretches of a row that are cut, or joined, each: those outside of the dim."""
     return 1 if dim == packed.columns[0] else packed.num_columns(raw) // columns
-
-
-def multiply_packed(
-    step: Compute, x: torch.Tensor, raw: torch.Tensor, packed: PackedWeight
-) -> torch.Tensor:
-    """The step's product of x and a part of the weight, in x's type."""
-    first, made = step.layouts[0].dims, step.out_layout.dims
-    shared = [dim for dim in packed.dims if dim in first]
-    rest = [dim for dim in first if dim not in shared and dim not in packed.columns]
-    own = [dim for dim in packed.dims if dim not in shared]
-    sizes = dict(zip(first, x.shape, strict=True)) | dict(zip(packed.dims, raw.shape, strict=False))
-    columns = packed.num_columns(raw)
-    ordered = x.permute([first.index(dim) for dim in (*shared, *rest, *packed.columns)])
-    count = prod(sizes[dim] for dim in shared)
-    tokens = ordered.reshape(count, -1, columns)
-    rows = raw.reshape(count, -1, raw.shape[-1])
-    out = x.new_empty(count, tokens.shape[1], rows.shape[1])
-
-    def scratch(size: int) -> torch.Tensor:
-        return x.new_empty(size)
-
-    for some, matrix, target in zip(tokens, rows, out, strict=True):
-        if len(some):
-            grouped = GroupedRows(raw=matrix, columns=columns, number_format=packed.number_format)
-            multiply(some, [Product(rows=grouped, out=target)], scratch)
-    dims = (*shared, *rest, *own)
-    return out.view([sizes[dim] for dim in dims]).permute([dims.index(dim) for dim in made])

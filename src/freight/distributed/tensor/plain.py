@@ -12,7 +12,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from freight.distributed.tensor.packed import multiply_packed
+from freight.distributed.tensor.products import multiply_narrow, multiply_packed
 from freight.distributed.tensor.vectors import Beside
 from freight.model.switches import ModelConfig
 from freight.partition.sharded import Compute, ComputeKind
@@ -59,6 +59,11 @@ def _product(step: Compute, x: torch.Tensor, weight: torch.Tensor, beside: Besid
         x = x + beside.bias
     if beside.packed is not None:
         return multiply_packed(step, x, weight, beside.packed)
+    if weight.dtype != x.dtype:
+        found = None if torch.compiler.is_compiling() else multiply_narrow(step, x, weight)
+        if found is not None:
+            return found
+        weight = weight.to(x.dtype)
     first, second, made = (layout.dims for layout in (*step.layouts, step.out_layout))
     summed = [dim for dim in first if dim not in made]
     rest = [dim for dim in (*first, *second) if dim not in summed]

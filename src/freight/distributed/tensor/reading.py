@@ -166,7 +166,8 @@ class DummyReader:
         """[rows, columns], 0 where a number is -1."""
         own = find_compressed(self.sources[name].dtype)
         chosen = torch.from_numpy(columns)
-        out = torch.zeros(len(rows), len(columns), dtype=self._dtype)
+        dtype = _DTYPES.get(self.sources[name].dtype, self._dtype)
+        out = torch.zeros(len(rows), len(columns), dtype=dtype)
         for place, whole in self._whole_rows(name, rows):
             if isinstance(own, Grouped):
                 raw = quantise(whole, own)

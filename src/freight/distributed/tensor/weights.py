@@ -1,7 +1,8 @@
 """The weights that each rank keeps: its part of every matrix, read once, and small vectors whole.
 
 They are stored in the layout that all ways of computing share: what is gathered, sliced or left in
-place for a call is the planner's business. A matrix of integers in groups stays one where it can.
+place for a call is the planner's business. A matrix of integers in groups stays one where it can,
+and one that the checkpoint has in fewer bits than are computed with is kept in these.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from freight.distributed.tensor.packed import PackedWeight, PackedWeights
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import Reader
 from freight.distributed.tensor.vectors import Affine, Vector, Vectors
+from freight.model.number_format import is_widened
 from freight.partition.layout import Layout
 
 __all__ = ["Loader", "Stored"]
@@ -101,13 +103,20 @@ class Loader:
                 read.append(self._reader.packed(matrix.name, rows, columns))
                 continue
             found = self._reader.matrix(matrix.name, rows, columns)
-            read.append(found.to(self._dtype))
+            read.append(
+                found if name != "router" and self._is_widened(found) else found.to(self._dtype)
+            )
             dims = stack + matrix.row_dims + matrix.column_dims
         if packed is not None:
             bytes_of = torch.stack(read).view([*(len(ranges[dim]) for dim in packed.dims), -1])
             return bytes_of.to(self._ranks.device)
         whole = torch.stack(read).view([len(ranges[dim]) for dim in dims])
         return whole.to(self._ranks.device).permute([dims.index(dim) for dim in layout.dims])
+
+    def _is_widened(self, found: torch.Tensor) -> bool:
+        """Whether numbers are kept in fewer bits than are computed with, which hold all of them."""
+        names = (str(own).removeprefix("torch.") for own in (found.dtype, self._dtype))
+        return self._dtype != torch.float64 and is_widened(*names)
 
     # -- vectors -------------------------------------------------------------------------------
 
