@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,6 +36,7 @@ def search(
     wishes: Wishes | None = None,
     table_dtype: str = "bfloat16",
     shared_tokens: int = 0,
+    max_block_s: float = math.inf,
 ) -> Choice:
     file = resources.files("freight.model") / "configs" / f"{model}.json"
     with resources.as_file(file) as path:
@@ -58,7 +60,7 @@ def search(
         has_disk_dir=True,
         wishes=wishes or Wishes(),
     )
-    return Search(planner=planner, machine=machine).best()
+    return Search(planner=planner, machine=machine, max_block_s=max_block_s).best()
 
 
 ROOMS: list[dict[Tier, int]] = [
@@ -79,6 +81,53 @@ def test_more_memory_is_never_slower_and_always_kept_to(model: str) -> None:
             assert choice.plan.geometry.total(tier) <= budget
         assert choice.forecast.seconds <= before * 1.02  # few block shapes are priced in full
         before = choice.forecast.seconds
+
+
+FIXED = [
+    Wishes(kv=Split(gpu=1.0)),
+    Wishes(cpu_attention=0.0),
+    Wishes(num_micro_batches=1),
+    Wishes(weights=Split(gpu=1.0)),
+    Wishes(admission="zigzag"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "gpu", "max_block_s"),
+    [
+        ("llama-3-8b", "l4", 20, math.inf),
+        ("opt-6.7b", "l4", 20, math.inf),
+        ("opt-6.7b", "t4", 13.8, math.inf),
+        ("llama-3-8b", "t4", 13.8, 100.0),
+    ],
+)
+def test_what_is_fixed_is_not_better_than_what_is_found(
+    model: str, machine: str, gpu: float, max_block_s: float
+) -> None:
+    """Also where the model fits into the device, and a linear programme finds that the CPU could
+    as well attend: its parts would have to work all the time."""
+    room: dict[Tier, int] = {"gpu": int(gpu * GIB), "cpu": 60 * GIB, "disk": 500 * GIB}
+
+    def best(wishes: Wishes) -> float:
+        found = search(
+            model,
+            find_machine(machine),
+            room,
+            rows=1000,
+            shape=(512, 32),
+            wishes=wishes,
+            max_block_s=max_block_s,
+        )
+        assert found.forecast.block_s <= max_block_s
+        return found.forecast.seconds
+
+    free = best(Wishes())
+    for wishes in FIXED:
+        try:
+            fixed = best(wishes)
+        except BudgetError:  # the weights alone do not fit
+            continue
+        assert free <= 1.05 * fixed, wishes  # of block shapes few are priced
 
 
 def faster(machine: Machine, link: str, factor: float) -> Machine:

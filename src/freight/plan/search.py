@@ -14,19 +14,18 @@ from typing import Final
 
 from freight.errors import BudgetError
 from freight.hardware.machine import Machine
+from freight.plan.block_shapes import block_shapes, blocks_of, in_rows, moved_rows
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, forecast
 from freight.plan.linear import LinearSolution, solve
+from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.recomputation import SHARES, why_not_recomputed
 from freight.plan.terms import Terms
-from freight.plan.workload import Workload
+from freight.plan.wishes import Wishes
 
 __all__ = ["Choice", "Search"]
 
-_MOST_ROWS: Final = 512
-_MOST_TOKENS: Final = 16384
-_COUNTS: Final = (1, 2, 4, 8, 16)
 _RULES: Final[tuple[Admission, ...]] = ("zigzag", "refill")
 _BETWEEN: Final = (0.75, 1.25, 1.5, 1.75)
 _BETWEEN_PRICED: Final = 2
@@ -39,7 +38,11 @@ _NEAR: Final = (0.5, 4.0)
 _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
+_MOST_NARROWED: Final = 8
 _MOST_SKETCHED: Final = 8
+_MOST_ALONE: Final = 2
+_BUSY: Final = 0.95
+_WITHIN: Final = (1.0, 0.75, 0.5)
 _MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
 """Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
 _LEAST: Final = 0.85
@@ -95,21 +98,33 @@ class Search:
     max_block_s: float = math.inf
     uses_disk: bool = True
     known: _Known = field(default_factory=lambda: _Known(), init=False, repr=False, compare=False)
+    wider: tuple[Search, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
         priced: list[Choice] = []
         self._price_all([(0.0, self.planner.plan())], priced)  # raises where nothing fits
-        self._price_all(self._finalists(), priced)
-        for rule in self._rules():
-            self._price_all(self._between(priced, rule), priced)
+        self._price_near(priced, _MOST_PRICED)
         self._price_all(self._recomputing(priced), priced)
+        for narrower in self._narrowed(priced):
+            own: list[Choice] = []
+            narrower._price_near(own, _MOST_NARROWED, beside=priced)
+            priced += own
         for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
             # Where rows enter at any time more layers alone would be run: 0.3 % at most.
             best = choice if choice.plan.policy.is_continuous else self.price(choice.plan)
             if best.forecast.block_s <= self.max_block_s:
                 return best
         raise self._refusal()
+
+    def _price_near(
+        self, priced: list[Choice], most: float, *, beside: Sequence[Choice] = ()
+    ) -> None:
+        """Price finalists, then what lies near the best of them."""
+        self._price_all(self._finalists(most=most), priced, beside=beside)
+        for rule in self._rules():
+            for factors in (_BETWEEN, ()):
+                self._price_all(self._between(priced, rule, factors), priced, beside=beside)
 
     def sketch(self) -> Choice:
         """A good plan in a fraction of the time, roughly priced: of fewer finalists, and of no
@@ -125,11 +140,40 @@ class Search:
         object.__setattr__(own, "known", self.known)
         return own
 
-    def _price_all(self, promised: Iterable[_Promised], priced: list[Choice]) -> None:
+    def _narrowed(self, priced: Sequence[Choice]) -> Iterator[Search]:
+        """The same search with no keys attended by the CPU, and with all on the device, where no
+        link is busy all the time. A linear programme thinks that all parts of a machine can be, so
+        it finds blocks better that share their work out, and are not."""
+        own, best = self.planner, self._best_of(priced)
+        if own.compute_tier == "cpu" or best is None:
+            return
+        binding = best.forecast.binding
+        if binding is not Lane.COMPUTE and best.forecast.utilisation()[binding] > _BUSY:
+            return
+        wishes = own.wishes
+        if wishes.cpu_attention is None:
+            yield self._with(replace(wishes, cpu_attention=0.0), best)
+        if wishes.kv is None and not wishes.cpu_attention:
+            yield self._with(replace(wishes, kv=Split(gpu=1.0), cpu_attention=None), best)
+
+    def _with(self, wishes: Wishes, best: Choice) -> Search:
+        """A search that looks at block shapes only that could be better than ``best``."""
+        found = replace(self, planner=replace(self.planner, wishes=wishes))
+        object.__setattr__(found, "wider", (self, best.forecast.seconds))
+        return found
+
+    def _price_all(
+        self,
+        promised: Iterable[_Promised],
+        priced: list[Choice],
+        *,
+        beside: Sequence[Choice] = (),
+    ) -> None:
         """Price plans roughly, but for those of which the linear programme promises too little to
-        be better than the best so far."""
+        be better than the best so far, also of those ``beside``."""
         for seconds, plan in promised:
-            best_s = min((own.forecast.seconds for own in self._fitting(priced)), default=math.inf)
+            fitting = self._fitting([*priced, *beside])
+            best_s = min((own.forecast.seconds for own in fitting), default=math.inf)
             is_even = not plan.policy.is_continuous and len(plan.workload.lengths) < 2
             least = _LEAST if is_even else _LEAST_UNEVEN
             if self._may_be(plan) and least * seconds <= best_s:
@@ -139,13 +183,17 @@ class Search:
         return [choice for choice in priced if choice.forecast.block_s <= self.max_block_s]
 
     def _finalists(self, *, most: float = _MOST_PRICED) -> Iterator[_Promised]:
-        """The few best of the linear programmes that can be realised, one for each block shape."""
-        within = [own for own in self._solutions() if own.block_s <= self.max_block_s]
-        within.sort(key=lambda own: own.seconds)
+        """The few best of the linear programmes that can be realised, one for each block shape.
+        Blocks take longer than these say: under a bound those that are well within it, too."""
+        solutions = sorted(self._solutions(), key=lambda own: own.seconds)
         rules = self._rules()
-        for rule in rules[::-1]:  # the one that is usually better first
-            own = [solution for solution in within if solution.policy.admission == rule]
-            yield from self._realised(own, most=most / len(rules))
+        for share in (1.0,) if math.isinf(self.max_block_s) else _WITHIN:
+            within = [own for own in solutions if own.block_s <= share * self.max_block_s]
+            for rule in rules[::-1]:  # the one that is usually better first
+                own = [solution for solution in within if solution.policy.admission == rule]
+                yield from self._realised(own, most=most / len(rules))
+                alone = [solution for solution in own if solution.policy.num_micro_batches == 1]
+                yield from self._realised(alone, most=_MOST_ALONE)
 
     def frontier(self, count: int) -> list[Choice]:
         """Choices of which each is faster than those with shorter blocks, up to ``count``; of block
@@ -201,15 +249,18 @@ class Search:
         is_near = own.forgets_kv or (shares and not own.shares_anywhere)
         is_open = own.wishes.kv is None and not is_near
         for moved in _MOVED_ROWS if is_open else _MOVED_ROWS[:1]:
-            kv = _moved(policy.kv, policy.micro_batch_size, *moved)
+            kv = moved_rows(policy.kv, policy.micro_batch_size, *moved)
             if not kv.disk or policy.kv.disk or (own.has_disk_dir and self.uses_disk):
                 plan = own.realise(replace(policy, kv=kv if any(moved) else policy.kv))
                 if plan is not None:
                     return plan
         return None
 
-    def _between(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
-        """Micro-batches of sizes between those that were tried, near the best of the rule."""
+    def _between(
+        self, priced: Sequence[Choice], rule: Admission, factors: Sequence[float]
+    ) -> Iterator[_Promised]:
+        """Near the best of the rule micro-batches that are larger or smaller by these factors,
+        between those that were tried; without factors twice as many of them."""
         if self.planner.wishes.micro_batch_size:
             return
         best = min(
@@ -220,10 +271,11 @@ class Search:
         if best is None:
             return
         size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
+        sizes = sorted({math.ceil(size * factor) for factor in factors} - {size})
         shapes = [
-            self.planner.shape(own, count, rule, shares=best.plan.policy.shares_prefixes)
-            for own in sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
-            if own * count <= self.planner.workload.num_rows
+            self.planner.shape(*own, rule, shares=best.plan.policy.shares_prefixes)
+            for own in [(own, count) for own in sizes] or [(size, 2 * count)]
+            if math.prod(own) <= self.planner.workload.num_rows
         ]
         policies = (policy for own in shapes for policy in self.planner.with_chunks(own))
         solved = [own for policy in policies if (own := self._solve(policy)) is not None]
@@ -306,19 +358,19 @@ class Search:
 
     def _solutions(self) -> Iterator[_Solution]:
         """Block shapes with the best shares that a linear programme finds for them. A block whose
-        rows enter at any time is about as large as the best one that is filled at once, or larger.
-        """
+        rows enter at any time is about as large as the best one that is filled at once within the
+        bound, or larger."""
         best: _Solution | None = None
         for rule in self._rules():
-            for policy in self._shapes(rule):
+            for policy in block_shapes(self.planner, rule):
                 near = 1.0 if best is None else policy.block_rows / best.policy.block_rows
                 if best is not None and policy.is_continuous and not self._may_fill(policy, near):
                     continue
                 if (solution := self._solve(policy)) is not None:
                     yield solution
-                    if not policy.is_continuous and (
-                        best is None or solution.seconds < best.seconds
-                    ):
+                    is_within = solution.block_s <= self.max_block_s
+                    is_better = best is None or solution.seconds < best.seconds
+                    if not policy.is_continuous and is_within and is_better:
                         best = solution
 
     def _may_fill(self, policy: Policy, near: float) -> bool:
@@ -329,8 +381,18 @@ class Search:
     def _solve(self, policy: Policy) -> _Solution | None:
         key = policy, self.uses_disk
         if key not in self.known.solved:
-            self.known.solved[key] = self._solved(policy)
+            self.known.solved[key] = self._solved(policy) if self._is_open(policy) else None
         return self.known.solved[key]
+
+    def _is_open(self, policy: Policy) -> bool:
+        """Whether a shape could be better than the best one of a wider search, which finds a better
+        solution for it, or the same."""
+        if self.wider is None:
+            return True
+        search, best_s = self.wider
+        found = search._solve(policy)
+        least = _LEAST_UNEVEN if policy.is_continuous else _LEAST
+        return found is not None and least * found.seconds <= best_s
 
     def _solved(self, policy: Policy) -> _Solution | None:
         terms = Terms.of(
@@ -341,7 +403,7 @@ class Search:
             timed=self.known.timed,
         )
         problem, own = terms.problem(), self.planner
-        solution = solve(problem.of_blocks(_blocks(own.workload, policy)))
+        solution = solve(problem.of_blocks(blocks_of(own.workload, policy)))
         if solution is None:
             return None
         block_s = LinearSolution.of(problem, solution.shares).seconds
@@ -350,56 +412,10 @@ class Search:
         delegated = solution.cpu_attention()
         chosen = replace(
             policy,
-            kv=_in_rows(solution.split("kv"), policy.micro_batch_size),
+            kv=in_rows(solution.split("kv"), policy.micro_batch_size),
             # Where the CPU attends some rows those near the arithmetic share all the same.
             shares_prefixes=own.wishes.shares_prefixes if delegated else policy.shares_prefixes,
             activations=solution.split("activations"),
             cpu_attention=delegated,
         )
         return _Solution(policy=chosen, block_s=block_s, seconds=solution.seconds)
-
-    def _shapes(self, rule: Admission) -> Iterator[Policy]:
-        own = self.planner
-        wishes, workload = own.wishes, own.workload
-        rows = min(workload.num_rows, _MOST_ROWS)
-        prompts = max(1, _MOST_TOKENS // workload.max_prompt_tokens)
-        most = min(rows, prompts * workload.min_samples)
-        if rule != "zigzag":  # prompts come in chunks
-            most = rows
-        sizes = {most, *(2**power for power in range(10) if 2**power < most)}
-        if workload.max_samples > 1:
-            sizes = {size - size % workload.max_samples or size for size in sizes}
-        if wishes.micro_batch_size:
-            sizes = {wishes.micro_batch_size}
-        for size in sorted(sizes):
-            for count in own.counts(size, _COUNTS):
-                for shares in own.sharing():
-                    yield from own.with_chunks(own.shape(size, count, rule, shares=shares))
-
-
-def _blocks(workload: Workload, policy: Policy) -> tuple[tuple[float, float], ...]:
-    """How many blocks a workload is, each with the share of its rows that it has: the last is
-    smaller, and one whose rows enter at any time has half of them on average while it fills, and
-    while it empties."""
-    blocks = max(1.0, workload.num_rows / policy.block_rows)
-    if policy.is_continuous:
-        return (blocks - 1, 1.0), (2.0, 0.5)
-    whole = math.floor(blocks)
-    return (whole, 1.0), (1.0, blocks - whole)
-
-
-def _moved(split: Split, rows: int, from_gpu: int, from_cpu: int) -> Split:
-    """With some of so many rows of a micro-batch a tier further, as far as there are any."""
-    cut = split.cut(rows)
-    from_gpu = min(from_gpu, cut["gpu"])
-    from_cpu = max(-cut["disk"], min(from_cpu, cut["cpu"] + from_gpu))
-    gpu = (cut["gpu"] - from_gpu) / rows
-    cpu = (cut["cpu"] + from_gpu - from_cpu) / rows
-    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1.0 - gpu - cpu))
-
-
-def _in_rows(split: Split, rows: int) -> Split:
-    """The nearest split that whole rows of a micro-batch can have."""
-    cut = split.cut(rows)
-    gpu, cpu = cut["gpu"] / rows, cut["cpu"] / rows
-    return Split(gpu=gpu, cpu=cpu, disk=max(0.0, 1.0 - gpu - cpu))
