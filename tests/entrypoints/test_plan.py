@@ -79,6 +79,45 @@ def test_a_policy_that_is_given_is_priced(capsys: pytest.CaptureFixture[str]) ->
     assert (policy["micro_batch_size"], policy["num_micro_batches"]) == (4, 2)
 
 
+@pytest.mark.parametrize("more", [[], ["--no-overlap"], ["--cpu-attention", "40"]])
+@pytest.mark.parametrize("model", ["opt-175b", "llama-2-13b"])
+def test_what_is_printed_can_be_asked_for(
+    model: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shares sum to 100 as they are written, and mean about the same plan: chunks of prompts, and
+    where the table lies, are chosen again."""
+    asked = ["plan", "--model", model, "--machine", "flexgen-t4", "--workload", "512:32"]
+    assert main([*asked, *more]) == 0
+    first = capsys.readouterr().out
+    policy = re.search(r"^policy +(.*)$", first, re.MULTILINE)
+    assert policy is not None
+    assert main([*asked, *policy[1].split()]) == 0
+    second = capsys.readouterr().out
+    assert policy[0] in second
+    speeds = [re.search(r"^speed +([0-9.]+)", out, re.MULTILINE) for out in (first, second)]
+    found = [float(own[1]) for own in speeds if own is not None]
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+
+
+def test_what_is_moved_is_what_crosses_links(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--model", "opt-30b", "--machine", "t4", "--cpu-attention", "100") == 0
+    told = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "cpu attention" in told["busy"] and "cpu attention" not in told["moved"]
+
+
+def test_a_machine_that_is_too_small_says_nothing_of_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert plan("--model", "llama-3.1-405b", "--compare", "laptop", "h100", "h200") == 0
+    found = capsys.readouterr()
+    assert [line.split()[0] for line in found.out.splitlines()][1:] in (
+        ["h100", "h200"],
+        ["h200", "h100"],
+    )
+    assert found.err.startswith("freight: laptop: llama-3.1-405b takes 755")
+    assert plan("--model", "llama-3.1-405b", "--compare", "laptop", "t4") == 1
+
+
 def test_products_of_integers_are_priced(capsys: pytest.CaptureFixture[str]) -> None:
     """By their own rate where the machine has one; half of the bytes come from disk."""
     given = ["--model", "llama-3-8b", "--machine", "laptop", "--weights", "0/100", "--json"]
@@ -254,7 +293,10 @@ def test_every_bundled_model_can_be_planned_for() -> None:
         (["--model", "opt-6.7b"], ["No machine was given", "freight profile"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--gpu-memory", "99GiB"], ["The machine t4"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--workload", "512"], ["like 512:32"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--workload", "2017:32"], ["takes 2048"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--rows", "0"], ["--rows 0"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--electricity", "-1"], ["kilowatt"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--weights", "0/0/0"], ["sum to 100"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--weights", "50/60/0"], ["Shares of"]),
         (["--model", "llama-3.1-405b", "--machine", "laptop"], ["The disk of laptop has"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--max-latency", "0"], ["above 0"]),

@@ -47,7 +47,7 @@ def test_ways_are_compared_for_programs(capsys: pytest.CaptureFixture[str]) -> N
         assert way["data"] * way["stages"] * way["ranks"] == 4
         assert way["new_tokens_per_s"] == pytest.approx(64 * 8 / way["seconds"]["generate"])
         # Four machines at 1.204 dollars an hour.
-        dollars = way["dollars_per_million_new_tokens"]["per million new tokens, rented"]
+        dollars = way["dollars_per_million_new_tokens"]["rented"]
         assert dollars == pytest.approx(4 * 1.204 / 3600 * 1e6 / way["new_tokens_per_s"])
         layers = [
             n for own in way["chips"] for n in range(own["first_layer"], own["last_layer"] + 1)

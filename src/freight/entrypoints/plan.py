@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -85,7 +86,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
             dtype=_dtype_on(machine, arguments.dtype),
             budgets=dict(_budgets(machine, arguments)),
             wishes=wishes,
-            dollars_per_kwh=arguments.electricity,
+            dollars_per_kwh=_read_electricity(arguments.electricity),
             compression=_read_compression(arguments, machine),
             stored=stored,
         )
@@ -103,7 +104,6 @@ def plan_policy(arguments: argparse.Namespace) -> int:
         ]
         return plan_chips(list(zip(questions, chips, strict=True)), arguments)
     _refuse_chip_flags(arguments)
-    searches = [search_for(question, max_block_s) for question in questions]
     if arguments.explain or arguments.frontier or arguments.trace:
         if len(questions) > 1:
             raise InputError(
@@ -111,18 +111,26 @@ def plan_policy(arguments: argparse.Namespace) -> int:
                 "--explain, --frontier and --trace are for one machine.",
                 "Name one machine, or leave them out.",
             )
-        return _show_one(questions[0], searches[0], arguments)
-    answers = [
-        (question, search.best()) for question, search in zip(questions, searches, strict=True)
-    ]
+        return _show_one(questions[0], search_for(questions[0], max_block_s), arguments)
+    answers, refusals = [], {}
+    for question in questions:
+        try:
+            answers.append((question, search_for(question, max_block_s).best()))
+        except BudgetError as error:
+            refusals[question.machine.name] = error
+    if not answers:
+        raise next(iter(refusals.values()))
+    # One machine that is too small says nothing of the others.
+    for name, refusal in refusals.items():
+        print(f"freight: {name}: {' '.join(str(refusal).split())}", file=sys.stderr)
     if arguments.objective != "throughput":
         answers.sort(key=lambda own: dollars_per_token(own[0], own[1], arguments.objective))
     elif arguments.compare:
         answers.sort(key=lambda own: -own[1].forecast.tokens_per_s)
     if arguments.json:
         records = [as_record(question, choice) for question, choice in answers]
-        print(json.dumps(records[0] if len(records) == 1 else records, indent=1))
-    elif len(answers) == 1:
+        print(json.dumps(records[0] if len(questions) == 1 else records, indent=1))
+    elif len(questions) == 1:
         print("\n".join(describe(*answers[0])))
     else:
         print("\n".join(compare(answers)))
@@ -233,6 +241,16 @@ def _find_machines(names: list[str]) -> Iterator[Machine]:
         yield find_machine(name)
 
 
+def _read_electricity(dollars: float) -> float:
+    if not 0 <= dollars < math.inf:
+        raise InputError(
+            f"--electricity {dollars:g} was given.",
+            "A kilowatt hour costs no less than nothing.",
+            "Give dollars from 0 on, or leave it out.",
+        )
+    return dollars
+
+
 def _read_latency(seconds: float | None) -> float:
     if seconds is None:
         return math.inf
@@ -248,10 +266,7 @@ def _read_latency(seconds: float | None) -> float:
 def _read_wishes(arguments: argparse.Namespace) -> Wishes:
     def split(flag: str, text: str | None) -> Split | None:
         shares = parse_shares(flag, text)
-        if shares is None:
-            return None
-        gpu, cpu, disk = (share / 100 for share in shares)
-        return Split(gpu=gpu, cpu=cpu, disk=disk)
+        return None if shares is None else Split.of_percent(*shares)
 
     return Wishes(
         weights=split("--weights", arguments.weights),

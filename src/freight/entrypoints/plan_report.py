@@ -114,7 +114,8 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
     yield f"moved    {_moved(choice)}"
     costs = costs_of(question, choice.forecast.tokens_per_s)
     if costs:
-        yield f"cost     {', '.join(f'${dollars:.3g} {how}' for how, dollars in costs.items())}"
+        dollars = ", ".join(f"${own:.3g} {how}" for how, own in costs.items())
+        yield f"cost     per million new tokens {dollars}"
 
 
 def explain(question: Question, priced: Mapping[str, Choice | None]) -> Iterator[str]:
@@ -222,7 +223,9 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
         "total_tokens_per_s": _all_tokens_per_s(question, choice),
         "utilisation": {lane.value: share for lane, share in told.utilisation().items()},
         "binding": told.binding.value,
-        "moved_bytes": {lane.value: round(size) for lane, size in told.num_bytes.items()},
+        "moved_bytes": {
+            lane.value: round(size) for lane, size in told.num_bytes.items() if lane.is_link
+        },
         "memory_bytes": {
             tier: {"used": plan.geometry.total(tier), "budget": question.budgets[tier]}
             for tier in question.budgets
@@ -262,6 +265,7 @@ def flags_of(policy: Policy) -> str:
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
         + (f" --recompute-kv {100 * policy.recomputed:.4g}" if policy.recomputed else "")
         + f" --admission {policy.admission}"
+        + ("" if policy.overlap else " --no-overlap")
     )
 
 
@@ -330,7 +334,11 @@ def _memory(question: Question, choice: Choice, tier: Tier) -> str:
 
 def _moved(choice: Choice) -> str:
     moved = choice.forecast.num_bytes
-    parts = [f"{lane.value} {format_bytes(moved[lane])}" for lane in Lane if lane in moved]
+    parts = [
+        f"{lane.value} {format_bytes(moved[lane])}"
+        for lane in Lane
+        if lane in moved and lane.is_link
+    ]
     return ", ".join(parts) or "nothing"
 
 
@@ -341,7 +349,7 @@ def costs_of(question: Question, tokens_per_s: float) -> dict[str, float]:
     hours = 1e6 / tokens_per_s / 3600
     machine, costs = question.machine, {}
     if machine.dollars_per_hour is not None:
-        costs["per million new tokens, rented"] = hours * machine.dollars_per_hour
+        costs["rented"] = hours * machine.dollars_per_hour
     if machine.watts is not None:
         power = hours * machine.watts / 1000 * question.dollars_per_kwh
         costs[f"of electricity at ${question.dollars_per_kwh:g} per kWh"] = power

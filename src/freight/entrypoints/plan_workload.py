@@ -22,10 +22,24 @@ _NUM_ROWS = 1000
 
 
 def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workload:
-    """What ``--workload`` and the flags beside it say."""
+    """What ``--workload`` and the flags beside it say. InputError where rows are longer than the
+    model takes."""
     source = Path(arguments.workload)
     if source.is_file():
         return _of_dataset(source, arguments, config)
+    workload = _of_lengths(arguments)
+    if workload.max_total_tokens > config.max_positions:
+        raise InputError(
+            f"--workload {arguments.workload} was given: rows of up to "
+            f"{workload.max_total_tokens} tokens.",
+            f"The model takes {config.max_positions}.",
+            "Give shorter rows, or another model.",
+        )
+    return workload
+
+
+def _of_lengths(arguments: argparse.Namespace) -> Workload:
+    """Rows that are described, not there."""
     if arguments.max_tokens is not None:
         raise InputError(
             f"--max-tokens {arguments.max_tokens} was given with --workload {arguments.workload}.",

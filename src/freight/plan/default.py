@@ -285,10 +285,15 @@ class Planner:
 
     def _fill(self, policy: Policy, num_steps: int) -> Plan:
         """Place as much of the weights as fits, fastest tier first, unless the user did; then of
-        the embedding's table, of which a sweep needs few rows."""
-        if self.wishes.weights is not None:
-            return self.derive(policy)
+        the embedding's table, of which a sweep needs few rows: it lies as the user's weights do
+        where there is room."""
         on_disk = Split(disk=1.0)
+        if self.wishes.weights is not None:
+            plan = self.derive(policy)
+            other = self.derive(replace(policy, embedding=on_disk))
+            if not self._excess(plan) or self._excess(other):
+                return plan
+            return self._raise_share(other, "embedding", num_steps)
         plan = self.derive(replace(policy, weights=on_disk, embedding=on_disk))
         if self._excess(plan):
             return plan

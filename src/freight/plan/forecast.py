@@ -151,7 +151,8 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         load_s=load_s,
         prefill_s=0.0,
         decode_s=seconds,
-        block_s=longest * max(sample.seconds[i] for i in chosen[1:] or chosen),
+        # No row takes longer than all of them.
+        block_s=min(seconds, longest * max(sample.seconds[i] for i in chosen[1:] or chosen)),
         new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),

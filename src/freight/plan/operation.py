@@ -28,6 +28,11 @@ class Lane(StrEnum):
     RECEIVE = "receive"
     SEND = "send"
 
+    @property
+    def is_link(self) -> bool:
+        """Whether it moves bytes."""
+        return self not in (Lane.COMPUTE, Lane.ATTENTION)
+
 
 class Kind(StrEnum):
     """What an operation does. READ and WRITE go to and from the disk, COPY between memories, SEND

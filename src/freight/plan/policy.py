@@ -13,7 +13,17 @@ from typing import Final, Literal
 
 from freight.errors import InputError
 
-__all__ = ["ADMISSIONS", "RULES", "TIERS", "Admission", "Policy", "Split", "Tier", "find_rule"]
+__all__ = [
+    "ADMISSIONS",
+    "ROUNDING",
+    "RULES",
+    "TIERS",
+    "Admission",
+    "Policy",
+    "Split",
+    "Tier",
+    "find_rule",
+]
 
 Admission = Literal["zigzag", "diagonal", "refill"]
 ADMISSIONS: Final[tuple[Admission, ...]] = ("zigzag", "diagonal", "refill")
@@ -21,6 +31,8 @@ Tier = Literal["gpu", "cpu", "disk"]
 TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
 
+ROUNDING: Final = 0.02
+"""How far from 100 percentages may sum up."""
 RULES: Final = ("auto", "row", *ADMISSIONS)
 """What may be asked for: "row" is zig-zag with one micro-batch."""
 
@@ -47,10 +59,18 @@ class Split:
         shares = (self.gpu, self.cpu, self.disk)
         if any(not 0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
             raise InputError(
-                f"Shares of {self} % on gpu/cpu/disk were given.",
+                f"Shares of {'/'.join(f'{100 * own:g}' for own in shares)} % on gpu/cpu/disk "
+                "were given.",
                 "Shares are at least 0 and sum to 100 %.",
                 "Write them like 20/80/0.",
             )
+
+    @classmethod
+    def of_percent(cls, gpu: float, cpu: float, disk: float) -> Split:
+        """Of percentages, which may have been rounded where they were written down."""
+        total = gpu + cpu + disk
+        near = total if abs(total - 100) <= ROUNDING else 100.0
+        return cls(gpu=gpu / near, cpu=cpu / near, disk=disk / near)
 
     @classmethod
     def rest_on_disk(cls, shares: Mapping[Tier, float]) -> Split:
@@ -68,7 +88,13 @@ class Split:
         return {"gpu": first, "cpu": second - first, "disk": num_items - second}
 
     def __str__(self) -> str:
-        return "/".join(f"{100 * share:.4g}" for share in (self.gpu, self.cpu, self.disk))
+        """Percentages that sum to 100 as they are written; the last tier that has any takes what
+        rounding leaves."""
+        shares = (self.gpu, self.cpu, self.disk)
+        hundredths = [math.floor(10000 * share + 1e-6) for share in shares]
+        last = max(place for place, share in enumerate(shares) if share)
+        hundredths[last] += 10000 - sum(hundredths)
+        return "/".join(f"{own / 100:g}" for own in hundredths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

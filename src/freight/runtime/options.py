@@ -21,7 +21,7 @@ from freight.model.number_format import (
     find_compression,
     fit_head,
 )
-from freight.plan.policy import Admission, find_rule
+from freight.plan.policy import ROUNDING, Admission, find_rule
 
 __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 
@@ -198,7 +198,7 @@ class EngineOptions:
 
 def _check_sum(flag: str, shares: Shares) -> None:
     usable = len(shares) == 3 and all(math.isfinite(share) and share >= 0 for share in shares)
-    if not usable or abs(sum(shares) - 100) > 1e-6:
+    if not usable or abs(sum(shares) - 100) > ROUNDING:
         raise InputError(
             f"{flag} {_written(shares)} was given.",
             "The shares of gpu, cpu and disk are percentages that add up to 100.",

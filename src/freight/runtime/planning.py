@@ -123,7 +123,4 @@ def _share(percent: float | None) -> float | None:
 
 
 def _split(shares: Shares | None) -> Split | None:
-    if shares is None:
-        return None
-    gpu, cpu, disk = (share / 100 for share in shares)
-    return Split(gpu=gpu, cpu=cpu, disk=disk)
+    return None if shares is None else Split.of_percent(*shares)
