@@ -105,6 +105,20 @@ def test_rows_with_errors_and_the_exit_status(
     assert "2 of 2 rows cannot be used" in err and "It was read as JSON" in err
 
 
+def test_a_file_of_another_kind_is_refused(
+    desk: Desk, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.source.write_text('[{"prompt": "the cat"}]')
+    assert desk.run() == 2
+    err = capfd.readouterr().err
+    assert "The input in.jsonl was read as lines of JSON.\n  It is one JSON array.\n" in err
+    assert not desk.sink.exists() and not (desk.directory / "out.jsonl.freight").exists()
+    stream = io.TextIOWrapper(io.BytesIO(b"\x1f\x8b\x08"))
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert main(["run", "-", "-o", str(desk.sink), "-m", str(desk.model)]) == 2
+    assert "The input standard input was read" in capfd.readouterr().err
+
+
 def test_keys_without_effect_are_said(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"prompt": [1], "max_token": 3, "label": "x", "tools": [1]},

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gc
+import gzip
 import io
 import json
+import lzma
 import tracemalloc
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -267,13 +272,53 @@ def test_endless_text_is_refused_before_it_takes_memory(
 
 def test_lines() -> None:
     text = b'\xef\xbb\xbf{"a":1}\r\n\n  \n{"b":2}\nlast'
-    reader = LineReader(io.BytesIO(text))
+    reader = LineReader(io.BytesIO(text), name="rows")
     assert list(reader) == [(1, b'{"a":1}'), (4, b'{"b":2}'), (5, b"last")]
     assert reader.digest == hash_stream(io.BytesIO(text))
     huge = b"x" * (2 * LONGEST_LINE_BYTES + 5)
-    reader = LineReader(io.BytesIO(huge + b"\nnext\n" + b"y" * LONGEST_LINE_BYTES + b"\n"))
+    text = huge + b"\nnext\n" + b"y" * LONGEST_LINE_BYTES + b"\n"
+    reader = LineReader(io.BytesIO(text), name="rows")
     lines = list(reader)
     assert lines[:2] == [(1, None), (2, b"next")] and len(lines[2][1] or b"") == LONGEST_LINE_BYTES
+
+
+def packed(write: Callable[[IO[bytes]], object]) -> bytes:
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+LINE = '{"prompt": "the cat"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "advice"),
+    [
+        (gzip.compress(LINE.encode()), "compressed by gzip", "zcat"),
+        (lzma.compress(LINE.encode()), "compressed by xz", "xzcat"),
+        (bz2.compress(LINE.encode()), "compressed by bzip2", "bzcat"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "compressed by zstd", "zstdcat"),
+        (packed(lambda f: zipfile.ZipFile(f, "w").writestr("a", LINE)), "a zip archive", "unzip"),
+        (b"PAR1\x15\x04\nPAR1", "a Parquet file", "lines=True"),
+        (LINE.encode("utf-16"), "text in UTF-16", "iconv"),
+        (LINE.encode("utf-16-le"), "text in UTF-16", "iconv"),
+        (LINE.encode("utf-16-be"), "text in UTF-16", "iconv"),
+        (b"\xfe\xff" + LINE.encode("utf-16-be"), "text in UTF-16", "iconv"),
+        (b'[{"prompt": "the cat"}]', "one JSON array", "jq -c"),
+        (b'\xef\xbb\xbf\n \n  [\n{"prompt": "x"}\n]', "one JSON array", "jq -c"),
+        (b"[" + b"x" * (LONGEST_LINE_BYTES + 1), "one JSON array", "jq -c"),
+    ],
+)
+def test_files_of_other_kinds(content: bytes, kind: str, advice: str) -> None:
+    with pytest.raises(InputError, match=rf"The input rows\.x was .* It is {kind}\.") as refused:
+        next(iter(LineReader(io.BytesIO(content), name="rows.x")))
+    assert advice in refused.value.advice
+
+
+def test_only_the_beginning_tells_the_kind() -> None:
+    lines = [b'{"prompt": "[1"}', b"[1]", b"PAR1"]
+    reader = LineReader(io.BytesIO(b"\n".join(lines)), name="rows")
+    assert [line for _, line in reader] == lines
 
 
 def test_seeds_are_stable_and_differ() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from freight.errors import InputError
+from freight.jobs.file_kinds import BEGINNING_BYTES, refuse_other_kinds
 
 __all__ = ["LONGEST_LINE_BYTES", "LineReader", "hash_stream", "open_input"]
 
@@ -19,17 +20,20 @@ __all__ = ["LONGEST_LINE_BYTES", "LineReader", "hash_stream", "open_input"]
 LONGEST_LINE_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 20
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_BLANKS: Final = b" \t\r\n"
 
 
 class LineReader:
     """Iterates over ``(line number, line)``, blank lines left out, newlines cut.
 
     A line that is too long comes as ``None``. ``digest`` is the blake2b of every byte read, so
-    it stands for the whole input once the iteration has ended.
+    it stands for the whole input once the iteration has ended. InputError, by ``name``, where the
+    input begins as a file of another kind.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, name: str) -> None:
         self._file = file
+        self._name = name
         self._hash = hashlib.blake2b(digest_size=16)
 
     @property
@@ -37,14 +41,17 @@ class LineReader:
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[int, bytes | None]]:
-        number = 0
+        number, is_begun = 0, False
         while part := self._read():
             number += 1
             line = part.removeprefix(_BYTE_ORDER_MARK) if number == 1 else part
+            if not is_begun and (beginning := line.lstrip(_BLANKS)[:BEGINNING_BYTES]):
+                is_begun = True
+                refuse_other_kinds(beginning, self._name)
             if len(part) > LONGEST_LINE_BYTES and not part.endswith(b"\n"):
                 self._skip_rest()
                 yield number, None
-            elif line := line.strip(b" \t\r\n"):
+            elif line := line.strip(_BLANKS):
                 yield number, line
 
     def _read(self) -> bytes:

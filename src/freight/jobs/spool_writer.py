@@ -282,7 +282,7 @@ def write_spool(
 
     ``key`` makes of the input's hash what a later run compares to use the spool again.
     """
-    reader = LineReader(source)
+    reader = LineReader(source, name=name)
     with (
         disk_errors(directory),
         SpoolWriter(directory, tokenizer=tokenizer, limits=limits, defaults=defaults) as writer,

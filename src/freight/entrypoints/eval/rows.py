@@ -31,7 +31,7 @@ _MOST_ERRORS: Final = 3
 def read_records(path: Path) -> Rows:
     """The objects of a JSONL file. InputError names the line that is none."""
     with open_input(path) as file:
-        for number, line in LineReader(file):
+        for number, line in LineReader(file, name=path.name):
             where = f"Line {number} of {path.name}"
             try:
                 yield where, load_record(_whole(line))
