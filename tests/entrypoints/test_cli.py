@@ -121,15 +121,19 @@ def test_a_file_of_another_kind_is_refused(
 
 def test_keys_without_effect_are_said(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [
-        {"prompt": [1], "max_token": 3, "label": "x", "tools": [1]},
-        {"prompt": [2], "answer": 4, "tools": [1]},
+        {"prompt": [1], "max_token": 3, "label": "x", "tools": [1], "do_sample": False},
+        {"prompt": [2], "answer": 4, "tools": [1], "num_beams": 1, "length_penalty": 1.0},
+        {"prompt": [2], "stop_sequences": ["a"], "num_beams": 4, "do_sample": True},
     ]
     desk.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert desk.run() == 0
     err = capfd.readouterr().err
-    assert "max_token (did you mean max_tokens?) in 1 of 2 rows" in err
-    assert "tools (Freight has nothing like it) in 2 of 2 rows" in err
-    assert not any(f"{key} in" in err for key in ("label", "answer"))
+    assert "max_token (did you mean max_tokens?) in 1 of 3 rows" in err
+    assert "tools (Freight has nothing like it) in 2 of 3 rows" in err
+    assert "num_beams (Freight has nothing like it) in 1 of 3 rows" in err
+    assert "stop_sequences (did you mean stop?) in 1 of 3 rows" in err
+    assert "do_sample (did you mean temperature?) in 1 of 3 rows" in err
+    assert not any(key in err for key in ("label", "answer ", "length_penalty"))
     desk.source.write_text(json.dumps({"prompt": [1], "label": "x"}) + "\n")
     assert desk.run("--restart") == 0
     assert "without effect" not in capfd.readouterr().err

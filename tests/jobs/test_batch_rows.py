@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,47 @@ def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
         ({"body": [1]}, 'Its "body" is a list'),
         ({"url": "/v1/completions"}, 'Such a body has "prompt"'),
         ({"body": {**CHAT["body"], "tools": [{}]}}, 'Its "tools" is set'),
+        ({"body": {**CHAT["body"], "best_of": 3}}, 'Its "best_of" is set'),
+        ({"body": {**CHAT["body"], "bad_words": ["a"]}}, 'Its "bad_words" is set'),
+        ({"body": {**CHAT["body"], "reasoning_effort": "low"}}, 'Its "reasoning_effort" is set'),
     ],
 )
 def test_requests_that_freight_cannot_answer(change: dict[str, Any], reason: str) -> None:
     row = parse({**CHAT, **change})
     assert row.row_id == "one" and row.batch == {}
     assert row.error is not None and reason in row.error
+
+
+def test_values_that_change_nothing_are_no_requests() -> None:
+    plain = {
+        "best_of": 1,
+        "bad_words": [],
+        "skip_special_tokens": True,
+        "stream": False,
+        "tools": None,
+        "chat_template_kwargs": {"tools": None},
+    }
+    row = parse({**CHAT, "body": {**CHAT["body"], **plain}})
+    assert row.error is None and not row.template_values
+
+
+def test_a_template_is_given_what_a_row_sets_for_it(tmp_path: Path, model_dir: Path) -> None:
+    """As in vLLM, in rows and in bodies; the values may be any JSON."""
+    path = tmp_path / "model"
+    shutil.copytree(model_dir, path)
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }} {{ mood | default('') }}")
+    tokenizer = Tokenizer(path)
+    sad = {"chat_template_kwargs": {"mood": "sad", "unknown": {"a": [1]}}}
+    body = {**CHAT["body"], **sad}
+    rows = [CHAT, {**CHAT, "body": body}, {"messages": body["messages"], **sad}]
+    run(tmp_path, rows, tokenizer)
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    texts = ["the cat ", "the cat sad"]
+    plain, filled = map(len, tokenizer.encode_batch(texts, add_special_tokens=False))
+    assert plain < filled
+    assert answers[0]["response"]["body"]["usage"]["prompt_tokens"] == plain
+    assert answers[1]["response"]["body"]["usage"]["prompt_tokens"] == filled
+    assert answers[2]["prompt_tokens"] == filled
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def test_what_no_template_could_show(message: dict[str, Any], reason: str) -> No
     assert error is not None and reason in error
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [([1], "must be an object"), ({"tools": [1]}, 'set "tools"'), ({"messages": 1}, "Leave mess")],
+)
+def test_what_a_row_may_not_set_of_a_template(values: Any, reason: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": values}
+    error = parse(chat).error
+    assert error is not None and reason in error
+
+
 def test_openais_names_for_what_a_row_may_set() -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
     assert parse({**chat, "max_completion_tokens": 9}).overrides == {"max_tokens": 9}

@@ -103,6 +103,8 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "\ud800"}, "surrogate"),
         ({"messages": []}, '"messages" is a list'),
         ({"messages": ["x"]}, "at least one object"),
+        ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "no template is filled in"),
+        ({"prompt": "x", "continuation": "y", "chat_template_kwargs": {"a": 1}}, "no template"),
         ({"prompt": "x", "id": 1.5}, '"id" is a number'),
         ({"prompt": "x", "id": True}, '"id" is true or false'),
         ({"prompt": "x", "id": "\udc00"}, "surrogate"),

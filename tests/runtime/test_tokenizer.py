@@ -86,6 +86,19 @@ def test_templates_render_as_in_transformers(tmp_path: Path, template: str, plac
     )
 
 
+def test_values_of_a_row_go_before_special_tokens_as_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tiny_tokenizer(tmp_path)
+    template = "{{ bos_token }}{{ eos_token }}{% if thinks is defined %}{{ thinks }}{% endif %}"
+    _edit(tmp_path / "tokenizer_config.json", chat_template=template)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(tmp_path)
+    for values in ({}, {"thinks": False}, {"thinks": [1], "eos_token": "x"}):
+        assert ours.render_chat(CHAT, values) == theirs.apply_chat_template(
+            CHAT, tokenize=False, add_generation_prompt=True, **values
+        )
+
+
 def test_refusals_of_templates(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="no such role"):
         tokenizer.render_chat([{"role": "broken", "content": ""}])

@@ -14,7 +14,7 @@ from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
 from freight.runtime.structured_outputs import from_response_format
 
-__all__ = ["Batch", "is_envelope", "open_envelope", "rename", "suspicion"]
+__all__ = ["Batch", "is_envelope", "is_without_effect", "open_envelope", "rename", "suspicion"]
 
 Batch = Mapping[str, str]
 """What a line of a batch file wants to be answered as: its "kind", chat or text, and "model"."""
@@ -23,13 +23,35 @@ _KINDS: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text",
 }
-_NOT_OFFERED: Final = (
-    "tools",
-    "functions",
-    "echo",
-    "suffix",
-    "stream",
-)
+_NOTHING: Final[tuple[object, ...]] = (None, False, [], {}, "")
+_NOT_OFFERED: Final[Mapping[str, tuple[object, ...]]] = {
+    "tools": _NOTHING,
+    "functions": _NOTHING,
+    "echo": _NOTHING,
+    "suffix": _NOTHING,
+    "stream": _NOTHING,
+    "add_generation_prompt": (None, True),
+    "allowed_token_ids": _NOTHING,
+    "bad_words": _NOTHING,
+    "best_of": (None, 1),
+    "continue_final_message": _NOTHING,
+    "include_stop_str_in_output": _NOTHING,
+    "length_penalty": (None, 1),
+    "num_beams": (None, 1),
+    "reasoning_effort": _NOTHING,
+    "skip_special_tokens": (None, True),
+    "truncate_prompt_tokens": _NOTHING,
+    "use_beam_search": _NOTHING,
+}
+"""Parameters of other servers that change answers, with the values by which they change none."""
+_MEANT: Final[Mapping[str, str]] = {
+    "do_sample": "temperature",
+    "max_new_token": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+}
+"""Other libraries' names for what a row says by its own."""
 _STRUCTURES: Final[Mapping[str, str]] = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -38,7 +60,6 @@ _STRUCTURES: Final[Mapping[str, str]] = {
 }
 """Older names of vLLM's for one kind of structured outputs each."""
 _NOT_OF_ROWS: Final = frozenset(("model", "user", "id", "continuation", *_NOT_OFFERED))
-_WITHOUT_EFFECT: Final[tuple[object, ...]] = (None, False, [], "", {"type": "text"})
 
 
 def is_envelope(record: Mapping[str, Any]) -> bool:
@@ -64,7 +85,7 @@ def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
             f'Its "url" is {url}.', f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.'
         )
     for name in _NOT_OFFERED:
-        if body.get(name) not in _WITHOUT_EFFECT:
+        if not is_without_effect(name, body.get(name)):
             raise InputError(
                 f'Its "{name}" is set.', "Freight has nothing like it.", f"Leave {name} out."
             )
@@ -112,6 +133,11 @@ def _with_structure(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**renamed, "structured_outputs": found[0]} if found else renamed
 
 
+def is_without_effect(name: str, value: object) -> bool:
+    """Whether a key that nothing reads would change nothing where it is read."""
+    return value is None or value in _NOT_OFFERED.get(name, _NOTHING if name in _MEANT else ())
+
+
 def suspicion(name: str, known: Iterable[str]) -> str | None:
     """What is wrong with a key that nothing reads, if it was probably meant as a parameter: it is
     misspelt, or one of other servers. Datasets have columns of their own, of which nothing is
@@ -119,4 +145,5 @@ def suspicion(name: str, known: Iterable[str]) -> str | None:
     if name in _NOT_OFFERED:
         return f"{name} (Freight has nothing like it)"
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
-    return f"{name} (did you mean {close[0]}?)" if close else None
+    meant = _MEANT.get(name, close[0] if close else None)
+    return None if meant is None else f"{name} (did you mean {meant}?)"

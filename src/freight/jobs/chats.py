@@ -7,12 +7,23 @@ also takes it, would end there as Python writes a list. Knows no template and no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from freight.errors import InputError
-from freight.jobs.json_values import wrong_kind
+from freight.jobs.json_values import read_object, wrong_kind
 
-__all__ = ["read_messages"]
+__all__ = ["read_messages", "read_template_values"]
+
+_OF_FREIGHT: Final = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "messages",
+    "tokenize",
+    "tools",
+)
+"""What a template is given in one way here, whatever a row says."""
 
 
 def read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
@@ -22,6 +33,21 @@ def read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
         return [_read_message(message) for message in messages]
     expected = "a list of at least one object, each with a role and a content"
     raise wrong_kind("messages", messages, expected)
+
+
+def read_template_values(value: object) -> Mapping[str, Any]:
+    """``chat_template_kwargs``: what the row sets of the names that its model's template reads,
+    like {"enable_thinking": false}. Those that are null count as absent. Raises ``InputError``."""
+    given = {} if value is None else read_object("chat_template_kwargs", value)
+    values = {name: own for name, own in given.items() if own is not None}
+    for name in _OF_FREIGHT:
+        if name in values:
+            raise InputError(
+                f'Its "chat_template_kwargs" set "{name}".',
+                "The template is given messages alone, up to where the answer begins.",
+                f"Leave {name} out.",
+            )
+    return values
 
 
 def _read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:

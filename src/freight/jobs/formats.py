@@ -12,8 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freight.errors import InputError
-from freight.jobs.api_names import Batch, is_envelope, open_envelope, rename
-from freight.jobs.chats import read_messages
+from freight.jobs.api_names import (
+    Batch,
+    is_envelope,
+    is_without_effect,
+    open_envelope,
+    rename,
+)
+from freight.jobs.chats import read_messages, read_template_values
 from freight.jobs.json_values import (
     kind_of,
     read_biases,
@@ -58,6 +64,7 @@ class RowLimits:
 class Row:
     """One input row. Of ``text``, ``token_ids``, ``messages`` and ``error`` exactly one is set.
 
+    ``template_values`` are what the chat template of ``messages`` is given beside them.
     ``continuation`` is to be scored behind them, text behind text and token ids behind token ids.
     ``row_id`` is ``None`` where the row has none of its own; ``overrides`` are the fields of
     ``SamplingParams`` that the row sets for itself, ``unread`` the keys that mean nothing here.
@@ -69,6 +76,7 @@ class Row:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    template_values: Mapping[str, Any] = field(default_factory=dict)
     continuation: str | Sequence[int] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -91,7 +99,11 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         else:
             row_id = _read_id(record.get("id"))
         record = rename(record)
-        unread = [key for key, value in record.items() if value is not None and key not in ROW_KEYS]
+        unread = [
+            key
+            for key, value in record.items()
+            if key not in ROW_KEYS and not is_without_effect(key, value)
+        ]
         if record.get("continuation") is not None:
             return replace(_read_pair(record), row_id=row_id, unread=unread)
         overrides = _read_overrides(record, defaults)
@@ -231,8 +243,15 @@ def _read_prompt(record: Mapping[str, Any]) -> Row:
             "A row has exactly one of them.",
             'Write it like {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}]}.',
         )
+    values = read_template_values(record.get("chat_template_kwargs"))
     if messages is not None:
-        return Row(messages=read_messages(messages))
+        return Row(messages=read_messages(messages), template_values=values)
+    if values:
+        raise InputError(
+            'It has "chat_template_kwargs" and a "prompt".',
+            "A prompt is taken as it is, and no template is filled in.",
+            'Leave them out, or give "messages".',
+        )
     if isinstance(prompt, str):
         refuse_broken_text(prompt, "prompt")
         return Row(text=prompt)
@@ -313,5 +332,7 @@ _OVERRIDES: Mapping[str, Callable[[str, object], Any]] = {
     "structured_outputs": read_object,
 }
 
-ROW_KEYS = frozenset(("id", "prompt", "messages", "continuation", *_OVERRIDES))
+ROW_KEYS = frozenset(
+    ("id", "prompt", "messages", "chat_template_kwargs", "continuation", *_OVERRIDES)
+)
 """The keys of a row that mean something."""

@@ -31,7 +31,7 @@ from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["Resumption"]
 
-_SPOOL_VERSION: Final = 5
+_SPOOL_VERSION: Final = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,7 +179,8 @@ class SpoolWriter:
                     'Give token ids, like {"prompt": [1, 2, 3]}, or add the tokenizer\'s files.',
                 )
             if row.messages is not None:
-                row = replace(row, text=self._tokenizer.render_chat(row.messages))
+                text = self._tokenizer.render_chat(row.messages, row.template_values)
+                row = replace(row, text=text)
             if isinstance(row.continuation, str):
                 check_pair(row.text or "", row.continuation, self._limits.max_positions)
             else:

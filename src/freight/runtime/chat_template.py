@@ -32,8 +32,9 @@ class ChatTemplate:
     def _template(self) -> jinja2.Template:
         return _compile(self._source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt up to where the answer begins. Keys that are null count as absent."""
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
+        """The prompt up to where the answer begins. Keys that are null count as absent. Of
+        ``values`` a template reads what it knows; they go before special tokens."""
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         template = self._template
         try:
@@ -42,7 +43,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                **self._special_tokens,
+                **{**self._special_tokens, **values},
             )
         except Exception as error:  # a template is a programme: it can fail in any way
             raise InputError(

@@ -84,15 +84,18 @@ class Tokenizer:
         text: str = self._backend.decode([token_id], skip_special_tokens=False)
         return text
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that the model's chat template makes of messages, ready for the answer."""
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt that the model's chat template makes of messages, and of other ``values`` that
+        it reads by name, ready for the answer."""
         if self._chat is None:
             raise ModelError(
                 f"A chat was given to the model in {self._model_dir}.",
                 "The model has no chat template.",
                 'Give the rows as {"prompt": "..."}, or use an instruction-tuned model.',
             )
-        return self._chat.render(messages)
+        return self._chat.render(messages, values or {})
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat. The template writes BOS itself, so none is added here."""
