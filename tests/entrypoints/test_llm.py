@@ -161,6 +161,14 @@ def test_a_stop_string_may_be_given_bare(llm: LLM, seen: list[Any]) -> None:
     assert [engine.requests[0].params.stop for engine in seen] == [("the",), ("the",)]
 
 
+def test_what_answers_look_like_may_be_each_prompts_own(llm: LLM, seen: list[Any]) -> None:
+    asked: list[Any] = [{"json": {"type": "integer"}}, {"choice": ["a", "b"]}, None]
+    own = [SamplingParams(structured_outputs=structure) for structure in asked]
+    list(llm.generate(["a", "b", "c"], own))
+    found = {r.index: r.params.structured_outputs for r in seen[0].requests}
+    assert found == {index: params.structured_outputs for index, params in enumerate(own)}
+
+
 def test_samples_scores_and_scoring_alone(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, n=3, temperature=1.0, logprobs=2, ignore_eos=True)
     (several,) = llm.generate("the cat", params)

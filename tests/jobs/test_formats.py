@@ -132,6 +132,7 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "stop_token_ids": 3}, '"stop_token_ids" is a number'),
         ({"prompt": "x", "stop_token_ids": [-3]}, "stop_token_ids must be"),
         ({"prompt": "x", "min_tokens": 10}, "min_tokens must be at most max_tokens, 9"),
+        ({"prompt": "x", "structured_outputs": {"json": False}}, "structured_outputs={'json': F"),
         ({"prompt": "x", "ignore_eos": 1}, '"ignore_eos" is a number. It must be true or false'),
         ({"prompt": "x", "logprobs": 21}, "logprobs must be"),
         ({"prompt": "x", "logprobs": True}, '"logprobs" is true or false'),

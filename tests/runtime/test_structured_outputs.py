@@ -44,6 +44,10 @@ def test_one_form_by_vllm_s_names() -> None:
     assert written == StructuredOutputs.of({"json": json.dumps(SCHEMA), "regex": None})
     assert StructuredOutputs.of({"choice": ["a", "b"]}) == StructuredOutputs(choice=("a", "b"))
     assert StructuredOutputs.of({"json_object": False}) is None
+    for own in ({"json": SCHEMA}, {"json_object": True}, {"choice": ["a"]}, {"regex": "a"}):
+        structure = StructuredOutputs.of(own)
+        assert structure is not None
+        assert StructuredOutputs.of(json.loads(json.dumps(structure.as_mapping()))) == structure
     params = SamplingParams(structured_outputs={"regex": "[0-9]+"})
     assert params.structured_outputs == StructuredOutputs(regex="[0-9]+")
     assert hash(params) != hash(SamplingParams())
@@ -55,6 +59,13 @@ def test_one_form_by_vllm_s_names() -> None:
         ({"json": SCHEMA, "regex": "a"}, "not json and regex"),
         ({"yaml": "a"}, "one of json, json_object, regex, choice, grammar"),
         ("[0-9]", "one of json"),
+        ({"json": False}, "an object that is a JSON schema"),
+        ({"json": True}, "an object that is a JSON schema"),
+        ({"json": 0}, "an object that is a JSON schema"),
+        ({"json": ""}, "an object that is a JSON schema"),
+        ({"regex": False}, "a regular expression"),
+        ({"choice": False}, "a list of texts"),
+        ({"choice": 5}, "a list of texts"),
         ({"regex": 7}, "a regular expression"),
         ({"regex": "[a-"}, "unclosed character class"),
         ({"json": "{"}, "it is no JSON"),

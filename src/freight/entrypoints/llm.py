@@ -39,6 +39,7 @@ from freight.model.number_format import GROUP_SIZE
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import Completion, SamplingParams
+from freight.runtime.structured_outputs import StructuredOutputs
 from freight.runtime.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -227,7 +228,7 @@ class LLM:
             ) as writer:
                 for index, (item, row_params) in enumerate(zip(items, own, strict=True)):
                     record = _read_item(index, item, read)
-                    record |= {} if row_params is None else asdict(row_params)
+                    record |= {} if row_params is None else _params_record(row_params)
                     writer.add(f"Prompt {index}", _encode(index, record))
                 writer.flush()
             spool = Spool(directory, defaults=defaults, input_hash="")
@@ -281,6 +282,13 @@ def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
 def _as_plain(prompt: Any) -> Any:
     """Arrays and tensors of token ids, and their elements, as Python has them."""
     return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+
+
+def _params_record(params: SamplingParams) -> Record:
+    """Sampling parameters in the words of a dataset."""
+    structure = params.structured_outputs
+    own = structure.as_mapping() if isinstance(structure, StructuredOutputs) else None
+    return {**asdict(params), "structured_outputs": own}
 
 
 def _check_params(num_prompts: int, params: Sequence[object]) -> None:

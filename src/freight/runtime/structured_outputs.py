@@ -41,19 +41,24 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, value: object) -> Self | None:
-        """Of {"json": ...} and its like, checked. None for None, and where nothing is set."""
+        """Of {"json": ...} and its like, checked. None for None, and where nothing is set: null, or
+        a "json_object" that is false."""
         if value is None or isinstance(value, cls):
             return value
         names = [own.name for own in fields(cls)]
         if not isinstance(value, Mapping) or set(value) - set(names):
             raise _refuse(value, f"an object with one of {', '.join(names)}")
-        given = {name: own for name, own in value.items() if own not in (None, False)}
+        given = {
+            name: own
+            for name, own in value.items()
+            if own is not None and not (name == "json_object" and own is False)
+        }
         if len(given) > 1:
             raise _refuse(value, f"one of {', '.join(names)}, not {' and '.join(given)}")
         if not given:
             return None
         ((name, own),) = given.items()
-        if name == "json" and isinstance(own, Mapping | bool):
+        if name == "json" and isinstance(own, Mapping):
             own = json.dumps(own)
         if name == "choice" and isinstance(own, list | tuple):
             own = tuple(own)
@@ -61,11 +66,16 @@ class StructuredOutputs:
         structure._check(name, own)
         return structure
 
+    def as_mapping(self) -> dict[str, Any]:
+        """What ``of`` makes an equal value of."""
+        values = ((own, getattr(self, own.name)) for own in fields(self))
+        return {own.name: value for own, value in values if value != own.default}
+
     def _check(self, name: str, own: Any) -> None:
         kinds = {"json_object": bool, "choice": tuple}
         is_fine = isinstance(own, kinds.get(name, str)) and bool(own)
-        if name == "choice":
-            is_fine &= all(isinstance(text, str) and text for text in own)
+        if name == "choice" and is_fine:
+            is_fine = all(isinstance(text, str) and text for text in own)
         if not is_fine:
             raise _refuse({name: own}, _WANTED[name])
         wrong = _wrong_with(self)
@@ -94,7 +104,7 @@ class StructuredOutputs:
 
 
 _WANTED: Final[Mapping[str, str]] = {
-    "json": "a JSON schema, or one as text",
+    "json": "an object that is a JSON schema, or one as text",
     "json_object": "true or false",
     "regex": "a regular expression",
     "choice": "a list of texts that are not empty",
