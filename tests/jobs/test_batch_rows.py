@@ -33,7 +33,7 @@ TEXT: dict[str, Any] = {
     "custom_id": "two",
     "method": "POST",
     "url": "/v1/completions",
-    "body": {"model": "m", "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 1, "n": 2},
+    "body": {"model": "m", "prompt": [5, 6, 7], "max_tokens": 2.0, "temperature": 1, "n": 2},
 }
 
 

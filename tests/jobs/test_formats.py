@@ -31,7 +31,7 @@ def parse(record: object) -> Any:
 def test_usable_rows() -> None:
     row = parse({"prompt": "hi", "id": "a", "label": {"mine": 1}, "max_tokens": None})
     assert (row.row_id, row.text, row.error, row.overrides) == ("a", "hi", None, {})
-    assert parse({"prompt": [1, 2], "id": 7}).token_ids == [1, 2]
+    assert parse({"prompt": [1, 2], "id": 7}).token_ids == (1, 2)
     messages = [{"role": "user", "content": "x"}]
     assert parse({"messages": messages, "prompt": None}).messages == messages
     row = parse({"prompt": "", "stop": "a", "temperature": 1, "top_p": 0.5, "seed": 3, "top_k": 2})
@@ -42,6 +42,9 @@ def test_usable_rows() -> None:
         "seed": 3,
         "top_k": 2,
     }
+    row = parse({"prompt": "", "max_tokens": 5.0, "seed": 3e0, "n": 1.0, "top_k": -1.0})
+    assert row.overrides == {"max_tokens": 5, "seed": 3, "n": 1, "top_k": -1}
+    assert all(type(value) is int for value in row.overrides.values())
     assert parse({"prompt": "x", "stop": ["a", "b"]}).overrides == {"stop": ("a", "b")}
 
 
@@ -50,7 +53,7 @@ def test_rows_with_continuations() -> None:
     row = parse({"prompt": "a", "continuation": " b", "id": 3, "max_tokens": 0, "top_p": 0.5})
     assert (row.text, row.continuation, row.row_id, row.overrides) == ("a", " b", 3, {})
     row = parse({"prompt": [], "continuation": [4], "n": 1, "logprobs": None})
-    assert (row.token_ids, row.continuation, row.error) == ([], [4], None)
+    assert (row.token_ids, row.continuation, row.error) == ((), [4], None)
     assert parse({"prompt": "a", "continuation": None}).continuation is None
 
 
@@ -98,18 +101,21 @@ def test_every_setting_has_its_key() -> None:
         ({"id": 1}, 'neither of "prompt" and "messages"'),
         ({"prompt": "x", "messages": [{}]}, "both of"),
         ({"prompt": 4}, '"prompt" is a number'),
-        ({"prompt": ["a"]}, "token ids"),
-        ({"prompt": [1, True]}, "token ids"),
+        ({"prompt": ["a", "b"]}, 'Its "prompt[0]" is a string. It must be a whole number'),
+        ({"prompt": [6, 5.0]}, 'Its "prompt[1]" is the number 5.0. It must be a whole number'),
+        ({"prompt": [1, True]}, 'Its "prompt[1]" is true or false. It must be a whole number'),
         ({"prompt": "\ud800"}, "surrogate"),
-        ({"messages": []}, '"messages" is a list'),
-        ({"messages": ["x"]}, "at least one object"),
+        ({"messages": []}, '"messages" is an empty list. It must be a list of at least one object'),
+        ({"messages": "x"}, '"messages" is a string. It must be a list of at least one object'),
+        ({"messages": [{"role": "user"}, "x"]}, '"messages[1]" is a string. It must be an object'),
         ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "no template is filled in"),
         ({"prompt": "x", "continuation": "y", "chat_template_kwargs": {"a": 1}}, "no template"),
-        ({"prompt": "x", "id": 1.5}, '"id" is a number'),
+        ({"prompt": "x", "id": 1.5}, '"id" is the number 1.5'),
         ({"prompt": "x", "id": True}, '"id" is true or false'),
         ({"prompt": "x", "id": "\udc00"}, "surrogate"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"prompt": "x", "max_tokens": 2.5}, '"max_tokens" is a number. It must be a whole number'),
+        ({"prompt": "x", "max_tokens": 2.5}, '"max_tokens" is the number 2.5. It must be a whole'),
+        ({"prompt": "x", "max_tokens": float("inf")}, '"max_tokens" is the number inf'),
         ({"prompt": "x", "temperature": float("nan")}, "temperature must be"),
         ({"prompt": "x", "temperature": 10**400}, "temperature must be"),
         ({"prompt": "x", "temperature": "hot"}, '"temperature" is a string'),
@@ -117,10 +123,10 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "top_k": -2}, "top_k must be"),
         ({"prompt": "x", "seed": -1}, "seed must be"),
         ({"prompt": "x", "stop": [""]}, "non-empty"),
-        ({"prompt": "x", "stop": [1]}, '"stop" is a list'),
+        ({"prompt": "x", "stop": [1]}, '"stop[0]" is a number. It must be a string'),
         ({"prompt": "x", "n": 0}, "n must be from 1"),
         ({"prompt": "x", "n": 2}, "n=2 was given with temperature=0"),
-        ({"prompt": "x", "n": 2.5}, '"n" is a number. It must be a whole number'),
+        ({"prompt": "x", "n": 2.5}, '"n" is the number 2.5. It must be a whole number'),
         ({"prompt": "x", "min_p": 2}, "min_p must be"),
         ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty must be"),
         ({"prompt": "x", "presence_penalty": 3}, "presence_penalty must be"),
@@ -129,6 +135,7 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": "x", "logit_bias": {"a": 1}}, '"logit_bias" holds something else'),
         ({"prompt": "x", "logit_bias": {"1": "a"}}, '"logit_bias" holds something else'),
         ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias must be"),
+        ({"prompt": "x", "stop_token_ids": [3, "a"]}, '"stop_token_ids[1]" is a string'),
         ({"prompt": "x", "stop_token_ids": 3}, '"stop_token_ids" is a number'),
         ({"prompt": "x", "stop_token_ids": [-3]}, "stop_token_ids must be"),
         ({"prompt": "x", "min_tokens": 10}, "min_tokens must be at most max_tokens, 9"),
@@ -143,7 +150,7 @@ def test_every_setting_has_its_key() -> None:
         ({"prompt": [1], "continuation": []}, "The continuation is empty"),
         ({"prompt": "x", "continuation": [1]}, '"continuation" is a list. It must be a string'),
         ({"prompt": [1], "continuation": "x"}, '"continuation" is a string. It must be a list'),
-        ({"prompt": [1], "continuation": [True]}, '"continuation" is a list. It must be a list'),
+        ({"prompt": [1], "continuation": [True]}, '"continuation[0]" is true or false. It must'),
         ({"prompt": "x", "continuation": 1}, '"continuation" is a number'),
         ({"prompt": "x", "continuation": "\ud800"}, "surrogate"),
         ({"prompt": "x", "continuation": "y", "max_tokens": 3}, '"max_tokens" is 3. A contin'),

@@ -29,10 +29,14 @@ _OF_FREIGHT: Final = (
 def read_messages(messages: object) -> Sequence[Mapping[str, Any]]:
     """The conversation with the text of each message in one piece; parts are joined by newlines,
     as vLLM joins them for templates that take text. Raises ``InputError``."""
-    if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
-        return [_read_message(message) for message in messages]
-    expected = "a list of at least one object, each with a role and a content"
-    raise wrong_kind("messages", messages, expected)
+    if not isinstance(messages, list) or not messages:
+        expected = "a list of at least one object, each with a role and a content"
+        raise wrong_kind("messages", messages, expected)
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            expected = "an object with a role and a content"
+            raise wrong_kind(f"messages[{index}]", message, expected)
+    return [_read_message(message) for message in messages]
 
 
 def read_template_values(value: object) -> Mapping[str, Any]:

@@ -255,8 +255,8 @@ def _read_prompt(record: Mapping[str, Any]) -> Row:
     if isinstance(prompt, str):
         refuse_broken_text(prompt, "prompt")
         return Row(text=prompt)
-    if isinstance(prompt, list) and _are_ids(prompt):
-        return Row(token_ids=prompt)
+    if isinstance(prompt, list):
+        return Row(token_ids=read_ids("prompt", prompt))
     raise wrong_kind("prompt", prompt, "a string or a list of whole numbers (token ids)")
 
 
@@ -279,7 +279,9 @@ def _read_pair(record: Mapping[str, Any]) -> Row:
     row, continuation = _read_prompt(record), record["continuation"]
     if row.text is not None and isinstance(continuation, str):
         refuse_broken_text(row.text + continuation, "continuation")
-    elif row.token_ids is None or not _are_ids(continuation):
+    elif row.token_ids is not None and isinstance(continuation, list):
+        read_ids("continuation", continuation)
+    else:
         kind = "a string" if row.text is not None else "a list of whole numbers (token ids)"
         raise wrong_kind("continuation", continuation, f"{kind}, as its prompt is")
     if not continuation:
@@ -287,10 +289,6 @@ def _read_pair(record: Mapping[str, Any]) -> Row:
             "The continuation is empty.", "There is nothing to score.", "Put text into it."
         )
     return replace(row, continuation=continuation)
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(token_id) is int for token_id in value)
 
 
 def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict[str, Any]:

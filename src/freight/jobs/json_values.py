@@ -28,6 +28,10 @@ def kind_of(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
     if value is None:
         return "null"
+    if isinstance(value, float):
+        return f"the number {value}"  # 5.0 is no whole number to everyone
+    if value == []:
+        return "an empty list"
     return names.get(type(value), "a number")
 
 
@@ -48,6 +52,9 @@ def refuse_broken_text(text: str, key: str) -> None:
 
 
 def read_integer(key: str, value: object) -> int:
+    """A whole number, also one written as 5.0: so pandas writes columns that have gaps."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise wrong_kind(key, value, "a whole number")
@@ -77,17 +84,22 @@ def read_object(key: str, value: object) -> Mapping[str, object]:
 def read_texts(key: str, value: object) -> tuple[str, ...]:
     """A string, or a list of them."""
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list):
         raise wrong_kind(key, value, "a string or a list of strings")
-    for text in texts:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise wrong_kind(f"{key}[{index}]", text, "a string")
         refuse_broken_text(text, key)
     return tuple(texts)
 
 
 def read_ids(key: str, value: object) -> tuple[int, ...]:
-    if isinstance(value, list) and all(type(token_id) is int for token_id in value):
-        return tuple(value)
-    raise wrong_kind(key, value, "a list of whole numbers (token ids)")
+    if not isinstance(value, list):
+        raise wrong_kind(key, value, "a list of whole numbers (token ids)")
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            raise wrong_kind(f"{key}[{index}]", token_id, "a whole number (a token id)")
+    return tuple(value)
 
 
 def read_biases(key: str, value: object) -> Mapping[int, float]:
