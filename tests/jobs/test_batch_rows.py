@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,27 @@ def test_forms_of_answers_that_cannot_be_used(given: dict[str, Any], reason: str
     assert row.error is not None and reason in row.error
 
 
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({**CHAT, "custom_id": 5}, 'It has "url", .* "custom_id" is a number. .* a string there'),
+        ({**CHAT, "custom_id": None}, 'It has "url", .* and no "custom_id"'),
+        ({"body": CHAT["body"]}, 'It has "body", .* and no "custom_id"'),
+        ({"url": "/v1/completions", "method": "POST"}, 'It has "url", .* and no "custom_id"'),
+        ({"url": "https://example.org", "text": "a page"}, 'neither of "prompt" and "messages"'),
+        ({"body": "of a letter", "text": "a page"}, 'neither of "prompt" and "messages"'),
+        ({"custom_id": 5, "text": "the cat"}, 'neither of "prompt" and "messages"'),
+        ({"text": "the cat"}, 'neither of "prompt" and "messages"'),
+    ],
+)
+def test_lines_without_a_usable_custom_id(record: dict[str, Any], reason: str) -> None:
+    row = parse({**record, "id": "mine"})
+    assert row.error is not None and re.search(reason, row.error)
+    assert row.batch is None and row.row_id == "mine"
+
+
 def test_a_row_may_have_a_custom_id_of_its_own() -> None:
+    row = parse({"custom_id": 5, "prompt": "the cat", "url": "https://example.org"})
+    assert (row.batch, row.text, row.error) == (None, "the cat", None)
     row = parse({"custom_id": "x", "prompt": "the cat"})
     assert (row.batch, row.text, row.row_id, row.unread) == (None, "the cat", None, ["custom_id"])

@@ -14,7 +14,15 @@ from freight.errors import InputError
 from freight.jobs.json_values import kind_of, wrong_kind
 from freight.runtime.structured_outputs import from_response_format
 
-__all__ = ["Batch", "is_envelope", "is_without_effect", "open_envelope", "rename", "suspicion"]
+__all__ = [
+    "Batch",
+    "is_envelope",
+    "is_without_effect",
+    "open_envelope",
+    "refuse_nameless",
+    "rename",
+    "suspicion",
+]
 
 Batch = Mapping[str, str]
 """What a line of a batch file wants to be answered as: its "kind", chat or text, and "model"."""
@@ -65,6 +73,22 @@ _NOT_OF_ROWS: Final = frozenset(("model", "user", "id", "continuation", *_NOT_OF
 def is_envelope(record: Mapping[str, Any]) -> bool:
     """Whether a line is one of a batch file: rows of other files may have a custom_id, too."""
     return isinstance(record.get("custom_id"), str) and not {"prompt", "messages"} & set(record)
+
+
+def refuse_nameless(record: Mapping[str, Any]) -> None:
+    """InputError for what would be a line of a batch file, had it a string as custom_id."""
+    found = [key for key in ("custom_id", "body", "method", "url") if record.get(key) is not None]
+    # Datasets of web pages have a url, too: one key alone tells nothing.
+    is_likely = len(found) > 1 or isinstance(record.get("body"), dict)
+    if {"prompt", "messages"} & set(record) or not is_likely:
+        return
+    custom_id = record.get("custom_id")
+    wrong = 'no "custom_id"' if custom_id is None else f'its "custom_id" is {kind_of(custom_id)}'
+    raise InputError(
+        f'It has "{found[-1]}", as lines of batch files do, and {wrong}.',
+        "Such a line is known by a string there.",
+        'Give it one, like "custom_id": "row-1".',
+    )
 
 
 def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:

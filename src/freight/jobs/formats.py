@@ -17,6 +17,7 @@ from freight.jobs.api_names import (
     is_envelope,
     is_without_effect,
     open_envelope,
+    refuse_nameless,
     rename,
 )
 from freight.jobs.chats import read_messages, read_template_values
@@ -98,6 +99,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
             batch, record = open_envelope(record)
         else:
             row_id = _read_id(record.get("id"))
+            refuse_nameless(record)
         record = rename(record)
         unread = [
             key
