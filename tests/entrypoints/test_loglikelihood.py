@@ -177,7 +177,7 @@ def test_how_pairs_are_cut(tiny: PreTrainedModel, tiny_dir: Path) -> None:
 
 
 def test_pairs_too_long_for_the_model_lose_their_beginning(
-    tiny: PreTrainedModel, tiny_dir: Path
+    tiny: PreTrainedModel, tiny_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """256 positions: what the last token is followed by is not asked, so there may be 257."""
     (row,) = prompts(1, 400, seed=3)
@@ -189,6 +189,8 @@ def test_pairs_too_long_for_the_model_lose_their_beginning(
     ]
     with LLM(tiny_dir, device="cpu", dtype="float32") as llm:
         check(llm.loglikelihood(pairs), oracle(tiny, kept))
+        (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+        assert warning.startswith("3 of 3 rows are longer than the model's 256 positions")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_pairs_too_long_for_the_model_lose_their_beginning(
         (([1], []), "The continuation is empty"),
         (("the", [1]), 'Its "continuation" is a list. It must be a string, as its prompt is'),
         (([1], "the"), 'Its "continuation" is a string. It must be a list of whole numbers'),
-        (([1], ["a"]), 'Its "continuation" is a list. It must be'),
+        (([1], ["a"]), 'Its "continuation[0]" is a string. It must be'),
         (([1, 320], [1]), "token id 320"),
         (([1], [-1]), "token id -1"),
         (([1], [2] * 257), "The continuation has 257 tokens. The model has 256 positions"),

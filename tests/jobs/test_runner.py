@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from freight.jobs.formats import RowLimits
 from freight.jobs.identity import model_identity
 from freight.jobs.runner import JobReport, JobSpec, run_job
 from freight.plan.workload import Workload
-from freight.runtime.request import Completion, Request, SamplingParams
+from freight.runtime.request import Completion, Logprob, Request, SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
 from .fakes import FakeEngine, Watcher, answer
@@ -33,6 +34,17 @@ ROWS: list[dict[str, Any]] = [
     {"nothing": 1, "id": "e"},
     {"prompt": [9], "seed": 77},
 ]
+
+
+class ScoringEngine(FakeEngine):
+    """Every token is as likely as can be."""
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
+        sure = Logprob(token_id=8, text="x", logprob=0.0, rank=1)
+        sure = replace(sure, top=(sure,))
+        for request in requests:
+            scored = (sure,) * (len(request.prompt_ids) - request.score_from)
+            yield replace(answer(request), prompt_logprobs=scored)
 
 
 class Bench:
@@ -100,6 +112,23 @@ def test_a_whole_job(bench: Bench) -> None:
     totals = [len(r.prompt_ids) + r.params.max_tokens for r in engine.requests]
     assert totals == sorted(totals, reverse=True)
     assert os.listdir(bench.job_dir) == ["done.json"]
+
+
+def test_what_a_scored_row_lost_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Once for all of them, and beside the score of each."""
+    rows = [
+        {"prompt": [7] * 100, "continuation": [8] * 4},
+        {"prompt": [7] * 61, "continuation": [8] * 4},
+        {"prompt": [7] * 62, "continuation": [8] * 4},
+        {"prompt": [7] * 100, "continuation": [320]},
+    ]
+    bench = Bench(tmp_path, tokenizer, rows)
+    bench.engine_class = ScoringEngine
+    bench.run()
+    assert [row.get("num_cut") for row in bench.rows()] == [39, None, 1, None]
+    assert "error" in bench.rows()[3]
+    said = "2 of 4 rows are longer than the model's 64 positions, and are scored without their beg"
+    assert sum(said in remark for remark in bench.watcher.remarks) == 1
 
 
 def test_a_finished_job_is_left_alone(bench: Bench) -> None:

@@ -162,6 +162,7 @@ def test_continuations_are_scored_behind_their_prompts(
     assert (third.score_from, third.params.max_tokens) == (1, 10)
     assert (list(long.prompt_ids), long.score_from) == ([7] * 61 + [8] * 4, 61)
     assert long.num_computed == LIMITS.max_positions
+    assert [spool.num_cut(row) for row in range(4)] == [0, 0, 0, 39]
     work = spool.workload(np.array([0, 1, 3]))
     most = max(2, len(whole) - len(context), 4)
     assert (work.max_new_tokens, work.max_scored_tokens, work.max_logprobs) == (0, most, 1)

@@ -193,8 +193,8 @@ class LLM:
         spaces that end the context belong to the continuation, both are tokenised together without
         special tokens and cut at the context's own length. In place of an empty context stands the
         token that begins a sequence, else the one that ends it. A pair that is too long for the
-        model loses its beginning. Raises InputError for pairs that cannot be scored; nothing runs
-        then.
+        model loses its beginning, and a warning is logged. Raises InputError for pairs that cannot
+        be scored; nothing runs then.
         """
         answers = self._start(list(pairs), _pair_record, None)
         return [(answer.log_likelihood, answer.is_greedy) for answer in answers]
@@ -231,6 +231,8 @@ class LLM:
                     record |= {} if row_params is None else _params_record(row_params)
                     writer.add(f"Prompt {index}", _encode(index, record))
                 writer.flush()
+                for remark in writer.remarks():
+                    _LOG.warning(remark)
             spool = Spool(directory, defaults=defaults, input_hash="")
         _refuse_failed(spool)
         return spool

@@ -152,16 +152,16 @@ def completion_row(row_id: RowId, completion: Completion) -> bytes:
     return dump_row(record)
 
 
-def score_row(row_id: RowId, completion: Completion) -> bytes:
-    """The output row of a continuation that was scored, without its newline."""
-    return dump_row(
-        {
-            "id": row_id,
-            "logprob": _rounded(completion.log_likelihood),
-            "is_greedy": completion.is_greedy,
-            "num_tokens": len(completion.scored),
-        }
-    )
+def score_row(row_id: RowId, completion: Completion, *, num_cut: int) -> bytes:
+    """The output row of a continuation that was scored, without its newline. Where the row was too
+    long for the model it says how many tokens it lost at its beginning."""
+    record: dict[str, Any] = {
+        "id": row_id,
+        "logprob": _rounded(completion.log_likelihood),
+        "is_greedy": completion.is_greedy,
+        "num_tokens": len(completion.scored),
+    }
+    return dump_row({**record, "num_cut": num_cut} if num_cut else record)
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:

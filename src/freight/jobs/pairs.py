@@ -42,8 +42,8 @@ def check_pair(context: str, continuation: str, max_positions: int) -> None:
 
 def fit_pair(
     ids: Sequence[int], num_context: int, *, prefix_id: int | None, max_positions: int
-) -> tuple[list[int], int]:
-    """The row's tokens, and the place of the first that is scored.
+) -> tuple[list[int], int, int]:
+    """The row's tokens, the place of the first that is scored, and how many were cut off before.
 
     The first ``num_context`` of ``ids`` are the context. Where there are none, ``prefix_id`` stands
     in for them, unless the continuation begins with it. The last token is scored and never
@@ -74,5 +74,6 @@ def fit_pair(
             f"The model has {max_positions} positions.",
             "Shorten the continuation, or score it in parts.",
         )
-    row = row[-(max_positions + 1) :]
-    return row, len(row) - num_scored
+    num_cut = max(0, len(row) - (max_positions + 1))
+    row = row[num_cut:]
+    return row, len(row) - num_scored, num_cut

@@ -143,8 +143,9 @@ def _answer_row(spool: Spool, completion: Completion) -> bytes:
     row_id, batch = spool.row_id(completion.index), spool.batch(completion.index)
     if batch is not None:
         return batch_row(str(row_id), batch, completion)
-    write = score_row if spool.has_continuation(completion.index) else completion_row
-    return write(row_id, completion)
+    if spool.has_continuation(completion.index):
+        return score_row(row_id, completion, num_cut=spool.num_cut(completion.index))
+    return completion_row(row_id, completion)
 
 
 def _error_row(spool: Spool, index: int, error: str) -> bytes:

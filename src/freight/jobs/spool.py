@@ -228,6 +228,10 @@ class Spool:
         """Whether the row is a prompt with a continuation to be scored."""
         return bool(self._records["score_from"][index])
 
+    def num_cut(self, index: int) -> int:
+        """Tokens that a row with a continuation has lost at its beginning."""
+        return int(self._read_extras(index).get("cut", 0))
+
     def row_id(self, index: int) -> RowId:
         """The row's own id, else its place in the dataset."""
         row_id: RowId = self._read_extras(index).get("id", index)

@@ -65,6 +65,7 @@ class SpoolWriter:
         self._num_ids = 0
         self._num_extras_bytes = 0
         self._unread: Counter[str] = Counter()
+        self._num_cut = 0
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -145,9 +146,19 @@ class SpoolWriter:
                 context, whole = [*row.token_ids], [*row.token_ids, *row.continuation]
             yield whole, min(len(context), len(whole))
 
-    def remark(self) -> str | None:
-        """What people should know of keys that nothing reads: parameters that are misspelt, or
-        other servers', are quietly without effect."""
+    def remarks(self) -> Iterator[str]:
+        """What people should know of the rows, though they can be used."""
+        if keys := self._remark_keys():
+            yield keys
+        if self._num_cut:
+            yield (
+                f"{self._num_cut} of {self.num_rows} rows are longer than the model's "
+                f"{self._limits.max_positions} positions, and are scored without their beginning"
+            )
+
+    def _remark_keys(self) -> str | None:
+        """Keys that nothing reads: parameters that are misspelt, or other servers', are quietly
+        without effect."""
         suspicions = (
             (suspicion(name, ROW_KEYS), count) for name, count in self._unread.most_common()
         )
@@ -216,18 +227,28 @@ class SpoolWriter:
 
     def _write_pair(self, where: str, row: Row, ids: list[int], num_context: int) -> None:
         prefix_id = None if self._tokenizer is None else self._tokenizer.prefix_token_id
-        most, score_from = self._limits.max_positions, 0
+        most, score_from, num_cut = self._limits.max_positions, 0, 0
         try:
-            ids, score_from = fit_pair(ids, num_context, prefix_id=prefix_id, max_positions=most)
+            ids, score_from, num_cut = fit_pair(
+                ids, num_context, prefix_id=prefix_id, max_positions=most
+            )
             self._check_ids(ids)
+            self._num_cut += num_cut > 0
         except InputError as refusal:
-            ids, row = [], replace(row, error=f"{where}: {refusal}")
-        self._append(row, ids, SCORING, 0, score_from=score_from)
+            ids, num_cut, row = [], 0, replace(row, error=f"{where}: {refusal}")
+        self._append(row, ids, SCORING, 0, score_from=score_from, num_cut=num_cut)
 
     def _append(
-        self, row: Row, ids: list[int], params: SamplingParams, max_tokens: int, score_from: int = 0
+        self,
+        row: Row,
+        ids: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        *,
+        score_from: int = 0,
+        num_cut: int = 0,
     ) -> None:
-        extras = _extras_blob(row)
+        extras = _extras_blob(row, num_cut)
         record = np.array(
             (
                 self._num_ids,
@@ -294,7 +315,7 @@ def write_spool(
                 on_rows(writer.num_rows)
         writer.flush()
         writer.sync()
-        if remark := writer.remark():
+        for remark in writer.remarks():
             on_remark(remark)
     marker = {"key": key(reader.digest), "input_hash": reader.digest}
     write_atomically(directory / "spool.json", json.dumps(marker).encode())
@@ -308,7 +329,7 @@ def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
     return Row(error=f"{where}: It was read as a row. {limit}. Write one row per line.")
 
 
-def _extras_blob(row: Row) -> bytes:
+def _extras_blob(row: Row, num_cut: int) -> bytes:
     extras: dict[str, Any] = {}
     if row.row_id is not None:
         extras["id"] = row.row_id
@@ -318,4 +339,6 @@ def _extras_blob(row: Row) -> bytes:
         extras["overrides"] = row.overrides
     if row.batch is not None:
         extras["batch"] = row.batch
+    if num_cut:
+        extras["cut"] = num_cut
     return json.dumps(extras).encode() if extras else b""
