@@ -109,15 +109,21 @@ def test_fingerprints(tmp_path: Path) -> None:
     assert read_fingerprint(path) is None, "without a row it binds nobody"
     write_journal(path, [0], 1)
     assert read_fingerprint(path) == PRINT
-    compare_fingerprints(PRINT, dict(PRINT), where=path)
+    compare_fingerprints(PRINT, dict(PRINT), where=path, source="rows.jsonl")
     with pytest.raises(JobError) as caught:
         compare_fingerprints(
-            PRINT, {"temperature": "0.7", "the input": "abc", "k": "1"}, where=path
+            PRINT,
+            {"temperature": "0.7", "the input": "abc", "k": "1"},
+            where=path,
+            source="rows.jsonl",
         )
     assert "temperature was 0.0, now 0.7" in caught.value.limit
     assert "k was not recorded, now 1" in caught.value.limit
     assert "input" not in caught.value.limit
     assert "--restart" in caught.value.advice
+    with pytest.raises(JobError, match=r"or rows\.jsonl has changed since\.") as caught:
+        compare_fingerprints(PRINT, {**PRINT, "the input": "x"}, where=path, source="rows.jsonl")
+    assert "abc" not in caught.value.limit, "a hash tells nobody anything"
     path.write_bytes(b"garbage\nmore\n")
     with pytest.raises(JobError, match="damaged"):
         read_fingerprint(path)

@@ -137,12 +137,14 @@ def test_a_finished_job_is_left_alone(bench: Bench) -> None:
     report = bench.run()
     assert report.already_complete and (report.num_rows, report.num_failed) == (7, 2)
     assert bench.sink.read_bytes() == before and len(bench.engines) == 1
-    with pytest.raises(JobError, match="max-tokens was 5, now 6"):
+    with pytest.raises(JobError, match="max-tokens was 5, now 6") as other:
         bench.run(sampling=SamplingParams(max_tokens=6, seed=1))
+    assert "added" not in other.value.advice
     with bench.source.open("a") as file:
         file.write('{"prompt": "more"}\n')
-    with pytest.raises(JobError, match="the input was"):
+    with pytest.raises(JobError, match=r"the input was another, or .*/in\.jsonl has") as changed:
         bench.run()
+    assert "Rows that were added go into a file" in changed.value.advice
     assert bench.sink.read_bytes() == before
     assert len(bench.rows()) == 7
     assert bench.run(restart=True).num_rows == 8

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from freight.errors import ModelError
-from freight.jobs.journal import Fingerprint
+from freight.jobs.journal import INPUT, Fingerprint
 from freight.runtime.request import SamplingParams
 
 __all__ = ["job_fingerprint", "model_identity"]
@@ -65,7 +65,7 @@ def job_fingerprint(
         if not (name == "structured_outputs" and value is None)  # as it was before there were any
     }
     return {
-        "the input": input_hash,
+        INPUT: input_hash,
         **identity,
         **parameters,
         "the order of the output": "as finished" if unordered else "as the input",

@@ -22,7 +22,10 @@ import numpy.typing as npt
 from freight.errors import JobError
 from freight.jobs.durable import disk_errors, write_all, write_atomically
 
-__all__ = ["Fingerprint", "Journal", "compare_fingerprints", "read_fingerprint"]
+__all__ = ["INPUT", "Fingerprint", "Journal", "compare_fingerprints", "read_fingerprint"]
+
+INPUT: Final = "the input"
+"""The name, in a fingerprint, of the hash of the input's bytes."""
 
 Fingerprint = Mapping[str, str]
 """What a job's rows depend on: a name for people -> a value that is equal for equal work."""
@@ -165,19 +168,26 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
         ) from error
 
 
-def compare_fingerprints(recorded: Fingerprint, wanted: Fingerprint, *, where: Path) -> None:
-    """Refuse to mix the rows of two jobs, naming exactly what differs."""
+def compare_fingerprints(
+    recorded: Fingerprint, wanted: Fingerprint, *, where: Path, source: str
+) -> None:
+    """Refuse to mix the rows of two jobs, naming exactly what differs. ``source`` is the input's
+    name: of an input that is another one, hashes would tell nobody which."""
     names = [*wanted, *(name for name in recorded if name not in wanted)]
-    differences = [
-        f"{name} was {recorded.get(name, 'not recorded')}, now {wanted.get(name, 'not given')}"
-        for name in names
-        if recorded.get(name) != wanted.get(name)
+    different = [name for name in names if recorded.get(name) != wanted.get(name)]
+    told = [
+        f"the input was another, or {source} has changed since"
+        if name == INPUT
+        else f"{name} was {recorded.get(name, 'not recorded')}, now {wanted.get(name, 'not given')}"
+        for name in different
     ]
-    if differences:
+    if told:
+        added = " Rows that were added go into a file, and an output, of their own."
         raise JobError(
             f"The job in {where} was to be continued.",
-            f"It was begun with something else: {'; '.join(differences)}.",
-            "Give --restart to throw its rows away and begin anew, or choose another output.",
+            f"It was begun with something else: {'; '.join(told)}.",
+            "Give --restart to throw its rows away and begin anew, or choose another output."
+            + (added if INPUT in different else ""),
         )
 
 

@@ -164,7 +164,13 @@ class Resumption:
         )
 
     def _compare(self, recorded: Fingerprint, input_hash: str) -> None:
-        compare_fingerprints(recorded, self._fingerprint(input_hash), where=self.directory.path)
+        source = self.spec.source
+        compare_fingerprints(
+            recorded,
+            self._fingerprint(input_hash),
+            where=self.directory.path,
+            source=str(source) if isinstance(source, Path) else "standard input",
+        )
 
     def _spool_key(self, input_hash: str) -> str:
         parts = (_SPOOL_VERSION, asdict(self.limits), dict(self._fingerprint(input_hash)))
