@@ -163,7 +163,16 @@ def test_what_answers_look_like_is_a_flag(
     schema.write_text("{")
     assert desk.run("--json-schema", str(schema)) == 2
     err = capfd.readouterr().err
-    assert "it is no JSON" in err and "Traceback" not in err
+    assert f"--json-schema {schema} was given.\n  llguidance cannot use it: it is no JSON" in err
+    assert "structured_outputs" not in err and "Traceback" not in err
+    schema.write_text("")
+    assert desk.run("--json-schema", str(schema)) == 2
+    assert f"--json-schema {schema} was given.\n  It must be an obj" in capfd.readouterr().err
+    schema.write_text("begin: 'a'")
+    assert desk.run("--grammar", str(schema)) == 2
+    assert f"--grammar {schema} was given.\n  llguidance cannot" in capfd.readouterr().err
+    assert desk.run("--regex", "[a-") == 2
+    assert "--regex [a- was given.\n  llguidance cannot" in capfd.readouterr().err
 
 
 def test_a_log_gets_a_line_from_time_to_time() -> None:

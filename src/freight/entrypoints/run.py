@@ -34,6 +34,7 @@ from freight.plan.workload import Workload
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import SamplingParams
+from freight.runtime.structured_outputs import StructuredOutputs
 
 __all__ = [
     "answer_rows",
@@ -181,8 +182,9 @@ def _parse_biases(text: str | None) -> Mapping[int, float]:
         ) from error
 
 
-def _parse_structure(arguments: argparse.Namespace) -> dict[str, object] | None:
-    """What answers must look like, of the flags of which one may be given."""
+def _parse_structure(arguments: argparse.Namespace) -> StructuredOutputs | None:
+    """What answers must look like, of the flags of which one may be given. InputError names the
+    flag, and the file where it has one."""
     given = {
         "--json-schema": ("json", arguments.json_schema),
         "--regex": ("regex", arguments.regex),
@@ -197,7 +199,12 @@ def _parse_structure(arguments: argparse.Namespace) -> dict[str, object] | None:
             "Leave all but one of them out.",
         )
     for flag, (name, value) in given.items():
-        return {name: _read_text(flag, value) if name in ("json", "grammar") else value}
+        own = _read_text(flag, value) if name in ("json", "grammar") else value
+        try:
+            return StructuredOutputs.of({name: own})
+        except InputError as error:
+            shown = value if isinstance(value, str) else " ".join(value)
+            raise InputError(f"{flag} {shown} was given.", error.limit, error.advice) from error
     return None
 
 
