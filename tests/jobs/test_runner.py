@@ -131,6 +131,21 @@ def test_what_a_scored_row_lost_is_said(tmp_path: Path, tokenizer: Tokenizer) ->
     assert sum(said in remark for remark in bench.watcher.remarks) == 1
 
 
+def test_least_lengths_beyond_the_positions_are_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """They are lowered as max_tokens is, and an answer that is too short would not tell why."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": [7] * 60, "max_tokens": 20, "min_tokens": 5},
+        {"prompt": [7] * 60, "max_tokens": 20, "min_tokens": 4},
+        {"prompt": [7] * 64, "max_tokens": 20, "min_tokens": 5},
+    ]
+    bench = Bench(tmp_path, tokenizer, rows)
+    assert bench.run().num_failed == 1
+    least = {request.index: request.params.min_tokens for request in bench.engines[0].requests}
+    assert least == {0: 4, 1: 4}
+    said = "min_tokens of 1 of 3 rows is more than the model's 64 positions leave"
+    assert sum(said in remark for remark in bench.watcher.remarks) == 1
+
+
 def test_a_finished_job_is_left_alone(bench: Bench) -> None:
     bench.run()
     before = bench.sink.read_bytes()

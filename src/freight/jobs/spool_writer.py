@@ -66,6 +66,7 @@ class SpoolWriter:
         self._num_extras_bytes = 0
         self._unread: Counter[str] = Counter()
         self._num_cut = 0
+        self._num_lowered = 0
         self.num_rows = 0
         tokens, records, extras, _ = (directory / name for name in SPOOL_FILES)
         self._tokens = open(tokens, "wb", buffering=_BUFFER_BYTES)
@@ -154,6 +155,12 @@ class SpoolWriter:
             yield (
                 f"{self._num_cut} of {self.num_rows} rows are longer than the model's "
                 f"{self._limits.max_positions} positions, and are scored without their beginning"
+            )
+
+        if self._num_lowered:
+            yield (
+                f"min_tokens of {self._num_lowered} of {self.num_rows} rows is more than the "
+                f"model's {self._limits.max_positions} positions leave, and is lowered to that"
             )
 
     def _remark_keys(self) -> str | None:
@@ -276,6 +283,7 @@ class SpoolWriter:
         check_vocabulary(params, self._limits.vocab_size)
         check_tokenizer(params, self._tokenizer)
         self._check_ids(ids)
+        self._num_lowered += params.min_tokens > max_tokens
         return max_tokens
 
     def _check_ids(self, ids: list[int]) -> None:
