@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,21 @@ def test_unusable_prompts_are_refused_before_anything_runs(llm: LLM, seen: list[
         llm.chat([{"role": "broken", "content": "x"}])
     with pytest.raises(InputError, match=r'Prompt 0: Its "messages" is a string'):
         llm.chat("hello")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="A dict was given among the sampling parameters"):
-        llm.generate(["the"], [{"max_tokens": 3}])  # type: ignore[list-item]
+    for wrong in (None, 5):
+        name = type(wrong).__name__
+        with pytest.raises(InputError, match=f"A {name} was given as a prompt. A prompt is text"):
+            llm.generate(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"A {name} was given as a pair"):
+            llm.loglikelihood(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match='Prompt 0: Its "messages" is '):
+            llm.chat(wrong)  # type: ignore[arg-type]
+    params: list[Any] = [5, "x", ["x"], {"max_token": 3}, [{"seed": 1}, {"max_token": 3}]]
+    reasons = ["A int was given among", "A str was", "A str was", "'max_token' was given among"]
+    for own, reason in zip(params, [*reasons, reasons[-1]], strict=True):
+        with pytest.raises(InputError, match=reason):
+            llm.generate(["the", "cat"], own)
+    with pytest.raises(InputError, match="two names for one thing"):
+        llm.generate(["the"], SamplingParams(), sampling_params=SamplingParams())
     with pytest.raises(InputError, match="2 cannot be used"):
         llm.chat([[], 3])  # type: ignore[list-item]
     assert not seen
@@ -152,6 +166,29 @@ def test_parameters_are_for_all_or_for_each(llm: LLM, seen: list[Any]) -> None:
     assert shared[0].max_tokens < 256  # lowered to the positions that the prompt leaves
     with pytest.raises(InputError, match="3 prompts and 2 sampling parameters"):
         llm.generate(["a", "b", "c"], own)
+
+
+def test_parameters_may_be_mappings_and_have_vllms_name(llm: LLM, seen: list[Any]) -> None:
+    expected = SamplingParams(max_tokens=3, stop=("x",), seed=4)
+    given: dict[str, Any] = {"max_tokens": 3, "stop": "x", "seed": 4}
+    chat = [{"role": "user", "content": "x"}]
+    list(llm.generate(["the"], [given]))
+    list(llm.generate(["the"], sampling_params=[expected]))
+    list(llm.chat(chat, sampling_params=[given]))
+    list(llm.generate(["the"], given))
+    list(llm.generate(["the"], sampling_params=expected))
+    params = [engine.requests[0].params for engine in seen]
+    assert params[:3] == [expected] * 3
+    assert params[3:] == [replace(expected, seed=derive_seed(4, 0))] * 2
+
+
+def test_a_template_is_given_what_a_chat_sets_for_it(llm: LLM, seen: list[Any]) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    list(llm.chat(chat, chat_template_kwargs={"bos_token": "the cat"}))
+    assert llm.tokenizer is not None
+    text = llm.tokenizer.render_chat(chat).replace("<s>", "the cat")
+    (expected,) = llm.tokenizer.encode_batch([text], add_special_tokens=False)
+    assert seen[0].requests[0].prompt_ids == expected
 
 
 def test_a_stop_string_may_be_given_bare(llm: LLM, seen: list[Any]) -> None:

@@ -19,7 +19,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
+from freight.jobs.json_values import wrong_kind
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
@@ -51,7 +52,8 @@ _MOST_ERRORS: Final = 3
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Pair = tuple[str, str] | tuple[Sequence[int], Sequence[int]]
 Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams]
+OwnParams = SamplingParams | Mapping[str, Any] | None
+Params = OwnParams | Sequence[OwnParams]
 Record = dict[str, Any]
 
 
@@ -158,32 +160,46 @@ class LLM:
         return open_tokenizer(self._model_dir, self._options)
 
     def generate(
-        self, prompts: Prompt | Iterable[Prompt], params: Params | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
     ) -> Iterator[Completion]:
         """Answers in the order of the prompts, each as soon as it and those before it are done.
 
         A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}.
-        ``params`` are for all prompts, each row's seed derived of theirs, or one for each prompt.
+        ``params``, or by vLLM's name ``sampling_params``, are for all prompts, each row's seed
+        derived of theirs, or one for each prompt; a mapping like {"max_tokens": 64} may stand for
+        each.
         The prompts are read to their end here, because the plan depends on how many and how long
         they are; token ids wait in a temporary file. Raises ``InputError`` before anything runs
         if any of them is unusable. The model is loaded when the first answer is asked for, and
         given back when the iterator ends or is closed.
         """
-        return self._start(_as_prompts(prompts), _prompt_record, params)
+        return self._start(_as_prompts(prompts), _prompt_record, _either(params, sampling_params))
 
     def chat(
         self,
         messages: Sequence[Message] | Iterable[Sequence[Message]],
-        params: Params | None = None,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[Completion]:
         """``generate`` for one conversation or many, written by the model's chat template.
 
-        A message is {"role": ..., "content": ...}.
+        A message is {"role": ..., "content": ...}. The template is given
+        ``chat_template_kwargs``, too, such as {"enable_thinking": False}.
         """
-        chats: list[Any] = [messages] if isinstance(messages, str) else list(messages)
+        chats = _as_items(messages)
         if chats and all(isinstance(message, Mapping) for message in chats):
             chats = [chats]
-        return self._start(chats, _chat_record, params)
+
+        def read(chat: Any) -> Record:
+            return {**_chat_record(chat), "chat_template_kwargs": chat_template_kwargs}
+
+        return self._start(chats, read, _either(params, sampling_params))
 
     def loglikelihood(self, pairs: Iterable[Pair]) -> list[tuple[float, bool]]:
         """Of each (context, continuation) the natural log-probability of the continuation, and
@@ -196,16 +212,15 @@ class LLM:
         model loses its beginning, and a warning is logged. Raises InputError for pairs that cannot
         be scored; nothing runs then.
         """
-        answers = self._start(list(pairs), _pair_record, None)
+        answers = self._start(_as_items(pairs), _pair_record, None)
         return [(answer.log_likelihood, answer.is_greedy) for answer in answers]
 
     def _start(
-        self, items: list[Any], read: Callable[[Any], Record], params: Params | None
+        self, items: list[Any], read: Callable[[Any], Record], params: Params
     ) -> Iterator[Completion]:
         if not items:
             return iter(())
-        shared = SamplingParams() if params is None else params
-        spool = self._spool(items, read, shared)
+        spool = self._spool(items, read, params)
         answers = self._answer(spool)
         weakref.finalize(answers, spool.close)
         self._running.add(answers)
@@ -218,9 +233,7 @@ class LLM:
         params: Params,
     ) -> Spool:
         """Every row checked and tokenised. Its files live on without a name while it is open."""
-        defaults = params if isinstance(params, SamplingParams) else SamplingParams()
-        own = [None] * len(items) if isinstance(params, SamplingParams) else list(params)
-        _check_params(len(items), own)
+        defaults, own = _read_params(params, len(items))
         with tempfile.TemporaryDirectory(prefix="freight-") as name:
             directory = Path(name)
             with SpoolWriter(
@@ -275,10 +288,22 @@ def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | Non
 
 
 def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
+    if not _are_many(prompts):
         return [prompts]
     items = [_as_plain(prompt) for prompt in prompts]
     return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def _are_many(given: Any) -> bool:
+    """Whether it can be gone through, other than a text or a mapping, which are one."""
+    return not isinstance(given, str | Mapping) and (
+        hasattr(given, "__iter__") or hasattr(given, "__getitem__")
+    )
+
+
+def _as_items(given: Any) -> list[Any]:
+    """What cannot be many is one item, of which its reader says what is wrong."""
+    return list(given) if _are_many(given) else [given]
 
 
 def _as_plain(prompt: Any) -> Any:
@@ -293,21 +318,51 @@ def _params_record(params: SamplingParams) -> Record:
     return {**asdict(params), "structured_outputs": own}
 
 
-def _check_params(num_prompts: int, params: Sequence[object]) -> None:
-    foreign = [own for own in params if own is not None and not isinstance(own, SamplingParams)]
-    if foreign:
+def _either(params: Params, sampling_params: Params) -> Params:
+    """What was given by Freight's name or by vLLM's."""
+    if params is not None and sampling_params is not None:
         raise InputError(
-            f"A {type(foreign[0]).__name__} was given among the sampling parameters.",
-            "They are values of SamplingParams.",
-            "Write them like SamplingParams(max_tokens=64).",
+            "params and sampling_params were given.",
+            "They are two names for one thing.",
+            "Leave one of them out.",
         )
-    num_params = len(params)
-    if num_prompts != num_params:
+    return sampling_params if params is None else params
+
+
+def _read_params(
+    params: Params, num_prompts: int
+) -> tuple[SamplingParams, Sequence[SamplingParams | None]]:
+    """What holds for all prompts, and what each of them sets for itself."""
+    if not _are_many(params):
+        return _as_params(params) or SamplingParams(), [None] * num_prompts
+    own = [_as_params(one) for one in _as_items(params)]
+    if num_prompts != len(own):
         raise InputError(
-            f"{num_prompts} prompts and {num_params} sampling parameters were given.",
+            f"{num_prompts} prompts and {len(own)} sampling parameters were given.",
             "A list of parameters has one for each prompt.",
             "Give one SamplingParams for all prompts, or as many as there are prompts.",
         )
+    return SamplingParams(), own
+
+
+def _as_params(value: Any) -> SamplingParams | None:
+    if value is None or isinstance(value, SamplingParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"A {type(value).__name__} was given among the sampling parameters.",
+            "They are values of SamplingParams, or mappings of its names.",
+            "Write them like SamplingParams(max_tokens=64).",
+        )
+    names = [own.name for own in fields(SamplingParams)]
+    unknown = [name for name in value if name not in names]
+    if unknown:
+        raise InputError(
+            f"{unknown[0]!r} was given among the sampling parameters.",
+            f"They are {', '.join(names)}.",
+            "Write it as one of these, or leave it out.",
+        )
+    return SamplingParams(**value)
 
 
 def _prompt_record(item: Any) -> Record:
@@ -338,6 +393,8 @@ def _pair_record(item: Any) -> Record:
 
 
 def _chat_record(item: Any) -> Record:
+    if item is None:  # which in a row would be no messages at all
+        raise wrong_kind("messages", item, "a list of objects, each with a role and a content")
     is_text = isinstance(item, str)
     return {"messages": list(item) if isinstance(item, Sequence) and not is_text else item}
 
