@@ -504,6 +504,8 @@ def test_a_reader_that_leaves(desk: Desk) -> None:
         (["run", "rows", "-o", "out", "--weight"], "Unrecognized arguments: --weight."),
         (["bench", "offload", "--rows", "few"], "Argument --rows: invalid int value: 'few'."),
         (["ruin"], "invalid choice: 'ruin'"),
+        (["run", "rows", "-o", "out", "--max-token", "5"], "arguments: --max-token 5."),
+        (["plan", "--machines", "t4"], "Unrecognized arguments: --machines t4."),
     ],
 )
 def test_arguments_that_cannot_be_read(
@@ -516,6 +518,8 @@ def test_arguments_that_cannot_be_read(
     assert asked.endswith("was given arguments that it cannot read.")
     assert reason in limit
     assert advice.endswith("--help names them all.")
+    likely = {"--max-token": "--max-tokens?", "--machines": "--machine?"}
+    assert all(meant in advice for flag, meant in likely.items() if flag in arguments)
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:

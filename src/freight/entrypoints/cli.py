@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn, TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed by the caller, as some schedulers do
         sys.stderr = open(os.devnull, "w")
     parser = _build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = _parse(parser, argv)
     if arguments.version:
         from freight.entrypoints.version import freight_version
 
@@ -147,13 +148,40 @@ class _Parser(argparse.ArgumentParser):
     """Refuses as everything else here does, without a page of usage before the reason."""
 
     def error(self, message: str) -> NoReturn:
+        self._refuse(message, f"{self.prog} --help names them all.")
+
+    def refuse_left(self, left: Sequence[str]) -> NoReturn:
+        """Arguments that are none of its own."""
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        flags = [own.split("=")[0] for own in left]
+        meant = [get_close_matches(flag, known, n=1, cutoff=0.75) for flag in flags]
+        likely = " ".join(own[0] for own in meant if own)
+        advice = f"{self.prog} --help names them all."
+        if likely:
+            advice = f"Did you mean {likely}? {advice}"
+        self._refuse(f"unrecognized arguments: {' '.join(left)}", advice)
+
+    def _refuse(self, message: str, advice: str) -> NoReturn:
         refused = InputError(
             f"{self.prog} was given arguments that it cannot read.",
             f"{message[:1].upper()}{message[1:]}.",
-            f"{self.prog} --help names them all.",
+            advice,
         )
         _print_error(refused, sys.stderr)
         self.exit(2)
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """As ``parse_args``; what is left over is told by the command that it was given to."""
+    found, left = parser.parse_known_args(argv)
+    own: argparse.ArgumentParser | None = parser
+    while left and own is not None:
+        commands = [act for act in own._actions if isinstance(act, argparse._SubParsersAction)]
+        chosen = [act.choices.get(getattr(found, act.dest)) for act in commands]
+        if not any(chosen) and isinstance(own, _Parser):
+            own.refuse_left(left)
+        own = chosen[0]
+    return found
 
 
 def _build_parser() -> argparse.ArgumentParser:

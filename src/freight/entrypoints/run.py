@@ -68,6 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
             "One process runs this job, by kernels of its own.",
             "Start it with torchrun and --split tensor, or leave --torch-compile out.",
         )
+    if arguments.pin_layout is not None:
+        raise InputError(
+            f"--pin-layout {arguments.pin_layout} was given.",
+            "One process runs this job, and layouts are of tensors that several share.",
+            "Start it with torchrun and --split tensor, or leave --pin-layout out.",
+        )
     spec, options = job_spec(arguments), engine_options(arguments)
     check_paths(spec.source, spec.sink)
     model_dir = find_model(arguments.model)
