@@ -189,6 +189,17 @@ def test_what_was_wished_is_kept() -> None:
     assert (policy.micro_batch_size, policy.num_micro_batches) == (8, 3)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_so_many_micro_batches_as_were_asked_for(count: int) -> None:
+    """Also where twice as many would be faster, as they are here."""
+    wishes, machine = Wishes(num_micro_batches=count), find_machine("t4")
+    room: dict[Tier, int] = {"gpu": int(13.8 * GIB), "cpu": 60 * GIB, "disk": 500 * GIB}
+    shape = {"rows": 400, "shape": (512, 32)}
+    found = search("opt-6.7b", machine, room, wishes=wishes, **shape)
+    assert found.plan.policy.num_micro_batches == count
+    assert search("opt-6.7b", machine, room, **shape).plan.policy.num_micro_batches > count
+
+
 def test_what_fits_nowhere_is_refused_with_reasons() -> None:
     room: dict[Tier, int] = {"gpu": 256 << 20, "cpu": 1 * GIB, "disk": 500 * GIB}
     with pytest.raises(BudgetError, match="on gpu"):

@@ -123,8 +123,8 @@ class Search:
         """Price finalists, then what lies near the best of them."""
         self._price_all(self._finalists(most=most), priced, beside=beside)
         for rule in self._rules():
-            for factors in (_BETWEEN, ()):
-                self._price_all(self._between(priced, rule, factors), priced, beside=beside)
+            self._price_all(self._between(priced, rule), priced, beside=beside)
+            self._price_all(self._twice_as_many(priced, rule), priced, beside=beside)
 
     def sketch(self) -> Choice:
         """A good plan in a fraction of the time, roughly priced: of fewer finalists, and of no
@@ -256,31 +256,40 @@ class Search:
                     return plan
         return None
 
-    def _between(
-        self, priced: Sequence[Choice], rule: Admission, factors: Sequence[float]
-    ) -> Iterator[_Promised]:
-        """Near the best of the rule micro-batches that are larger or smaller by these factors,
-        between those that were tried; without factors twice as many of them."""
-        if self.planner.wishes.micro_batch_size:
-            return
-        best = min(
-            (own for own in priced if own.plan.policy.admission == rule),
-            key=lambda own: own.forecast.seconds,
-            default=None,
+    def _between(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
+        """Micro-batches of sizes between those that were tried, near the best of the rule."""
+        best = self._best_by(priced, rule)
+        if best is not None and self.planner.wishes.micro_batch_size is None:
+            size = best.plan.policy.micro_batch_size
+            sizes = sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
+            count = best.plan.policy.num_micro_batches
+            yield from self._near(best, [(own, count) for own in sizes])
+
+    def _twice_as_many(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
+        """Of the micro-batches of the best of the rule."""
+        best = self._best_by(priced, rule)
+        if best is not None and self.planner.wishes.num_micro_batches is None:
+            policy = best.plan.policy
+            yield from self._near(best, [(policy.micro_batch_size, 2 * policy.num_micro_batches)])
+
+    def _best_by(self, priced: Iterable[Choice], rule: Admission) -> Choice | None:
+        own = (choice for choice in priced if choice.plan.policy.admission == rule)
+        return min(own, key=lambda choice: choice.forecast.seconds, default=None)
+
+    def _near(self, best: Choice, shapes: Iterable[tuple[int, int]]) -> Iterator[_Promised]:
+        """Blocks of so many rows in so many micro-batches, otherwise like the best one."""
+        own, policy = self.planner, best.plan.policy
+        policies = (
+            chunked
+            for size, count in shapes
+            if size * count <= own.workload.num_rows
+            for chunked in own.with_chunks(
+                own.shape(size, count, policy.admission, shares=policy.shares_prefixes)
+            )
         )
-        if best is None:
-            return
-        size, count = best.plan.policy.micro_batch_size, best.plan.policy.num_micro_batches
-        sizes = sorted({math.ceil(size * factor) for factor in factors} - {size})
-        shapes = [
-            self.planner.shape(*own, rule, shares=best.plan.policy.shares_prefixes)
-            for own in [(own, count) for own in sizes] or [(size, 2 * count)]
-            if math.prod(own) <= self.planner.workload.num_rows
-        ]
-        policies = (policy for own in shapes for policy in self.planner.with_chunks(own))
-        solved = [own for policy in policies if (own := self._solve(policy)) is not None]
-        solved.sort(key=lambda own: own.seconds)
-        yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+        solved = [found for shape in policies if (found := self._solve(shape)) is not None]
+        solved.sort(key=lambda found: found.seconds)
+        yield from self._realised(solved, most=_BETWEEN_PRICED * policy.num_micro_batches)
 
     def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
         """The best block shape, and one twice as large, with keys and values computed again of what

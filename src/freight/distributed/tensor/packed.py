@@ -94,13 +94,12 @@ class PackedWeights:
         names = [*self._matrices(name, layer)]
         if any(own not in self._sources for own in names):
             return None  # one with the embedding
-        formats = {self._sources[own].dtype for own in names}
-        has_experts = layer is not None and self._blueprint.config.has_experts(layer)
-        key = name, has_experts, min(formats)
-        if len(formats) > 1:
+        dtype, *others = {self._sources[own].dtype for own in names}
+        if others:
             return None
+        key = name, self._has_experts(layer), dtype
         if key not in self._known:
-            self._known[key] = self._fit(name, layer, has_experts, min(formats))
+            self._known[key] = self._fit(name, layer, dtype)
         return self._known[key]
 
     def stored_bytes(self, layer: int | None, plain: int) -> dict[str, float]:
@@ -159,10 +158,9 @@ class PackedWeights:
     def _has_experts(self, layer: int | None) -> bool:
         return layer is not None and self._blueprint.config.has_experts(layer)
 
-    def _fit(
-        self, name: str, layer: int | None, has_experts: bool, dtype: str
-    ) -> PackedWeight | None:
-        own = find_compressed(dtype)
+    def _fit(self, name: str, layer: int | None, dtype: str) -> PackedWeight | None:
+        """The weight in groups that no cut of its columns splits; None where one would."""
+        own, has_experts = find_compressed(dtype), self._has_experts(layer)
         if not isinstance(own, Grouped) or own.across:
             return None
         sizes = self._ways.sizes(1, 1, has_experts)
