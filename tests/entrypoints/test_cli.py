@@ -178,6 +178,9 @@ def test_what_answers_look_like_is_a_flag(
 def test_a_log_gets_a_line_from_time_to_time() -> None:
     file = io.StringIO()
     with Progress(file, is_quiet=False, line_every_s=0.001) as progress:
+        time.sleep(0.002)
+        progress.on_reading(512)
+        assert file.getvalue() == "freight: 512 rows read\n"
         progress.on_start(num_rows=7, num_done=2, status=lambda: "all is well")
         wait_for(file, "2 of 7 rows done, 0.0 token/s, all is well\n")
         progress.on_row(num_new_tokens=1)

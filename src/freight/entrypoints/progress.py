@@ -17,6 +17,8 @@ __all__ = ["Progress", "format_report"]
 
 _REFRESH_S = 1.0
 _LINE_S = 60.0
+_READING_S = 10.0
+"""Between lines while a dataset is read: nothing else happens then."""
 
 
 class Progress:
@@ -32,6 +34,7 @@ class Progress:
         self._bar: Any = None
         self._status: Callable[[], str] = str
         self._started_s = 0.0
+        self._told_s = time.monotonic()
         self._num_new_tokens = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -59,6 +62,9 @@ class Progress:
             self._bar = self._make_bar(desc="reading", unit=" rows")
         if self._bar is not None:
             self._bar.update(num_rows - self._bar.n)
+        elif time.monotonic() - self._told_s >= min(_READING_S, self._line_every_s):
+            self._told_s = time.monotonic()
+            self.say(f"{num_rows} rows read")
 
     def on_remark(self, text: str) -> None:
         if self._bar is not None:

@@ -109,8 +109,8 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         if record.get("continuation") is not None:
             return replace(_read_pair(record), row_id=row_id, unread=unread)
         overrides = _read_overrides(record, defaults)
-        row = replace(_read_prompt(record), row_id=row_id, overrides=overrides)
-        return replace(row, batch=batch, unread=unread)
+        row = _read_prompt(record)
+        return replace(row, row_id=row_id, overrides=overrides, batch=batch, unread=unread)
     except InputError as error:
         return Row(row_id=row_id, error=f"{where}: {error}", batch=batch)
 
@@ -299,7 +299,7 @@ def _read_overrides(record: Mapping[str, Any], defaults: SamplingParams) -> dict
         for key, read in _OVERRIDES.items()
         if (value := record.get(key)) is not None
     }
-    replace(defaults, **overrides)  # refuses values out of range
+    defaults.with_changes(overrides)  # refuses values out of range
     return overrides
 
 

@@ -226,7 +226,7 @@ class SpoolWriter:
         max_tokens, params, error = 0, self._defaults, row.error
         if error is None:
             try:
-                params = replace(self._defaults, **row.overrides)
+                params = self._defaults.with_changes(row.overrides)
                 max_tokens = self._check(params, ids)
             except InputError as refusal:
                 ids, error = [], f"{where}: {refusal}"

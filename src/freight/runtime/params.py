@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
 
 from freight.errors import InputError
@@ -86,6 +86,11 @@ class SamplingParams:
                 "Greedy answers to one prompt are all the same.",
                 "Raise temperature, or leave n at 1.",
             )
+
+    def with_changes(self, changes: Mapping[str, Any]) -> SamplingParams:
+        """With some settings changed; InputError where one is out of range. Most rows of a dataset
+        change nothing, and checking takes longer than tokenising."""
+        return replace(self, **changes) if changes else self
 
     def _normalise(self) -> None:
         """None is the default, as in other APIs, and top_k -1 is off. One stop string as a tuple,
