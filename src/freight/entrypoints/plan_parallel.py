@@ -201,8 +201,11 @@ def _rates_text(question: Question) -> str:
 
 
 def _used(own: Answer, tier: Tier) -> int:
-    """The most that a chip has of a tier."""
-    return max(stage.choice.plan.geometry.total(tier) for stage in own.stages)
+    """The most that a chip has of a tier; of the disk with the weights that are read in place."""
+    plans = [stage.choice.plan for stage in own.stages]
+    weights = [plan.layout.tier_bytes()["disk"] if tier == "disk" else 0 for plan in plans]
+    held = [plan.geometry.total(tier) for plan in plans]
+    return max(map(sum, zip(held, weights, strict=True)))
 
 
 def _placed(stage: Stage) -> str:
