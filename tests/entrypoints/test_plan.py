@@ -96,7 +96,9 @@ def test_what_is_printed_can_be_asked_for(
     assert policy[0] in second
     speeds = [re.search(r"^speed +([0-9.]+)", out, re.MULTILINE) for out in (first, second)]
     found = [float(own[1]) for own in speeds if own is not None]
-    assert found[1] == pytest.approx(found[0], rel=0.05)
+    assert (
+        found[1] >= 0.97 * found[0]
+    )  # it may be faster: all that is left open is looked for again
 
 
 def test_what_is_moved_is_what_crosses_links(capsys: pytest.CaptureFixture[str]) -> None:
