@@ -18,13 +18,16 @@ from freight.kernels import (
     group_loops,
     group_product_loops,
     product_loops,
+    token_loops,
 )
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.paged import append_rows, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply, scratch_values
+from freight.kernels.tokens import normalise, rotate
 from freight.kernels.warm_up import warm_up
 from freight.model.number_format import Grouped, fit_head
+from freight.model.workspace import Workspace
 
 dtype = getattr(torch, sys.argv[1])
 own = Grouped(bits=8, group_size=32, wide=True)
@@ -38,6 +41,8 @@ used = (
     attention_loops.attend_heads,
     append_loops.append_tokens,
     product_loops.few_tokens,
+    token_loops.normalise,
+    token_loops.rotate,
     # Only where they are faster than torch.
     product_loops.many_tokens,
 )
@@ -61,6 +66,12 @@ pages = Pages(
 )
 places, k = torch.tensor([3, 4]), torch.zeros(2, 2, 96, dtype=dtype)
 append_rows(pages, torch.tensor([0, 2]), places, k, k)
+room = Workspace(torch.zeros(1 << 16, dtype=torch.uint8))
+x, gain = k.view(2, -1), torch.zeros(96)
+for centred, bias in ((True, None), (False, gain)):
+    normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
+angles = torch.zeros(7, 24, dtype=dtype)[5:]
+rotate(x, 2, angles, angles, room)
 q = torch.zeros(2, 6, 96, dtype=dtype)
 assert attend_single_queries(
     q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5

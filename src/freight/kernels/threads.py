@@ -53,6 +53,7 @@ class Loops:
     attention: Any
     append: Any
     products: Any
+    tokens: Any
 
 
 @cache
@@ -66,6 +67,7 @@ def find_loops() -> Loops | None:
             group_product_loops,
             integer_loops,
             product_loops,
+            token_loops,
         )
     except ImportError:
         return None
@@ -76,6 +78,7 @@ def find_loops() -> Loops | None:
         attention=attention_loops,
         append=append_loops,
         products=product_loops,
+        tokens=token_loops,
     )
 
 

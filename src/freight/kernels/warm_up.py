@@ -24,7 +24,9 @@ from freight.kernels.threads import (
     quantise_on_cpu,
     scale_on_cpu,
 )
+from freight.kernels.tokens import normalise, rotate
 from freight.model.number_format import DTYPE_BYTES, Grouped, PerRow, find_compressed
+from freight.model.workspace import Workspace
 
 __all__ = ["warm_up"]
 
@@ -43,6 +45,7 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     _warm_up_plain_rows(dtype, {getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
     if PerRow() in kinds:
         _warm_up_integers(dtype)
+    _warm_up_tokens(dtype)
     _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
     _let_go_of_compiler()
 
@@ -93,6 +96,13 @@ def _warm_up_integers(dtype: torch.dtype) -> None:
     x, sums = torch.zeros(1, 4, dtype=dtype), torch.zeros(1, 4, dtype=torch.int32)
     quantise_on_cpu(x, codes, scales, 1.0)
     scale_on_cpu(sums, scales, torch.zeros(4), None, x, adds=False)
+
+
+def _warm_up_tokens(dtype: torch.dtype) -> None:
+    x, angles, ones = *torch.ones(2, 1, 32, dtype=dtype), torch.ones(32)
+    room = Workspace(torch.empty(1024, dtype=torch.uint8))
+    normalise(x, x, ones, None, num_heads=1, eps=1.0, centred=False, workspace=room)
+    rotate(x, 1, angles[:, :16], angles[:, :16], room)
 
 
 def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:

@@ -22,6 +22,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply
+from freight.kernels.tokens import normalise, rotate
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
@@ -161,22 +162,17 @@ def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
 def _norm(step: Norm, frame: Frame) -> None:
     x = frame.values[step.x]
     out = frame.new(step.out, x, x.shape[1])
-    if step.num_heads > 1:
-        width = x.shape[1] // step.num_heads
-        x, out = x.view(-1, width), out.view(-1, width)
-    gain = frame.vector(step.weight)
-    with frame.workspace.frame():
-        wide = frame.workspace.take(*x.shape, dtype=torch.float32)
-        wide.copy_(x)
-        if step.kind == "layer":
-            wide.sub_(wide.mean(dim=-1, keepdim=True))
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = length.square_().div_(x.shape[1]).add_(step.eps).rsqrt_()
-        wide.mul_(scale)
-        wide.mul_(gain.float() + 1.0 if step.kind == "rms_plus_one" else gain.float())
-        if step.bias is not None:
-            wide.add_(frame.vector(step.bias).float())
-        out.copy_(wide)
+    gain = frame.vector(step.weight).float()
+    normalise(
+        x,
+        out,
+        gain + 1.0 if step.kind == "rms_plus_one" else gain,
+        None if step.bias is None else frame.vector(step.bias).float(),
+        num_heads=step.num_heads,
+        eps=step.eps,
+        centred=step.kind == "layer",
+        workspace=frame.workspace,
+    )
 
 
 def _project(steps: Sequence[Project], frame: Frame) -> None:
@@ -246,16 +242,7 @@ def _split(step: Split, frame: Frame) -> None:
 def _rotate(step: Rotate, frame: Frame) -> None:
     x = frame.values[step.x]
     assert frame.cos is not None and frame.sin is not None
-    half = frame.cos.shape[1]
-    cos, sin = frame.cos[:, None, :], frame.sin[:, None, :]
-    heads = x.view(x.shape[0], step.num_heads, -1)
-    low, high = heads[..., :half], heads[..., half : 2 * half]
-    with frame.workspace.frame():
-        turned = frame.workspace.take(*low.shape, dtype=x.dtype)
-        torch.mul(high, cos, out=turned)
-        turned.addcmul_(low, sin)
-        low.mul_(cos).addcmul_(high, sin, value=-1)
-        high.copy_(turned)
+    rotate(x, step.num_heads, frame.cos, frame.sin, frame.workspace)
 
 
 def _attend(step: Attend, frame: Frame) -> None:

@@ -1,0 +1,141 @@
+"""Norms and rotations of tokens: by loops of our own on a CPU, each number once from memory and
+back; by torch elsewhere, step by step.
+
+Few tokens gain most: a step of torch's takes as long to call as their numbers do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freight.kernels.threads import Loops, as_words, find_loops, has_words, share_alike
+from freight.model.workspace import Workspace
+
+__all__ = ["normalise", "rotate"]
+
+_LEAST_SHARED: Final = 1 << 17
+"""Numbers that are worth another thread."""
+_NOTHING: Final = np.empty(0, np.float32)
+
+
+def normalise(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    gain: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    num_heads: int,
+    eps: float,
+    centred: bool,
+    workspace: Workspace,
+) -> None:
+    """out [T, D] = each head of x [T, D] divided by the root of its mean square, ``centred`` first
+    where asked for, times the gain [D / heads], float32, plus the bias, float32. ``out`` may be x;
+    torch's steps need the workspace."""
+    loops = find_loops() if has_words(x) and has_words(out) and x.dtype == out.dtype else None
+    if loops is None:
+        _normalise_by_torch(x, out, gain, bias, num_heads, eps, workspace, centred=centred)
+        return
+    width = x.shape[1] // num_heads
+    source, target = _numbers(x), _numbers(out)
+    pitch, out_pitch = x.stride(0), out.stride(0)
+    factors = gain.numpy()
+    added = _NOTHING if bias is None else bias.numpy()
+
+    def work(first: int, last: int) -> None:
+        loops.tokens.normalise(
+            first,
+            last,
+            num_heads,
+            width,
+            source,
+            pitch,
+            factors,
+            added,
+            eps,
+            centred,
+            target,
+            out_pitch,
+        )
+
+    share_alike(x.shape[0], work, -(-_LEAST_SHARED // x.shape[1]))
+
+
+def _normalise_by_torch(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    gain: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_heads: int,
+    eps: float,
+    workspace: Workspace,
+    *,
+    centred: bool,
+) -> None:
+    if num_heads > 1:
+        width = x.shape[1] // num_heads
+        x, out = x.view(-1, width), out.view(-1, width)
+    with workspace.frame():
+        wide = workspace.take(*x.shape, dtype=torch.float32)
+        wide.copy_(x)
+        if centred:
+            wide.sub_(wide.mean(dim=-1, keepdim=True))
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        wide.mul_(length.square_().div_(x.shape[1]).add_(eps).rsqrt_())
+        wide.mul_(gain)
+        if bias is not None:
+            wide.add_(bias)
+        out.copy_(wide)
+
+
+def rotate(
+    x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor, workspace: Workspace
+) -> None:
+    """Turn the first numbers of each head of x [T, D], in place: as many as cos and sin [T, r] have
+    with as many that follow."""
+    loops = find_loops() if has_words(x) and has_words(cos) and has_words(sin) else None
+    if loops is None or not x.dtype == cos.dtype == sin.dtype:
+        _rotate_by_torch(x, num_heads, cos, sin, workspace)
+        return
+    _rotate_by_loops(loops, x, num_heads, cos, sin)
+
+
+def _rotate_by_loops(
+    loops: Loops, x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor
+) -> None:
+    assert cos.stride(0) == sin.stride(0)
+    numbers, pitch, width = _numbers(x), x.stride(0), x.shape[1] // num_heads
+    cosines, sines, angle_pitch = _numbers(cos), _numbers(sin), cos.stride(0)
+    half = cos.shape[1]
+
+    def work(first: int, last: int) -> None:
+        loops.tokens.rotate(
+            first, last, num_heads, width, numbers, pitch, cosines, sines, half, angle_pitch
+        )
+
+    share_alike(x.shape[0], work, -(-_LEAST_SHARED // x.shape[1]))
+
+
+def _rotate_by_torch(
+    x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor, workspace: Workspace
+) -> None:
+    half = cos.shape[1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    heads = x.view(x.shape[0], num_heads, -1)
+    low, high = heads[..., :half], heads[..., half : 2 * half]
+    with workspace.frame():
+        turned = workspace.take(*low.shape, dtype=x.dtype)
+        torch.mul(high, cos, out=turned)
+        turned.addcmul_(low, sin)
+        low.mul_(cos).addcmul_(high, sin, value=-1)
+        high.copy_(turned)
+
+
+def _numbers(x: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
+    """As the loops tell types apart."""
+    words = as_words(x)
+    return words.view(np.float32) if x.dtype is torch.float32 else words
