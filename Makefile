@@ -7,6 +7,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Tests side by side, one for each core; more than some are held up by memory.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 .PHONY: demo test check gpu gpu-matrix
 
@@ -20,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(VENV)/.installed
 	$(BIN)/python -m ruff format --check src tests examples benchmarks tools

@@ -9,6 +9,9 @@ import pytest
 
 # Before torch is imported: its threads would take the cores from each other's tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    own_cores = max(1, len(os.sched_getaffinity(0)) // int(workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(own_cores))
 
 import torch
 

@@ -96,7 +96,7 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 @dataclass(kw_only=True, slots=True)
 class _Block:
     """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
-    different ``seats`` of a micro-batch; ``free`` has for each micro-batch and each of these a heap
+    different ``seats`` of a micro-batch, of which it has so many ``counts``; ``free`` has for each micro-batch and each of these a heap
     of those that are free."""
 
     policy: Policy
@@ -109,6 +109,7 @@ class _Block:
     computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
     kinds: list[tuple[Tier, bool]]
+    counts: list[int]
     free: list[list[list[int]]]
     of_tier: dict[Tier, npt.NDArray[np.bool_]]
     numbers: Ints
@@ -150,6 +151,7 @@ class _Block:
             computing=computing_rows(len(lengths), sharers),
             seats=seats,
             kinds=kinds,
+            counts=[seats.count(kind) for kind in kinds],
             free=[
                 [[s for s, own in enumerate(seats) if own == kind] for kind in kinds]
                 for _ in range(policy.num_micro_batches)
@@ -256,9 +258,8 @@ class _Block:
     def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
         """As the run gives seats out: in the micro-batch that brings fewest tokens, of the kind of
         which the largest share is free; ``batches`` are the tokens and the rows of each."""
-        counts = [self.seats.count(kind) for kind in self.kinds]
         for k in sorted(range(len(batches)), key=batches.__getitem__):
-            shares = [-len(free) / counts[i] for i, free in enumerate(self.free[k])]
+            shares = [-len(free) / self.counts[i] for i, free in enumerate(self.free[k])]
             for share, i in sorted(zip(shares, range(len(shares)), strict=True)):
                 if share:
                     yield k, i, self.kinds[i][0]
