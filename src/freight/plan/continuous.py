@@ -26,6 +26,7 @@ __all__ = ["Census", "RolledSweep", "roll_out"]
 Ints = npt.NDArray[np.int64]
 
 _NOBODY: Final = -1
+_ANY: Final = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +94,42 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
     ]
 
 
+class _Room:
+    """Pages that are free now and at later sweeps. Many rows in turn have one curve: how many more
+    of it fit is counted once."""
+
+    def __init__(self, free: Ints) -> None:
+        self._free = free
+        self._curve: Pages | None = None
+        self._count = self._taken = 0
+
+    def fits(self, curve: Pages) -> bool:
+        """Whether a row fits whose pages follow the curve."""
+        if curve is not self._curve:
+            self._settle()
+            self._curve, needed = curve, curve > 0
+            self._count = 0
+            if (self._free >= 0).all():
+                self._count = int((self._free[needed] // curve[needed]).min(initial=_ANY))
+        return self._count > 0
+
+    def take(self, curve: Pages) -> None:
+        """For a row that fits."""
+        assert curve is self._curve and self._count > 0
+        self._count -= 1
+        self._taken += 1
+
+    def _settle(self) -> None:
+        if self._curve is not None and self._taken:
+            self._free = self._free - self._taken * self._curve
+        self._taken = 0
+
+
 @dataclass(kw_only=True, slots=True)
 class _Block:
     """The state of all seats of the block; ``numbers`` is -1 where one is free. ``kinds`` are the
-    different ``seats`` of a micro-batch, of which it has so many ``counts``; ``free`` has for each micro-batch and each of these a heap
-    of those that are free."""
+    different ``seats`` of a micro-batch, of which it has so many ``counts``; ``free`` has for each
+    micro-batch and each of these a heap of those that are free."""
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]
@@ -172,7 +204,7 @@ class _Block:
     def enter(self, pace: Pace) -> None:
         if self.next_row == len(self.lengths) or not (pace.allows() or self.is_empty()):
             return
-        outlooks, slots = {tier: self._outlook(tier) for tier in self.of_tier}, self._slots()
+        rooms, slots = self._rooms()
         size = len(self.seats)
         taken = (self.numbers != _NOBODY).reshape(-1, size)
         loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
@@ -180,14 +212,14 @@ class _Block:
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             prompt, new = self.lengths[self.next_row]
             curve = self._curve(prompt, new)
-            found = self._first_fit(curve, outlooks, slots, batches)
+            found = self._first_fit(curve, rooms, slots, batches)
             if found is None:
                 return
             k, kind, tier = found
             seat = k * size + heappop(self.free[k][kind])
-            outlooks[tier].add(curve)
+            rooms[tier].take(curve)
             if tier != self.policy.compute_tier:
-                slots[k] += curve
+                slots[k].take(curve)
             known = prompt if new else max(1, prompt - 1)
             is_computing = self.next_row in self.computing
             kept = 0 if is_computing else min(self.shared_tokens, prompt - 1)
@@ -210,23 +242,22 @@ class _Block:
             self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
         return self.curves[prompt, new]
 
-    def _outlook(self, tier: Tier) -> Outlook:
-        outlook = Outlook(self.longest, self.policy.page_tokens)
-        here = (self.numbers != _NOBODY) & self.of_tier[tier]
-        if here.any():
-            outlook.add(outlook.curve(*self._kept(np.flatnonzero(here))))
-        return outlook
-
-    def _slots(self) -> Pages:
-        """Pages that each micro-batch's offloaded rows take, [micro-batches, stretches]."""
-        outlook = Outlook(self.longest, self.policy.page_tokens)
-        stretches = len(outlook.curve([], []))
-        slots = np.zeros((self.policy.num_micro_batches, stretches), dtype=np.int32)
-        near = self.of_tier.get(self.policy.compute_tier, np.zeros_like(self.numbers, dtype=bool))
-        here = np.flatnonzero((self.numbers != _NOBODY) & ~near)
-        if len(here):
-            np.add.at(slots, here // len(self.seats), outlook.curves(*self._kept(here)))
-        return slots
+    def _rooms(self) -> tuple[dict[Tier, _Room], list[_Room]]:
+        """What there is of pages, on each tier and in the slot of each micro-batch, which its
+        offloaded rows have."""
+        here = np.flatnonzero(self.numbers != _NOBODY)
+        curves = Outlook(self.longest, self.policy.page_tokens).curves(*self._kept(here))
+        rooms, is_far = {}, np.ones(len(here), dtype=bool)
+        for tier, places in self.of_tier.items():
+            own = places[here]
+            rooms[tier] = _Room(self.num_pages[tier] - curves[own].sum(axis=0))
+            if tier == self.policy.compute_tier:
+                is_far &= ~own
+        free = np.full((self.policy.num_micro_batches, curves.shape[1]), self.slot_pages)
+        if is_far.any():
+            batches, firsts = np.unique(here[is_far] // len(self.seats), return_index=True)
+            free[batches] -= np.add.reduceat(curves[is_far], firsts, axis=0)
+        return rooms, [_Room(own) for own in free]
 
     def _kept(self, seats: Ints) -> tuple[Pages, Pages]:
         """Tokens of which rows have keys of their own, and how many they make yet."""
@@ -237,22 +268,16 @@ class _Block:
     def _first_fit(
         self,
         curve: Pages,
-        outlooks: dict[Tier, Outlook],
-        slots: Pages,
+        rooms: dict[Tier, _Room],
+        slots: list[_Room],
         batches: list[tuple[int, int]],
     ) -> tuple[int, int, Tier] | None:
         """Micro-batch, kind and tier of the first free seat where a row's pages fit: on the tier,
         and in the slot of its micro-batch if they are brought to one."""
-        full: set[Tier] = set()
         for k, kind, tier in self._free_kinds(batches):
-            if tier in full:
-                continue
-            if not outlooks[tier].fits(curve, self.num_pages[tier]):
-                full.add(tier)
-                continue
-            is_near = tier == self.policy.compute_tier
-            if is_near or bool((slots[k] + curve <= self.slot_pages).all()):
-                return k, kind, tier
+            if rooms[tier].fits(curve):
+                if tier == self.policy.compute_tier or slots[k].fits(curve):
+                    return k, kind, tier
         return None
 
     def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
@@ -260,8 +285,8 @@ class _Block:
         which the largest share is free; ``batches`` are the tokens and the rows of each."""
         for k in sorted(range(len(batches)), key=batches.__getitem__):
             shares = [-len(free) / self.counts[i] for i, free in enumerate(self.free[k])]
-            for share, i in sorted(zip(shares, range(len(shares)), strict=True)):
-                if share:
+            for i in sorted(range(len(shares)), key=shares.__getitem__):
+                if shares[i]:
                     yield k, i, self.kinds[i][0]
 
     # -- what rows bring -------------------------------------------------------------------------
