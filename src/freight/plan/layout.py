@@ -25,7 +25,7 @@ from freight.model.programme import Programme, Unit, Weight
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
-from freight.plan.parts import Part, Piece, SlotPart, Stretch
+from freight.plan.parts import Part, Piece, SlotPart, Stretch, mixed
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
@@ -53,10 +53,10 @@ class UnitLayout:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Cut anew each time: a search for a plan looks at many layouts, and at few pieces."""
-        return tuple(
-            piece for stretch in self.stretches for piece in stretch.pieces(self.piece_bytes)
-        )
+        """In the order in which they come. Cut anew each time: a search for a plan looks at many
+        layouts, and at few pieces."""
+        cut = (piece for stretch in self.stretches for piece in stretch.pieces(self.piece_bytes))
+        return tuple(mixed(cut))
 
     def streamed_bytes(self, tier: Tier) -> tuple[int, int]:
         """Bytes that come from ``tier``: (wanted, moved with alignment)."""

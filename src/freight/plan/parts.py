@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from freight.model.number_format import DTYPE_BYTES, Compressed, find_compressed, row_bytes
 from freight.model.programme import Weight
@@ -12,7 +13,7 @@ from freight.plan.forms import BLOCK
 from freight.plan.policy import Tier
 from freight.quantities import align_down
 
-__all__ = ["Part", "Piece", "SlotPart", "Stretch"]
+__all__ = ["Part", "Piece", "SlotPart", "Stretch", "mixed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,34 @@ class Stretch:
                 logical_bytes=sum(_overlap(*own, offset, size) for own in self.wanted),
                 slot_offset=self.slot_offset + start,
             )
+
+
+class _Sized(Protocol):
+    """A piece, in full or as a forecast knows it."""
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+Sized = TypeVar("Sized", bound=_Sized)
+
+
+def mixed(pieces: Iterable[Sized]) -> list[Sized]:
+    """A unit's pieces in the order in which they come: of both tiers evenly from the first to the
+    last, so that disk and link work side by side all the time. What is read ahead has few slots: of
+    pieces that came tier by tier, the disk would rest while those in RAM are copied."""
+    ranked = []
+    own = list(pieces)
+    for tier in ("disk", "cpu"):
+        some = [piece for piece in own if piece.tier == tier]
+        whole, before = sum(piece.num_bytes for piece in some), 0
+        for piece in some:
+            ranked.append(((before + piece.num_bytes / 2) / whole, piece))
+            before += piece.num_bytes
+    return [piece for _, piece in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _overlap(offset: int, length: int, start: int, size: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from freight.plan.layout import UnitLayout, WeightLayout
+from freight.plan.parts import mixed
 from freight.plan.policy import Policy
 from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 
@@ -87,7 +88,7 @@ def _stream_pieces(own: UnitLayout, most_pieces: int | None) -> tuple[StreamPiec
         for stretch in own.stretches
         for start, size in stretch.cut(own.piece_bytes)
     ]
-    return tuple(pieces if most_pieces is None else _joined(pieces, most_pieces))
+    return tuple(mixed(pieces if most_pieces is None else _joined(pieces, most_pieces)))
 
 
 def _joined(pieces: Sequence[StreamPiece], most_pieces: int) -> Iterator[StreamPiece]:
