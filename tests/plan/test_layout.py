@@ -28,6 +28,7 @@ from freight.plan.forms import BLOCK
 from freight.plan.layout import UnitLayout, WeightLayout, lay_out
 from freight.plan.parts import Part
 from freight.plan.policy import Policy, Split
+from freight.plan.ring import stream_model
 from freight.quantities import align_up
 
 from ..runtime import tiny
@@ -242,6 +243,33 @@ def test_pieces_are_whole_blocks_and_nothing_twice(
         # Each stretch of a file costs at most a block at both ends, and one between neighbours.
         num_parts = sum(part.tier == "disk" for part in unit.parts)
         assert sum(piece.num_bytes for piece in disk) <= wanted + 2 * BLOCK * num_parts
+
+
+@quick
+@cases
+def test_disk_and_ram_bring_their_pieces_side_by_side(
+    kind: str, policy: Policy, dtype: str, checkpoints: dict[str, Checkpoint]
+) -> None:
+    """At any time both have brought the same share of theirs, but for half a piece of each."""
+    layout = lay(checkpoints[kind], policy, dtype)
+    for unit in layout.units:
+        whole = {tier: unit.streamed_bytes(tier)[1] for tier in ("disk", "cpu")}
+        if not all(whole.values()):
+            continue
+        come = dict.fromkeys(whole, 0)
+        largest = {
+            tier: max(piece.num_bytes for piece in unit.pieces if piece.tier == tier)
+            for tier in whole
+        }
+        slack = sum(largest[tier] / whole[tier] for tier in whole) / 2 + 1e-9
+        for piece in unit.pieces:
+            come[piece.tier] += piece.num_bytes
+            behind = come["disk"] / whole["disk"] - come["cpu"] / whole["cpu"]
+            assert abs(behind) <= slack
+    told = stream_model(layout, policy).units
+    for number, unit in enumerate(layout.all_units):
+        ran = [(own.tier, own.num_bytes, own.slot_offset) for own in unit.pieces]
+        assert ran == [(own.tier, own.num_bytes, own.offset) for own in told[number].pieces]
 
 
 @quick

@@ -17,6 +17,7 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
+from freight.plan import samples
 from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Split, Tier
@@ -310,6 +311,41 @@ def test_keys_that_rows_share_are_read_once(
     ).forecast
     keys = sum(256 * (416 - shared + step) for step in range(1, 16))
     assert told.seconds == pytest.approx(32 * keys * 2 * 4096 * 2 / 1e9, rel=slack)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "count", "admission", "kv"),
+    [
+        (512, 1, "refill", Split(disk=1.0)),
+        (256, 2, "refill", Split(disk=1.0)),
+        (32, 2, "zigzag", Split(cpu=1.0)),
+        (8, 8, "refill", None),
+    ],
+)
+def test_a_few_layers_tell_what_all_would(
+    micro_batch: int,
+    count: int,
+    admission: Admission,
+    kv: Split | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds() -> float:
+        wishes = Wishes(
+            micro_batch_size=micro_batch,
+            num_micro_batches=count,
+            admission=admission,
+            kv=kv,
+            cpu_attention=0.0,
+        )
+        room: dict[Tier, int] = {"gpu": 22 * GIB, "cpu": 120 * GIB, "disk": 1300 * GIB}
+        machine, shape = find_machine("rtx-4090"), (512, 32)
+        found = search("llama-3-70b", machine, room, rows=1000, shape=shape, wishes=wishes)
+        return found.forecast.seconds
+
+    few_s = seconds()
+    monkeypatch.setattr(samples, "_DEPTHS", (1, 80))
+    monkeypatch.setattr(samples, "_ROUGH_DEPTHS", (1, 80))
+    assert few_s == pytest.approx(seconds(), rel=0.01)
 
 
 def test_planning_175b_is_quick_light_and_without_torch() -> None:
