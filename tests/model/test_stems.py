@@ -82,7 +82,7 @@ class SharedRun(Run):
                 self.k[row][: count * PAGE] = self.k[owner][: count * PAGE]
                 self.v[row][: count * PAGE] = self.v[owner][: count * PAGE]
         self.spans = [
-            replace(span, prefix=RowKey(-1 - first), shared_len=PAGE * own.beginnings[first])
+            span._replace(prefix=RowKey(-1 - first), shared_len=PAGE * own.beginnings[first])
             if first >= 0
             else span
             for span, (first, _, _) in zip(self.spans, own.rows, strict=True)
@@ -177,7 +177,7 @@ def kept_as(
         number_format=number_format,
     )
     for span, table, k, v in zip(run.spans, run.tables, run.k, run.v, strict=True):
-        whole = replace(span, start=0, num_new=span.total_len, kv_len=0, prefix=None, shared_len=0)
+        whole = span._replace(start=0, num_new=span.total_len, kv_len=0, prefix=None, shared_len=0)
         append(pages, Run.index(run, [whole], [table]), k.to(dtype), v.to(dtype))
     return attend_all(run, run.q.to(dtype), pages)
 

@@ -85,7 +85,8 @@ class Case:
     def rings(self) -> dict[str, Ring]:
         rings = {name: Ring(num_slots=n, slot_bytes=PLENTY) for name, n in RING_SLOTS.items()}
         weights = Ring(num_slots=self.model.ring_blocks, slot_bytes=self.model.block_bytes)
-        return {**rings, "weights": weights}
+        staging = Ring(num_slots=self.model.staging_slots, slot_bytes=PLENTY)
+        return {**rings, "weights": weights, "weight staging": staging}
 
 
 # -- strategies --------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ def cases(draw: st.DrawFn) -> Case:
         compute_tier=tier,
         ring_blocks=most + spare,
         block_bytes=BLOCK_BYTES,
+        staging_slots=draw(st.integers(1, 6)),
     )
     return Case(model=model, sweeps=draw(_sweeps(tier)), seed=draw(st.integers(0, 99)))
 

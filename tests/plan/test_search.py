@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 from importlib import resources
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from freight.errors import BudgetError
 from freight.hardware.curve import Curve
@@ -17,7 +19,7 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
-from freight.plan import samples
+from freight.plan import ring, samples
 from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Split, Tier
@@ -346,6 +348,53 @@ def test_a_few_layers_tell_what_all_would(
     monkeypatch.setattr(samples, "_DEPTHS", (1, 80))
     monkeypatch.setattr(samples, "_ROUGH_DEPTHS", (1, 80))
     assert few_s == pytest.approx(seconds(), rel=0.01)
+
+
+def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where keys cross disk and link beside weights from both."""
+
+    def told() -> Choice:
+        wishes = Wishes(
+            micro_batch_size=32,
+            num_micro_batches=8,
+            admission="zigzag",
+            weights=Split(cpu=0.54, disk=0.46),
+            kv=Split(disk=1.0),
+            cpu_attention=0.0,
+        )
+        room: dict[Tier, int] = {"gpu": 14 * GIB, "cpu": 205 * GIB, "disk": 1300 * GIB}
+        machine, shape = find_machine("flexgen-t4"), (512, 3)
+        return search("opt-175b", machine, room, rows=256, shape=shape, wishes=wishes)
+
+    def whole() -> Choice:
+        with monkeypatch.context() as patch:
+            patch.setattr(samples, "_PIECES", (150, 150))
+            return told()
+
+    monkeypatch.setattr(samples, "_DEPTHS", (1, 7))
+    few, many = told(), whole()
+    assert few.plan.policy.staging_pieces == 64
+    assert few.forecast.seconds == pytest.approx(many.forecast.seconds, rel=0.03)
+    monkeypatch.setattr(ring, "_STAGED_SHARE", 0.0)
+    least = whole()
+    assert least.plan.policy.staging_pieces == 3
+    assert least.forecast.decode_s > 1.15 * many.forecast.decode_s
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 1000), st.integers(1, 10**6))
+def test_staged_pieces_are_few_beside_the_memory_and_the_unit(
+    room: int, blocks: int, times: int
+) -> None:
+    piece, unit = 4096 * blocks, 4096 * blocks * times
+    count = ring.staging_pieces(room, piece, unit)
+    assert 3 <= count <= 64
+    if count > 3:
+        assert 64 * count * piece <= room
+        assert count <= times
+    more = ring.staging_pieces(2 * room, piece, unit)
+    assert count <= more <= 2 * count + 1
 
 
 def test_planning_175b_is_quick_light_and_without_torch() -> None:

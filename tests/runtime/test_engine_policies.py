@@ -163,6 +163,7 @@ def test_an_engine_can_be_used_again(device: str, tiny_dir: Path) -> None:
     "grain",
     [
         {"piece_bytes": 4096},
+        {"piece_bytes": 4096, "staging_pieces": 7},
         {"page_tokens": 16},
         {"chunk_tokens": 8},
         {"max_batch_tokens": 70},

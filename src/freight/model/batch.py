@@ -7,7 +7,7 @@ pad. Knows no tensors, no tier and no schedule.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -44,8 +44,7 @@ class RowKey(NamedTuple):
     sample: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSpan:
+class RowSpan(NamedTuple):
     """What one row brings to one sweep.
 
     ``row`` names the row for the whole job; ``start`` is its first token in the flat batch,
@@ -95,8 +94,7 @@ class RowSpan:
     def behind_prefix(self) -> RowSpan:
         """The same tokens with the keys alone that no other row has. What is counted from one of
         the row's tokens to another, as a window is, stays right."""
-        return replace(
-            self,
+        return self._replace(
             kv_len=self.kv_len - self.shared_len,
             prompt_len=self.prompt_len - self.shared_len,
             prefix=None,

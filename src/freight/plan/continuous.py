@@ -58,29 +58,24 @@ class RolledSweep:
         own = self.census
         seats = _seats(policy)
         members: list[list[Brought]] = [[] for _ in range(policy.num_micro_batches)]
-        for place, seat in enumerate(own.seats.tolist()):
+        columns = (own.seats, own.numbers, own.prompts, own.answers, own.kv_lens, own.brought)
+        for seat, row_number, prompt, answer, kv_len, count in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             k, number = divmod(seat, len(seats))
             tier, is_delegated = seats[number]
-            prompt_tokens = int(own.prompts[place]) + (not own.answers[place])
+            prompt_tokens = prompt + (not answer)
             row = BlockRow(
-                number=int(own.numbers[place]),
-                prompt_tokens=prompt_tokens,
-                new_tokens=int(own.answers[place]),
-                home=tier,
-                is_delegated=is_delegated,
+                row_number,
+                prompt_tokens,
+                answer,
+                tier,
+                is_delegated,
                 scored_tokens=sizes.scored_tokens(prompt_tokens),
-                is_sibling=sizes.is_sibling(int(own.numbers[place])),
+                is_sibling=sizes.is_sibling(row_number),
             )
-            kv_len, count = int(own.kv_lens[place]), int(own.brought[place])
-            members[k].append(
-                Brought(
-                    row=row,
-                    kv_len=kv_len,
-                    num_new=count,
-                    makes_token=row.new_tokens > 0 and kv_len + count >= row.prompt_tokens,
-                    seat=number,
-                )
-            )
+            makes_token = answer > 0 and kv_len + count >= prompt_tokens
+            members[k].append(Brought(row, kv_len, count, makes_token, number))
         works = [work_of(k, rows, sizes) for k, rows in enumerate(members) if rows]
         return Sweep(index=index, works=tuple(works))
 

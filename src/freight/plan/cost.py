@@ -132,6 +132,9 @@ class Cost:
 
     def demand(self, operation: Operation) -> Demand:
         """Seconds of an operation alone."""
+        key = operation.kind, operation.num_bytes
+        if (known := self.moves.get(key)) is not None:
+            return known
         if operation.kind in _COMPUTED:
             return self._computation(operation)
         if operation.kind is Kind.ATTEND:
@@ -139,9 +142,7 @@ class Cost:
         if operation.kind is Kind.DECODE_WEIGHTS:
             decoded = self.layout.form(self.units[operation.unit]).decoded_bytes
             return Demand(seconds=2.5 * decoded / self.unit.memory_bytes_per_s)
-        key = operation.kind, operation.num_bytes
-        if key not in self.moves:
-            self.moves[key] = self._move(operation)
+        self.moves[key] = self._move(operation)
         return self.moves[key]
 
     def _move(self, operation: Operation) -> Demand:
@@ -266,10 +267,10 @@ class Cost:
         tokens = num_pages * self.policy.page_tokens
         chunk = max(self.policy.chunk_tokens, self.policy.page_tokens)
         whole, rest = divmod(tokens, chunk)
-        counts = [chunk] * whole + [rest] * bool(rest)
         kept = sum(self._kv_bytes(step, tokens) for step in unit.steps if isinstance(step, Attend))
         passed = _PASSES_OF_NEW_KEYS * kept / self.unit.memory_bytes_per_s
-        return passed + sum(self._chunk_s(own, count) for count in counts)
+        seconds = whole * self._chunk_s(own, chunk) if whole else 0.0
+        return passed + seconds + (self._chunk_s(own, rest) if rest else 0.0)
 
     def _keys_of(self, unit: Unit) -> Unit | None:
         if id(unit) not in self.keys:

@@ -21,6 +21,7 @@ from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.recomputation import check_recomputation
 from freight.plan.refusal import refusal
+from freight.plan.ring import staging_pieces
 from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 from freight.quantities import MIB, align_up
@@ -97,6 +98,7 @@ class Planner:
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
     piece_bytes: int = field(init=False)
+    staging_pieces: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_recomputation(self.config, self.programme, self.wishes.recomputed)
@@ -105,7 +107,11 @@ class Planner:
         plain = sum(unit.num_elements for unit in units) - expert
         object.__setattr__(self, "elements", (plain, expert))
         object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
-        object.__setattr__(self, "piece_bytes", self._piece_bytes())
+        largest = self._largest_unit()
+        piece = min(_MOST_PIECE_BYTES, align_up(largest, BLOCK))
+        object.__setattr__(self, "piece_bytes", piece)
+        staged = staging_pieces(self.room.get("cpu", 0), piece, largest)
+        object.__setattr__(self, "staging_pieces", staged)
 
     def plan(self) -> Plan:
         """The candidate with the shortest nominal time per row; BudgetError if none fits."""
@@ -193,6 +199,7 @@ class Planner:
             max_batch_tokens=self._batch_tokens(size, admission, shares),
             page_tokens=page_tokens,
             piece_bytes=self.piece_bytes,
+            staging_pieces=self.staging_pieces,
             overlap=wishes.overlap,
             cpu_attention=wishes.cpu_attention or 0.0,
             recomputed=wishes.recomputed or 0.0,
@@ -269,9 +276,9 @@ class Planner:
             counts |= {largest >> halving for halving in range(largest.bit_length())}
         return sorted(counts)
 
-    def _piece_bytes(self) -> int:
-        """No larger than the largest unit: small models would stream through a ring of air."""
-        largest = max(
+    def _largest_unit(self) -> int:
+        """Its bytes: pieces are no larger, for small models would stream through a ring of air."""
+        return max(
             sum(
                 self.sources[w.name].num_bytes * w.num_rows // self.sources[w.name].shape[0]
                 + 2 * BLOCK
@@ -279,7 +286,6 @@ class Planner:
             )
             for unit in self.forms[0]
         )
-        return min(_MOST_PIECE_BYTES, align_up(largest, BLOCK))
 
     # -- filling memory with weights -----------------------------------------------------------
 

@@ -361,7 +361,7 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
         usage["cpu"]["weights"] = held["cpu"]
         staged = any(s.tier == "disk" for form in layout.forms for s in form.stretches)
         size = align_up(policy.piece_bytes, BLOCK) if staged else 0
-        usage["cpu"]["weight staging"] = RING_SLOTS["weight staging"] * size
+        usage["cpu"]["weight staging"] = policy.staging_pieces * size
 
 
 def _count_block(

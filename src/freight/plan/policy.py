@@ -15,6 +15,7 @@ from freight.errors import InputError
 
 __all__ = [
     "ADMISSIONS",
+    "LEAST_STAGED",
     "ROUNDING",
     "RULES",
     "TIERS",
@@ -33,6 +34,8 @@ TIERS: Final[tuple[Tier, ...]] = ("gpu", "cpu", "disk")
 
 ROUNDING: Final = 0.02
 """How far from 100 percentages may sum up."""
+LEAST_STAGED: Final = 3
+"""One piece is read, one is passed on, one is ready."""
 RULES: Final = ("auto", "row", *ADMISSIONS)
 """What may be asked for: "row" is zig-zag with one micro-batch."""
 
@@ -107,7 +110,8 @@ class Policy:
     ``num_micro_batches`` micro-batches of ``micro_batch_size`` rows. ``max_batch_tokens`` bounds
     the tokens that a micro-batch brings to one sweep; ``chunk_tokens`` bounds how many of them are
     in the arithmetic at once. ``page_tokens`` tokens of one row and layer make a page of KV cache,
-    ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring.
+    ``piece_bytes`` is the largest single read or copy of weights, and a block of their ring;
+    ``staging_pieces`` of them, read from the disk, may wait in RAM for the link to a device.
     ``cpu_attention`` is the share of the rows off the device, on RAM and on disk alike, whose keys
     the CPU attends where they are; the others' cross the link. In the share ``recomputed`` of the
     layers rows off the compute tier keep what comes into attention, which is narrower than many
@@ -132,6 +136,7 @@ class Policy:
     chunk_tokens: int = 512
     page_tokens: int = 16
     piece_bytes: int = 4 << 20
+    staging_pieces: int = LEAST_STAGED
     overlap: bool = True
     embedding: Split | None = None
     cpu_attention: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.model.switches import ModelConfig
@@ -29,8 +30,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockRow:
+class BlockRow(NamedTuple):
     """A row of a block: its lengths, the tier of its keys and values, whether the CPU attends them
     there, how many tokens of its prompt another row computes, and how many of its last ones are
     scored. A sibling has the whole prompt of the row before it: its keys are copied as they are
@@ -61,8 +61,7 @@ class BlockRow:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Brought:
+class Brought(NamedTuple):
     """What a row brings to a sweep: ``num_new`` tokens behind ``kv_len`` keys. ``seat`` orders the
     rows of a micro-batch."""
 
@@ -79,6 +78,8 @@ class Brought:
     @property
     def scored(self) -> range:
         """Those of its tokens whose following one is scored."""
+        if not self.row.scored_tokens:
+            return range(0)
         last = self.row.prompt_tokens - 1 - self.kv_len
         first = last - self.row.scored_tokens
         return range(max(0, first), min(self.num_new, max(0, last)))
@@ -247,12 +248,12 @@ def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
     for own in brought:
         shared = sizes.shared_tokens if own.kv_len >= sizes.shared_tokens else 0
         yield RowSpan(
-            row=RowKey(own.row.number),
-            start=start,
-            num_new=own.num_new,
-            kv_len=own.kv_len,
-            logit_positions=(own.num_new - 1,) if own.makes_token else (),
-            scored=own.scored,
+            RowKey(own.row.number),
+            start,
+            own.num_new,
+            own.kv_len,
+            (own.num_new - 1,) if own.makes_token else (),
+            own.scored,
             prefix=RowKey(-1) if shared else None,
             shared_len=shared,
         )

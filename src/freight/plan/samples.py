@@ -9,6 +9,7 @@ straight line. Knows no datasets: a block's lengths come in.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,12 +32,14 @@ from freight.plan.sweep import Sweep
 __all__ = ["Sample", "Sampler", "Story", "continuous_story", "rehearse", "roll", "zigzag_story"]
 
 _DEPTHS: Final = (6, 12)
-_ROUGH_DEPTHS: Final = (3, 9)
+_ROUGH_DEPTHS: Final = (2, 8)
 """Six layers apart, as rings have two slots or three: of one micro-batch, what a layer waits for is
 what the sixth before it did. Other distances came out up to 36 % off where all layers were run."""
 _FEW_BATCHES: Final = 2
 """Up to so many all is run that deep: it costs little, and sweeps pass over into each other."""
-_MOST_PIECES: Final = 8
+_PIECES: Final = (8, 16)
+"""Of a unit's weights: as many as micro-batches, among which they are spread, but so many at least
+and at most. Fewer came out up to a fifth off."""
 _MOST_REHEARSED: Final = 60_000
 
 Lanes = Mapping[Lane, float]
@@ -146,7 +149,9 @@ class Sampler:
         plan, policy = self.plan, self.plan.policy
         feed = _Feed(sweeps=sweeps, config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
-        model = stream_model(plan.layout, policy, layers=layers, most_pieces=_MOST_PIECES)
+        fewest, most = _PIECES
+        pieces = max(fewest, min(most, policy.num_micro_batches))
+        model = stream_model(plan.layout, policy, layers=layers, most_pieces=pieces)
         cost = self._cost(layers)
         return simulate(
             schedule(feed.run(), model, feed.expects_more, feed.chosen),
@@ -223,19 +228,17 @@ class _Feed:
 
 def _summed(ran: Iterable[Step], steps: Sequence[int]) -> Sample:
     ends = [0.0] * len(steps)
-    num_bytes: list[dict[Lane, float]] = [{} for _ in steps]
-    busy: list[dict[Lane, float]] = [{} for _ in steps]
+    num_bytes: list[dict[Lane, float]] = [defaultdict(float) for _ in steps]
+    busy: list[dict[Lane, float]] = [defaultdict(float) for _ in steps]
     for operation, start_s, end_s in ran:
         sweep, lane = operation.sweep, operation.lane
         if sweep == len(steps):
             continue
-        if operation.is_last:
-            ends[sweep] = end_s
-        lanes = busy[sweep]
-        lanes[lane] = lanes.get(lane, 0.0) + end_s - start_s
+        busy[sweep][lane] += end_s - start_s
         if lane is not Lane.COMPUTE:
-            moved = num_bytes[sweep]
-            moved[lane] = moved.get(lane, 0.0) + operation.num_bytes
+            num_bytes[sweep][lane] += operation.num_bytes
+        elif operation.is_last:
+            ends[sweep] = end_s
     starts = (0.0, *ends)
     return Sample(
         seconds={step: ends[i] - starts[i] for i, step in enumerate(steps)},

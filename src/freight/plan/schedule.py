@@ -44,7 +44,7 @@ def schedule(
     rows can depend on the tokens. A wrong guess costs loads that nobody uses. In a pipeline tokens
     of earlier sweeps are awaited between them.
     """
-    board = Scoreboard()
+    board = Scoreboard(staging_slots=model.staging_slots)
     weights = WeightStream(model=model, board=board, expects_more=expects_more)
     stream = _Stream(
         model=model,

@@ -16,7 +16,6 @@ __all__ = ["RING_SLOTS", "Scoreboard", "read", "write"]
 
 RING_SLOTS: Final = {
     "decoded weights": 1,
-    "weight staging": 3,
     "embedding rows": 1,
     "embedding slot": 1,
     "departing slot": 1,
@@ -28,26 +27,23 @@ RING_SLOTS: Final = {
     "activations in": 2,
     "activations out": 2,
 }
-"""Slots per ring; the ring of weights is sized by the layout. Three where content is fetched, used
-and stored; two where it passes one way; one where it is used at once."""
+"""Slots per ring; the ring of weights is sized by the layout, what is staged for it by the policy.
+Three where content is fetched, used and stored; two where it passes one way; one where it is used
+at once."""
 
 
 _BEFORE: Final[Owner] = (-1,)
 
 
-@dataclass(slots=True)
-class _Occupant:
-    """Who wrote a place and who read it since, as the last operation per lane."""
-
-    owner: Owner
-    writers: dict[Lane, int]
-    readers: dict[Lane, int]
+_Occupant = tuple[Owner, dict[Lane, int], dict[Lane, int]]
+"""Whose a place is, who wrote it and who read it since, as the last operation per lane."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Scoreboard:
     """Numbers operations, hands out ring slots in turn, and derives waits."""
 
+    staging_slots: int
     next_index: int = 0
     places: dict[Place, _Occupant] = field(default_factory=dict)
     next_slot: dict[str, int] = field(default_factory=dict)
@@ -69,7 +65,8 @@ class Scoreboard:
 
     def take_slot(self, ring: str) -> int:
         slot = self.next_slot.get(ring, 0)
-        self.next_slot[ring] = (slot + 1) % RING_SLOTS[ring]
+        count = self.staging_slots if ring == "weight staging" else RING_SLOTS[ring]
+        self.next_slot[ring] = (slot + 1) % count
         return slot
 
     def make(
@@ -117,20 +114,26 @@ class Scoreboard:
         waits: dict[Lane, int] = {}
         places = self.places
         for place, owner, is_write, _, _, _ in accesses:
-            occupant = places.get(place)
             earlier: tuple[dict[Lane, int], ...] = ()
-            if occupant is None:
-                occupant = places[place] = _Occupant(owner, {}, {})
-            elif is_write and occupant.owner != owner:
-                earlier = (occupant.writers, occupant.readers)
-                occupant = places[place] = _Occupant(owner, {}, {})
-            elif not is_write and lane not in occupant.readers:
-                earlier = (occupant.writers,)
+            if place not in places:
+                places[place] = (
+                    (owner, {lane: index}, {}) if is_write else (owner, {}, {lane: index})
+                )
+                continue
+            before, writers, readers = places[place]
+            if not is_write:
+                if lane not in readers:
+                    earlier = (writers,)
+                readers[lane] = index
+            elif before == owner:
+                writers[lane] = index
+            else:
+                earlier = (writers, readers)
+                places[place] = owner, {lane: index}, {}
             for lanes in earlier:
                 for other, last in lanes.items():
                     if last != index and last > waits.get(other, -1):
                         waits[other] = last
-            (occupant.writers if is_write else occupant.readers)[lane] = index
         waits.pop(lane, None)
         return tuple(waits.items())
 

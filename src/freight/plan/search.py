@@ -111,7 +111,7 @@ class Search:
             narrower._price_near(own, _MOST_NARROWED, beside=priced)
             priced += own
         for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
-            # Where rows enter at any time more layers alone would be run: 0.3 % at most.
+            # Where rows enter at any time more layers alone would be run: one per cent at most.
             best = choice if choice.plan.policy.is_continuous else self.price(choice.plan)
             if best.forecast.block_s <= self.max_block_s:
                 return best
@@ -293,8 +293,8 @@ class Search:
 
     def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
         """The best block shape, and one twice as large, with keys and values computed again of what
-        came into attention, in some or all of the layers. Where that is best, sizes near it, by
-        any rule."""
+        came into attention, in some or all of the layers, by any rule. Where that is best, sizes
+        near it."""
         own, best = self.planner, self._best_of(priced)
         if best is None or own.wishes.recomputed is not None or own.wishes.cpu_attention:
             return
@@ -303,7 +303,8 @@ class Search:
             return
         is_fixed = own.wishes.micro_batch_size is not None
         first, later = ((1.0,), (1.0,)) if is_fixed else (_TIMES_AS_LARGE, (1.0, *_BETWEEN))
-        yield from self._computing_again(best, best.plan.policy.admission, first, SHARES)
+        for rule in self._rules():
+            yield from self._computing_again(best, rule, first, SHARES)
         better = self._best_of(priced)  # of what was priced meanwhile, too
         share = 0.0 if better is None else better.plan.policy.recomputed
         if better is not None and share:

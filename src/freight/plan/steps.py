@@ -9,17 +9,15 @@ asked for one by one. Knows units and micro-batches, nothing of what is moved fo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from freight.plan.sweep import BatchWork, StreamModel, Sweep
 
 __all__ = ["Step", "steps_of"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A computation of a unit for one micro-batch, the whole of it or a part.
 
     ``num_turns`` are left, this one included, until loads can be issued that are not possible yet.

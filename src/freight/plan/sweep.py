@@ -6,10 +6,11 @@ Plain values, all sizes in bytes. Who makes up a sweep is the scheduler's busine
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from freight.model.batch import MicroBatch
 from freight.model.programme import UnitKind
-from freight.plan.policy import Tier
+from freight.plan.policy import LEAST_STAGED, Tier
 
 __all__ = [
     "Awaited",
@@ -24,8 +25,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """Bytes of one load or store, by the tier whose home they leave or reach.
 
     ``tails`` counts the KV pages in progress of rows on disk, which are in RAM: they cross no disk.
@@ -39,6 +39,9 @@ class Moved:
         return bool(self.cpu or self.disk or self.tails)
 
 
+_NOTHING: Final = Moved()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delegated:
     """The rows of a micro-batch whose keys the CPU attends in a sweep: its last ``num_rows``.
@@ -50,8 +53,8 @@ class Delegated:
     num_rows: int
     query_bytes: int
     attended_bytes: int
-    kv_load: Moved = Moved()
-    kv_store: Moved = Moved()
+    kv_load: Moved = _NOTHING
+    kv_store: Moved = _NOTHING
     kv_slot_bytes: int = 0
 
 
@@ -59,8 +62,8 @@ class Delegated:
 class Passed:
     """What of rows elsewhere passes through ``slot_bytes`` of a slot, in ``num_loaded`` pages."""
 
-    load: Moved = Moved()
-    store: Moved = Moved()
+    load: Moved = _NOTHING
+    store: Moved = _NOTHING
     slot_bytes: int = 0
     num_loaded: int = 0
 
@@ -82,7 +85,7 @@ class BatchWork:
     embedding_bytes: int = 0
     kv: Passed = Passed()
     inputs: Passed = Passed()
-    activations: Moved = Moved()
+    activations: Moved = _NOTHING
     activation_slot_bytes: int = 0
     delegated: Delegated | None = None
     delegates_later: bool = False
@@ -142,13 +145,15 @@ class StreamUnit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
     """The units in order, the embedding first, where they are computed, and the ring of weights:
-    ``ring_blocks`` blocks of ``block_bytes``. A stage of a pipeline ``receives`` what its first
-    unit enters into the residual stream, or ``sends`` what its last one picks, or both."""
+    ``ring_blocks`` blocks of ``block_bytes``. So many pieces from the disk as ``staging_slots`` may
+    wait in RAM for the link to a device. A stage of a pipeline ``receives`` what its first unit
+    enters into the residual stream, or ``sends`` what its last one picks, or both."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
     ring_blocks: int
     block_bytes: int
+    staging_slots: int = LEAST_STAGED
     receives: bool = False
     sends: bool = False
 

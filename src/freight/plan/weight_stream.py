@@ -49,6 +49,7 @@ class WeightStream:
     chosen: dict[Target, Collection[int]] = field(default_factory=dict)
     head: int = 0
     ring: deque[_Resident] = field(default_factory=deque)
+    residents: dict[Target, _Resident] = field(default_factory=dict)
     pending: deque[tuple[Target, int]] = field(default_factory=deque)
     blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
 
@@ -73,11 +74,11 @@ class WeightStream:
 
     def first_block(self, sweep: int, unit: int) -> int:
         """Where in the ring a unit that is there begins."""
-        return next(r.first_block for r in self.ring if r.target == (sweep, unit))
+        return self.residents[sweep, unit].first_block
 
     def reads(self, sweep: int, unit: int) -> tuple[Access, ...]:
         """Accesses of a computation that uses the unit's streamed weights."""
-        return next(r.reads for r in self.ring if r.target == (sweep, unit))
+        return self.residents[sweep, unit].reads
 
     def decode(self, sweep: int, unit: int) -> Operation:
         accesses = [
@@ -91,7 +92,7 @@ class WeightStream:
 
     def _retire(self, current: Target) -> None:
         while self.ring and self.ring[0].target < current:
-            self.ring.popleft()
+            del self.residents[self.ring.popleft().target]
 
     def _reserve(self, sweep: int, unit: int) -> None:
         """Reserve blocks for the next units, in order, as far as there are any."""
@@ -105,9 +106,11 @@ class WeightStream:
                 return
             self.head = first + num_blocks
             reads = tuple(read("weights", block, target) for block in range(first, self.head))
-            self.ring.append(
-                _Resident(target=target, first_block=first, num_blocks=num_blocks, reads=reads)
+            resident = _Resident(
+                target=target, first_block=first, num_blocks=num_blocks, reads=reads
             )
+            self.ring.append(resident)
+            self.residents[target] = resident
             pieces = self.model.units[target[1]].pieces
             self.pending.extend((target, number) for number in range(len(pieces)))
             self.cursor = (target[0], target[1] + 1)

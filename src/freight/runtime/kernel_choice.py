@@ -206,7 +206,7 @@ class _Case:
         step = self.step
         spans, start = [], 0
         for span in self.spans:
-            spans.append(replace(span, start=start, num_new=span.total_len, kv_len=0))
+            spans.append(span._replace(start=start, num_new=span.total_len, kv_len=0))
             start += span.total_len
         shape = (start, step.num_kv_heads, step.head_dim)
         k = _numbers(*shape, device=self.device, dtype=self.dtype)

@@ -177,7 +177,7 @@ class Placement:
         near, host = self.near, self.host
         on_device = policy.compute_tier == "gpu"
         staged = align_up(g.usage["cpu"].get("weight staging", 0), BLOCK)
-        staging_slots = RING_SLOTS["weight staging"]
+        staging_slots = policy.staging_pieces
         pages, page = g.kv_slot_pages, max(g.far_page_bytes)
         in_pages = pages if g.num_tails and on_device else 0
         in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
@@ -271,7 +271,6 @@ class Placement:
         b = self.buffers
         sizes = {
             "decoded weights": self.plan.layout.decoded_bytes,
-            "weight staging": b.weight_staging[0].numel(),
             "embedding slot": b.embedding_slot[0].numel(),
             "departing slot": b.departing_slot[0].numel(),
             "kv slot": b.kv_slot[0].numel(),
@@ -285,8 +284,13 @@ class Placement:
         rings = {
             name: Ring(num_slots=RING_SLOTS[name], slot_bytes=size) for name, size in sizes.items()
         }
-        for name, rows in (("embedding", b.embedding_rows), ("departing", b.departing_rows)):
-            rings[f"{name} rows"] = Ring(num_slots=len(rows), slot_bytes=rows[0].numel())
+        own = {
+            "weight staging": b.weight_staging,
+            "embedding rows": b.embedding_rows,
+            "departing rows": b.departing_rows,
+        }
+        for name, rows in own.items():
+            rings[name] = Ring(num_slots=len(rows), slot_bytes=rows[0].numel())
         blocks, size = self.weights.ring_blocks, self.plan.policy.piece_bytes
         return {**rings, "weights": Ring(num_slots=blocks, slot_bytes=size)}
 
