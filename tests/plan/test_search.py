@@ -370,7 +370,7 @@ def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(
 
     def whole() -> Choice:
         with monkeypatch.context() as patch:
-            patch.setattr(samples, "_PIECES", (150, 150))
+            patch.setattr(ring, "_PIECES", (150, 150))
             return told()
 
     monkeypatch.setattr(samples, "_DEPTHS", (1, 7))

@@ -18,7 +18,7 @@ from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.parallel import Answer, Parallel
-from freight.plan.ring import stream_model
+from freight.plan.ring import forecast_pieces, stream_model
 from freight.plan.rollout import WorkSizes
 from freight.plan.samples import zigzag_story
 from freight.plan.schedule import schedule
@@ -28,7 +28,6 @@ from freight.plan.sweep import Awaited, Sweep
 
 __all__ = ["Hop", "PipelineTime", "PlannedStage", "clock", "planned_stages", "time_stages"]
 
-_MOST_PIECES: Final = 8
 _MOST_STEPS: Final = 5
 
 
@@ -54,7 +53,7 @@ class PlannedStage:
         """Those of a run; of experts all are needed, as blocks of many rows do."""
         experts = self.model.config.experts
         layout, policy = self.plan.layout, self.plan.policy
-        model = stream_model(layout, policy, most_pieces=_MOST_PIECES)
+        model = stream_model(layout, policy, most_pieces=forecast_pieces(policy))
         count = 0 if experts is None else experts.num_experts
         return list(schedule(sweeps, model, lambda: True, lambda _: range(count)))
 

@@ -15,9 +15,12 @@ from freight.plan.parts import mixed
 from freight.plan.policy import LEAST_STAGED, Policy
 from freight.plan.sweep import StreamModel, StreamPiece, StreamUnit
 
-__all__ = ["ring_blocks", "staging_pieces", "stream_model"]
+__all__ = ["forecast_pieces", "ring_blocks", "staging_pieces", "stream_model"]
 
 _MOST_STAGED: Final = 64
+_PIECES: Final = (8, 16)
+"""Of a unit's weights in a forecast: as many as micro-batches, among which they are spread, but so
+many at least and at most. Fewer came out up to a fifth off."""
 _FEWEST_SLOTS: Final = 2
 _STAGED_SHARE: Final = 1 / 64
 """Of the memory. Links wait for each other where little can be read ahead: of blocks whose keys
@@ -53,6 +56,12 @@ def staging_pieces(room: int, piece_bytes: int, unit_bytes: int) -> int:
     """How many pieces of a unit from the disk may wait in RAM, of which there is so much."""
     most = min(_MOST_STAGED, -(-unit_bytes // piece_bytes))
     return max(LEAST_STAGED, min(most, int(_STAGED_SHARE * room) // piece_bytes))
+
+
+def forecast_pieces(policy: Policy) -> int:
+    """How many of a unit's weights a forecast runs from each tier."""
+    fewest, most = _PIECES
+    return max(fewest, min(most, policy.num_micro_batches))
 
 
 def stream_model(

@@ -23,7 +23,7 @@ from freight.plan.cost import Cost
 from freight.plan.default import Plan
 from freight.plan.geometry import held_pages
 from freight.plan.operation import Lane
-from freight.plan.ring import stream_model
+from freight.plan.ring import forecast_pieces, stream_model
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
 from freight.plan.schedule import schedule
 from freight.plan.simulate import Step, simulate
@@ -37,9 +37,6 @@ _ROUGH_DEPTHS: Final = (2, 8)
 what the sixth before it did. Other distances came out up to 36 % off where all layers were run."""
 _FEW_BATCHES: Final = 2
 """Up to so many all is run that deep: it costs little, and sweeps pass over into each other."""
-_PIECES: Final = (8, 16)
-"""Of a unit's weights: as many as micro-batches, among which they are spread, but so many at least
-and at most. Fewer came out up to a fifth off."""
 _MOST_REHEARSED: Final = 60_000
 
 Lanes = Mapping[Lane, float]
@@ -149,9 +146,9 @@ class Sampler:
         plan, policy = self.plan, self.plan.policy
         feed = _Feed(sweeps=sweeps, config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
-        fewest, most = _PIECES
-        pieces = max(fewest, min(most, policy.num_micro_batches))
-        model = stream_model(plan.layout, policy, layers=layers, most_pieces=pieces)
+        model = stream_model(
+            plan.layout, policy, layers=layers, most_pieces=forecast_pieces(policy)
+        )
         cost = self._cost(layers)
         return simulate(
             schedule(feed.run(), model, feed.expects_more, feed.chosen),
