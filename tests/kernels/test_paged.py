@@ -1,13 +1,14 @@
 """Keys and values in pages: appended, attended in place, and taken out, against plain torch.
 
-Pages anywhere in the pool, of plain and compressed numbers, ragged rows, windows, capped scores,
-the highest scores only; attention in float64 straight from the definition is the oracle.
+Pages anywhere in the pool, of plain and compressed numbers, ragged rows, one query each or several,
+windows, capped scores, the highest scores only; attention in float64 straight from the definition
+is the oracle.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +17,12 @@ from hypothesis import strategies as st
 
 from freight.kernels import paged
 from freight.kernels.grouped import GroupedRows, dequantise_reference, quantise
-from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
+from freight.kernels.paged import (
+    append_rows,
+    attend_queries,
+    attend_single_queries,
+    gather_plain,
+)
 from freight.kernels.pages import Pages
 from freight.model.number_format import Grouped, fit_head
 
@@ -25,7 +31,7 @@ FORMATS = (None, (4, 64), (4, 128), (8, 32), (8, 128))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Rows with so many earlier keys; ``kept`` is bits and group size."""
+    """Rows with so many earlier keys, and ``num_new`` more; ``kept`` is bits and group size."""
 
     kv_lens: list[int]
     shape: tuple[int, int, int]  # query heads, key/value heads, head width
@@ -37,6 +43,11 @@ class Case:
     softcap: float | None
     share: float
     seed: int
+    num_new: int = 1
+
+    @property
+    def totals(self) -> list[int]:
+        return [length + self.num_new for length in self.kv_lens]
 
     @property
     def number_format(self) -> Grouped | None:
@@ -65,13 +76,14 @@ class Run:
         self.case = case
         generator = torch.Generator().manual_seed(case.seed)
         heads, kv_heads, width = case.shape
-        total = sum(case.kv_lens) + len(case.kv_lens)
+        total = sum(case.totals)
         self.k, self.v = (
             (torch.randn(total, kv_heads, width, generator=generator) * 2).to(case.dtype)
             for _ in range(2)
         )
-        self.q = torch.randn(len(case.kv_lens), heads, width, generator=generator).to(case.dtype)
-        counts = [-(-(length + 1) // case.page_tokens) for length in case.kv_lens]
+        count = len(case.kv_lens) * case.num_new
+        self.q = torch.randn(count, heads, width, generator=generator).to(case.dtype)
+        counts = [-(-length // case.page_tokens) for length in case.totals]
         order = torch.randperm(sum(counts) + 1, generator=generator)
         self.tables = [part.tolist() for part in order[:-1].split(counts)]
         self.pages = _empty_pages(case, sum(counts) + 1)
@@ -84,8 +96,8 @@ class Run:
         size = self.case.page_tokens
         pairs = [
             (table[position // size], position % size)
-            for table, length in zip(self.tables, self.case.kv_lens, strict=True)
-            for position in range(length + 1)
+            for table, length in zip(self.tables, self.case.totals, strict=True)
+            for position in range(length)
         ]
         own = torch.tensor(pairs)
         return own[:, 0].contiguous(), own[:, 1].contiguous()
@@ -109,6 +121,27 @@ class Run:
         )
         return out
 
+    def attend_several(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """And the log-sum-exps; queries and results lie among others."""
+        case, (count, heads, width) = self.case, self.q.shape
+        room = torch.full((2, count, heads + 1, width), float("nan"), dtype=case.dtype)
+        q, out = room[:, :, :-1]
+        q.copy_(self.q)
+        lse = torch.full((count, heads), float("nan"))
+        assert attend_queries(
+            q,
+            self.pages,
+            self.key_rows,
+            torch.tensor(case.kv_lens),
+            out,
+            scale=0.3,
+            softcap=case.softcap,
+            window=case.window,
+            lse=lse,
+        )
+        assert room[:, :, -1].isnan().all()
+        return out, lse
+
     def as_kept(self, x: torch.Tensor) -> torch.Tensor:
         """What is left of x when it has been compressed, in float32."""
         number_format = self.case.number_format
@@ -122,28 +155,31 @@ class Run:
         dequantise_reference(grouped, plain)
         return plain.view(x.shape)
 
-    def expected(self) -> torch.Tensor:
-        """Row by row in float64."""
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query by query in float64, and the log-sum-exps."""
         case = self.case
         heads, kv_heads, _ = case.shape
-        ends = torch.tensor(case.kv_lens).add(1).cumsum(0).tolist()
-        outs = []
-        for row, end in enumerate(ends):
-            first = end - case.kv_lens[row] - 1
-            if case.window is not None:
-                first = max(first, end - case.window)
-            keys, values = (
-                self.as_kept(x[first:end]).double().repeat_interleave(heads // kv_heads, dim=1)
-                for x in (self.k, self.v)
-            )
-            scores = torch.einsum("nh,snh->ns", self.q[row].double(), keys) * 0.3
-            if case.softcap is not None:
-                scores = case.softcap * torch.tanh(scores / case.softcap)
-            keep = max(1, math.ceil(case.share * (end - first)))
-            least = scores.topk(keep, dim=-1).values[:, -1:]
-            scores = scores.masked_fill(scores < least, float("-inf"))
-            outs.append(torch.einsum("ns,snh->nh", scores.softmax(-1), values))
-        return torch.stack(outs)
+        outs, sums = [], []
+        for row, end in enumerate(torch.tensor(case.totals).cumsum(0).tolist()):
+            for number in range(case.num_new):
+                last = end - case.num_new + number + 1
+                first = end - case.totals[row]
+                if case.window is not None:
+                    first = max(first, last - case.window)
+                keys, values = (
+                    self.as_kept(x[first:last]).double().repeat_interleave(heads // kv_heads, dim=1)
+                    for x in (self.k, self.v)
+                )
+                query = self.q[row * case.num_new + number].double()
+                scores = torch.einsum("nh,snh->ns", query, keys) * 0.3
+                if case.softcap is not None:
+                    scores = case.softcap * torch.tanh(scores / case.softcap)
+                keep = max(1, math.ceil(case.share * (last - first)))
+                least = scores.topk(keep, dim=-1).values[:, -1:]
+                scores = scores.masked_fill(scores < least, float("-inf"))
+                outs.append(torch.einsum("ns,snh->nh", scores.softmax(-1), values))
+                sums.append(scores.logsumexp(-1))
+        return torch.stack(outs), torch.stack(sums)
 
 
 def _empty_pages(case: Case, count: int) -> Pages:
@@ -171,9 +207,22 @@ def test_single_queries(case: Case) -> None:
     run = Run(case)
     run.append()
     tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
-    torch.testing.assert_close(
-        run.attend().double(), run.expected(), rtol=tolerance, atol=tolerance
-    )
+    expected, _ = run.expected()
+    torch.testing.assert_close(run.attend().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(deadline=None, max_examples=150)
+@given(case=cases, num_new=st.sampled_from([2, 3, 16, 41, 130, 300]))
+def test_several_queries(case: Case, num_new: int) -> None:
+    """Whole blocks of keys and parts of them, whole panels and parts of them."""
+    rows = case.kv_lens[: 5 if num_new < 50 else 2]
+    run = Run(replace(case, kv_lens=rows, num_new=num_new, share=1.0))
+    run.append()
+    tolerance = 1e-4 if case.dtype is torch.float32 else 1e-2
+    expected, sums = run.expected()
+    found, found_sums = run.attend_several()
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -239,5 +288,6 @@ def test_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "find_loops", lambda: None)
     second.append()
     assert torch.equal(first.pages.raw, second.pages.raw)
-    with pytest.raises(AssertionError):
-        second.attend()
+    for attend in (second.attend, second.attend_several):
+        with pytest.raises(AssertionError):
+            attend()

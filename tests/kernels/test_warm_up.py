@@ -18,10 +18,11 @@ from freight.kernels import (
     group_loops,
     group_product_loops,
     product_loops,
+    query_block_loops,
     token_loops,
 )
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
-from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.kernels.tokens import normalise, rotate
@@ -39,6 +40,7 @@ used = (
     group_product_loops.product_across,
     group_loops.make_plain_across,
     attention_loops.attend_heads,
+    query_block_loops.attend_queries,
     append_loops.append_tokens,
     product_loops.few_tokens,
     token_loops.normalise,
@@ -75,6 +77,10 @@ rotate(x, 2, angles, angles, room)
 q = torch.zeros(2, 6, 96, dtype=dtype)
 assert attend_single_queries(
     q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5
+)
+q, lse = torch.zeros(6, 6, 96, dtype=dtype), torch.zeros(6, 6)
+assert attend_queries(
+    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, lse=lse
 )
 assert [len(loop.signatures) for loop in used] == compiled
 """

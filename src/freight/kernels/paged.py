@@ -16,15 +16,22 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.pages import Pages
-from freight.kernels.threads import Loops, find_loops, share
+from freight.kernels.threads import Loops, as_words, find_loops, has_words, share, share_alike
 from freight.model.workspace import Workspace
 
-__all__ = ["append_rows", "attend_single_queries", "attends_any_rows", "gather_plain"]
+__all__ = [
+    "append_rows",
+    "attend_queries",
+    "attend_single_queries",
+    "attends_any_rows",
+    "gather_plain",
+]
 
 _WIDTH: Final = 16
 _LEAST_TOKENS: Final = 256
 """Keys of a head, or new ones of all heads, that are worth another thread."""
 _NO_HALVES: Final = np.zeros(1, np.uint16)
+_NO_SUMS: Final = np.zeros(0, np.float32)
 
 
 def append_rows(
@@ -189,6 +196,60 @@ def attend_single_queries(
     if lse is not None:
         lse.copy_(logs)
     return True
+
+
+def attend_queries(
+    q: torch.Tensor,
+    pages: Pages,
+    key_rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    lse: torch.Tensor | None = None,
+) -> bool:
+    """out [R * Q, N, H] = attention of the Q queries of each of R rows, q [R * Q, N, H], each over
+    the row's earlier keys and the new ones up to its own, all of which are appended already; lse
+    [R * Q, N], float32, where asked for. Otherwise as ``attend_single_queries``."""
+    loops = find_loops() if q.device.type == "cpu" else None
+    if loops is None or not _has_loop(pages) or pages.width > loops.query_blocks.MOST_COLUMNS:
+        return False
+    flat_q, flat_out = q.flatten(1), out.flatten(1)
+    is_copied = flat_out.data_ptr() != out.data_ptr()
+    if is_copied or not has_words(flat_q) or not has_words(flat_out):
+        return False
+    num_rows, num_heads, width = len(kv_lens), *q.shape[1:]
+    raw, halves, shape = _flat_pages(loops, pages, -(-width // _WIDTH) * _WIDTH)
+    table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
+    blocks = loops.query_blocks
+    rule = blocks.Rule(
+        per_row=np.uintp(len(q) // num_rows),
+        group=np.uintp(num_heads // pages.num_heads),
+        scale=np.float32(scale),
+        limit=np.float32(softcap or 0.0),
+        window=np.uintp(window or 0),
+    )
+    queries, target = (_tokens(loops, x) for x in (flat_q, flat_out))
+    sums = blocks.Tokens(_NO_SUMS, np.uintp(0)) if lse is None else _tokens(loops, lse)
+    earlier = kv_lens.numpy()
+
+    def work(first: int, last: int) -> None:
+        blocks.attend_queries(
+            first, last, raw, halves, shape, table, earlier, rule, queries, target, sums
+        )
+
+    parts = -(-(len(q) // num_rows) * (num_heads // pages.num_heads) // blocks.PART_ROWS)
+    share_alike(num_rows * pages.num_heads * parts, work, 1, in_turns=True)
+    return True
+
+
+def _tokens(loops: Loops, x: torch.Tensor) -> Any:
+    """x [tokens, numbers] as the loop takes tokens."""
+    words = as_words(x)
+    numbers = words.view(np.float32) if x.dtype is torch.float32 else words
+    return loops.query_blocks.Tokens(numbers, np.uintp(x.stride(0)))
 
 
 def _has_loop(pages: Pages) -> bool:

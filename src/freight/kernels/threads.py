@@ -53,6 +53,7 @@ class Loops:
     attention: Any
     append: Any
     products: Any
+    query_blocks: Any
     tokens: Any
 
 
@@ -67,6 +68,7 @@ def find_loops() -> Loops | None:
             group_product_loops,
             integer_loops,
             product_loops,
+            query_block_loops,
             token_loops,
         )
     except ImportError:
@@ -78,6 +80,7 @@ def find_loops() -> Loops | None:
         attention=attention_loops,
         append=append_loops,
         products=product_loops,
+        query_blocks=query_block_loops,
         tokens=token_loops,
     )
 

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from freight.kernels.grouped import GroupedRows
-from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
@@ -120,3 +120,4 @@ def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
     attend_single_queries(
         x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
     )
+    attend_queries(x, pages, zero, zero, x, scale=1.0, softcap=None, window=None)

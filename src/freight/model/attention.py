@@ -1,12 +1,11 @@
 """Attention of a micro-batch's new tokens over paged keys and values.
 
 A pool of pages and a view that indexes it come in. With ``lse`` the log-sum-exp comes out too, so
-that parts of one row's keys can be attended apart and merged. Single queries are attended by a
-loop, or on devices by a kernel, that reads the pages where they are. Otherwise the keys and values
-of some rows are put together first; torch's fused attention does the rest on the CPU where it can,
-and scores are computed in the open where they are capped, where their sum is asked for, and on
-devices. Compressed keys are used as they are kept, new ones too, so that it does not matter which
-sweep brought them.
+that parts of one row's keys can be attended apart and merged. Loops on the CPU, and on devices a
+kernel for single queries, read the pages where they are. Otherwise, and of what several rows begin
+with, keys and values are put together first; torch's fused attention does the rest on the CPU where
+it can, and scores are computed in the open where they are capped, and on devices. Compressed keys
+are used as they are kept, new ones too, so that it does not matter which sweep brought them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,12 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from freight.kernels.paged import append_rows, attend_single_queries, gather_plain
+from freight.kernels.paged import (
+    append_rows,
+    attend_queries,
+    attend_single_queries,
+    gather_plain,
+)
 from freight.kernels.pages import Pages
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
 from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
@@ -87,10 +91,21 @@ def _attend_in_place(
     workspace: Workspace,
     lse: torch.Tensor | None,
 ) -> bool:
-    """Single queries, by a loop that reads the pages; False where there is none."""
+    """By a loop that reads the pages; False where there is none."""
+    first = view_start + group.start
+    tokens = slice(first, first + group.num_rows * group.num_queries)
     if group.num_queries != 1:
-        return False
-    tokens = slice(view_start + group.start, view_start + group.start + group.num_rows)
+        return attend_queries(
+            q[tokens],
+            pool,
+            group.key_rows,
+            group.kv_lens,
+            out[tokens],
+            scale=step.scale,
+            softcap=step.softcap,
+            window=step.window,
+            lse=None if lse is None else lse[tokens],
+        )
     return attend_single_queries(
         q[tokens],
         pool,

@@ -1,0 +1,138 @@
+"""What loops of attention have in common: how keys and values lie in pages, pages made plain,
+exponentials, and scores that are capped."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+from freight.kernels.vectors import (
+    WIDTH,
+    add,
+    half_at,
+    larger,
+    load,
+    load_bytes,
+    load_high,
+    load_low,
+    multiply,
+    multiply_add,
+    quotient,
+    rounded,
+    splat,
+    store,
+    subtract,
+    two_to,
+)
+
+__all__ = ["PageShape", "cap", "exponential", "head_at", "make_plain"]
+
+U = np.uintp
+F = np.float32
+_WIDTH = U(WIDTH)
+
+
+class PageShape(NamedTuple):
+    """How pages lie in a flat array. Strides count its elements: from page to page, from head to
+    head (values come after all keys), from token to token. ``width`` numbers of a head are kept,
+    ``padded`` are computed with. Of compressed ones: bits and group size, else 0."""
+
+    page_stride: Any
+    head_stride: Any
+    token_stride: Any
+    num_heads: Any
+    page_tokens: Any
+    width: Any
+    padded: Any
+    bits: Any
+    group_size: Any
+
+
+def make_plain(raw: Any, halves: Any, first: Any, count: Any, shape: Any, plain: Any) -> None:
+    """``count`` tokens of a head, from element ``first`` of ``raw``, to float32 in ``plain``."""
+    raise NotImplementedError
+
+
+@overload(make_plain, jit_options={"boundscheck": False}, inline="always")
+def _choose_make_plain(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    return _plain_codes if raw.dtype.bitwidth == 8 else _plain_numbers
+
+
+def _plain_numbers(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    # Where a row is no multiple of a vector, the last one overlaps the one before it.
+    last = shape.width - _WIDTH
+    for token in range(count):
+        source = first + U(token) * shape.token_stride
+        target = U(token) * shape.padded
+        for column in range(0, shape.width, WIDTH):
+            place = min(U(column), last)
+            store(plain, target + place, load(raw, source + place))
+
+
+def _plain_codes(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+    groups = shape.width // shape.group_size
+    for token in range(count):
+        source = first + U(token) * shape.token_stride
+        target = U(token) * shape.padded
+        factors = (source + shape.width * shape.bits // U(8)) // U(2)
+        for group in range(groups):
+            scale = splat(half_at(halves, factors + U(group)))
+            lowest = splat(half_at(halves, factors + groups + U(group)))
+            own = target + U(group) * shape.group_size
+            if shape.bits == 4:
+                half = shape.group_size // U(2)
+                codes = source + U(group) * half
+                for byte in range(0, half, WIDTH):
+                    place = min(U(byte), half - _WIDTH)
+                    low = load_low(raw, codes + place)
+                    high = load_high(raw, codes + place)
+                    store(plain, own + place, multiply_add(low, scale, lowest))
+                    store(plain, own + half + place, multiply_add(high, scale, lowest))
+            else:
+                codes = source + U(group) * shape.group_size
+                for byte in range(0, shape.group_size, WIDTH):
+                    place = min(U(byte), shape.group_size - _WIDTH)
+                    some = load_bytes(raw, codes + place)
+                    store(plain, own + place, multiply_add(some, scale, lowest))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def head_at(shape, pages, turn, offset):  # type: ignore[no-untyped-def]
+    """Where a head's keys begin in a row's page, or, with ``offset`` heads, its values."""
+    both = U(2) * shape.num_heads
+    head = pages[turn] % both + offset
+    return pages[turn] // both * shape.page_stride + head * shape.head_stride
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def exponential(x):  # type: ignore[no-untyped-def]
+    """e^x to 2 units in the last place, for x up to 88; as at -87 below that. The polynomial is
+    that of the Cephes library."""
+    x = larger(x, splat(F(-87.0)))
+    power = rounded(multiply(x, splat(F(1.4426950408889634))))
+    rest = multiply_add(power, splat(F(-0.693359375)), x)
+    rest = multiply_add(power, splat(F(2.12194440e-4)), rest)
+    series = splat(F(1.9875691500e-4))
+    series = multiply_add(series, rest, splat(F(1.3981999507e-3)))
+    series = multiply_add(series, rest, splat(F(8.3334519073e-3)))
+    series = multiply_add(series, rest, splat(F(4.1665795894e-2)))
+    series = multiply_add(series, rest, splat(F(1.6666665459e-1)))
+    series = multiply_add(series, rest, splat(F(5.0000001201e-1)))
+    series = add(multiply_add(series, multiply(rest, rest), rest), splat(F(1.0)))
+    return multiply(series, two_to(power))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
+    """limit tanh(score / limit), in place."""
+    one, two = splat(F(1.0)), splat(F(2.0))
+    for place in range(0, count, WIDTH):
+        at = start + U(place)
+        x = larger(quotient(load(scores, at), splat(limit)), splat(F(-40.0)))
+        x = subtract(splat(F(0.0)), larger(subtract(splat(F(0.0)), x), splat(F(-40.0))))
+        grown = exponential(add(x, x))
+        capped = subtract(one, quotient(two, add(grown, one)))
+        store(scores, at, multiply(capped, splat(limit)))
