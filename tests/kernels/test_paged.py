@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels import paged
+from freight.kernels import attention_choice, paged
+from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import GroupedRows, dequantise_reference, quantise
 from freight.kernels.paged import (
     append_rows,
@@ -267,6 +269,28 @@ def test_extremes_are_kept_as_the_reference_keeps_them(bits: int) -> None:
     append_rows(pages, torch.zeros(2, dtype=torch.long), places, numbers, numbers)
     kept = pages.rows[0, 1].transpose(0, 1)[places]
     assert torch.equal(kept, quantise(numbers.view(-1, 32), number_format).view(2, 2, -1))
+
+
+def test_the_loop_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each type, on one thread; the threads are as before."""
+    loop_attends_faster.cache_clear()
+    asked: list[int] = []
+
+    def attend(*args: Any, **kwargs: Any) -> bool:
+        asked.append(torch.get_num_threads())
+        return attend_queries(*args, **kwargs)
+
+    monkeypatch.setattr(attention_choice, "attend_queries", attend)
+    num_threads = torch.get_num_threads()
+    assert isinstance(loop_attends_faster(torch.float32), bool)
+    assert torch.get_num_threads() == num_threads
+    count = len(asked)
+    assert count > 1
+    assert set(asked) == {1}
+    loop_attends_faster(torch.float32)
+    assert len(asked) == count
+    assert not loop_attends_faster(torch.float16)
+    loop_attends_faster.cache_clear()
 
 
 def test_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:

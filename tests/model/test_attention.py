@@ -74,7 +74,7 @@ class Case:
 cases = st.builds(
     Case,
     rows=st.lists(st.tuples(st.integers(0, 21), st.integers(1, 11)), min_size=1, max_size=6),
-    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5), (2, 2, 16)]),
+    shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 5), (2, 2, 16), (6, 2, 24)]),
     window=st.sampled_from([None, None, 1, 3, 9]),
     seed=st.integers(0, 1000),
 )
@@ -189,13 +189,18 @@ def plain(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 @settings(deadline=None, max_examples=80)
 @given(case=st.one_of(cases, capped, decodes))
 def test_ragged_rows(case: Case) -> None:
+    """By loops where heads are wide enough for them, and by torch alone."""
     run = Run(case)
     expected, sums = plain(run)
-    for mine, own in zip(run.attend(), (expected, sums), strict=True):
-        torch.testing.assert_close(mine, own, rtol=1e-5, atol=1e-5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "QUERY_BLOCK", 4)
-        torch.testing.assert_close(run.attend_fused(), expected, rtol=1e-5, atol=1e-5)
+    for is_faster in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "QUERY_BLOCK", 4)
+            patch.setattr(attention, "loop_attends_faster", lambda dtype, own=is_faster: own)
+            if not is_faster:
+                patch.setattr(attention, "attend_queries", lambda *_, **__: False)
+            for mine, own in zip(run.attend(), (expected, sums), strict=True):
+                torch.testing.assert_close(mine, own, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(run.attend_fused(), expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=25)

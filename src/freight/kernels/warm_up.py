@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import GroupedRows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
@@ -121,3 +122,4 @@ def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
         x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
     )
     attend_queries(x, pages, zero, zero, x, scale=1.0, softcap=None, window=None)
+    loop_attends_faster(dtype)

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.paged import (
     append_rows,
     attend_queries,
@@ -95,6 +96,8 @@ def _attend_in_place(
     first = view_start + group.start
     tokens = slice(first, first + group.num_rows * group.num_queries)
     if group.num_queries != 1:
+        if _is_fused(step, q.device) and not loop_attends_faster(q.dtype):
+            return False
         return attend_queries(
             q[tokens],
             pool,
