@@ -4,6 +4,8 @@
 
 Attention: 32 rows, 8 heads of keys of 128, 4 queries each, 1024 tokens or 128 to 998. The loops
 read keys and values in pages; torch is given them side by side, which costs it nothing here.
+Prompts: rows of so many tokens, each of which sees those before it, 32 heads for 32, 8 or 4 heads
+of keys; which way a run takes is said.
 Products: tokens of 2048 numbers times 5632 rows, which come from memory, in float32 but where it is
 said; whether a run uses the loops for them is said, too. The last line is one JSON object, in
 milliseconds.
@@ -22,13 +24,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import (
     GroupedRows,
     dequantise,
     dequantise_reference,
     quantise,
 )
-from freight.kernels.paged import append_rows, attend_single_queries
+from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
@@ -43,6 +46,15 @@ KINDS = (
     (torch.bfloat16, torch.float32),
     (torch.bfloat16, torch.bfloat16),
 )
+PROMPTS = (
+    # rows, tokens, heads of keys, width of a head
+    (16, 128, 4, 64),
+    (16, 128, 32, 64),
+    (4, 512, 4, 64),
+    (4, 512, 8, 128),
+    (1, 2048, 8, 128),
+)
+PROMPT_HEADS = 32
 Turns = Mapping[str, Callable[[], object]]
 
 
@@ -174,6 +186,46 @@ class Attention:
         }
 
 
+def attending_prompts(
+    rows: int, tokens: int, kv_heads: int, width: int, dtype: torch.dtype
+) -> Turns:
+    """Prompts' attention by the loop, over pages, and by torch, over keys side by side."""
+    num_pages, scale = -(-tokens // PAGE), width**-0.5
+    size = 2 * kv_heads * PAGE * width * dtype.itemsize
+    pages = Pages(
+        raw=torch.zeros(rows * num_pages, size, dtype=torch.uint8),
+        num_heads=kv_heads,
+        page_tokens=PAGE,
+        width=width,
+        dtype=dtype,
+    )
+    q = torch.randn(rows * tokens, PROMPT_HEADS, width).to(dtype)
+    k, v = (torch.randn(rows * tokens, kv_heads, width).to(dtype) for _ in range(2))
+    places = torch.arange(tokens).repeat(rows)
+    own = torch.arange(rows).repeat_interleave(tokens) * num_pages + places // PAGE
+    append_rows(pages, own, places % PAGE, k, v)
+    table = torch.arange(rows * num_pages).view(rows, 1, -1) * 2 * kv_heads
+    key_rows = (table + torch.arange(kv_heads)[:, None]).flatten()
+    earlier, outs = torch.zeros(rows, dtype=torch.long), torch.empty(2, *q.shape, dtype=dtype)
+
+    def loop() -> None:
+        assert attend_queries(
+            q, pages, key_rows, earlier, outs[0], scale=scale, softcap=None, window=None
+        )
+
+    def fused() -> None:
+        wide, *both = (x.view(rows, tokens, -1, width).transpose(1, 2) for x in (q, k, v))
+        own = [x.repeat_interleave(PROMPT_HEADS // kv_heads, dim=1) for x in both]
+        found = F.scaled_dot_product_attention(wide, *own, is_causal=True, scale=scale)
+        outs[1].view(rows, tokens, -1, width).copy_(found.transpose(1, 2))
+
+    loop()
+    fused()
+    torch.testing.assert_close(*outs, rtol=0.05, atol=0.02)
+    name = f"{rows} x {tokens} tokens, {kv_heads} heads of {width}, {str(dtype)[6:]}"
+    return {f"{name}: loop": loop, f"{name}: torch, fused": fused}
+
+
 def pack(rows: torch.Tensor, bits: int) -> GroupedRows:
     own = Grouped(bits=bits, group_size=64)
     return GroupedRows(raw=quantise(rows, own), columns=rows.shape[1], number_format=own)
@@ -230,7 +282,7 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parser.add_argument("--part", choices=("dequantise", "attention", "products"))
+    parser.add_argument("--part", choices=("dequantise", "attention", "prompts", "products"))
     options = parser.parse_args()
     turns, part = options.turns, options.part
     torch.manual_seed(0)
@@ -244,13 +296,18 @@ def main() -> None:
         found |= timed({**equal.turns("equal"), **reading(size)}, turns)
         found |= timed(ragged.turns("ragged"), turns)
         print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
+    if part in (None, "prompts"):
+        for dtype in (torch.bfloat16, torch.float32):
+            print(f"prompts in {dtype}: by the loop {loop_attends_faster(dtype)}")
+            for shape in PROMPTS:
+                found |= timed(attending_prompts(*shape, dtype), turns)
     if part in (None, "products"):
         for kept, own in KINDS:
             print(f"rows of {kept}, tokens of {own}: by loops {loops_are_faster(kept, own)}")
         for num_tokens in TOKENS:
             found |= timed(multiplying(num_tokens), min(turns, 3 + 2048 // num_tokens))
     for name, milliseconds in found.items():
-        print(f"{name:<42}{milliseconds:8.2f} ms")
+        print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 
