@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     built: list[Any] = []
 
-    def build(model_dir: Path, *, options: Any, workload: Any, say: Any) -> FakeEngine:
+    def build(model_dir: Path, *, workload: Any, **_: Any) -> FakeEngine:
         built.append(FakeEngine(workload))
         return built[-1]
 
@@ -302,6 +302,37 @@ def test_products_of_integers(
     assert plain is not None and found[0] == found[1]
     assert found[0] != plain and found[0] == pytest.approx(plain, abs=1.0)
     assert (tmp_path / "freight" / "compressed").is_dir()
+
+
+def test_weights_are_kept_for_the_next_call(
+    llm: LLM, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from freight.runtime import loaders
+
+    filled: list[str] = []
+    fill = loaders.CheckpointFiles.fill
+
+    def note(self: Any, name: str, first_row: int, out: Any) -> None:
+        filled.append(name)
+        fill(self, name, first_row, out)
+
+    def answers(*prompts: str) -> list[list[int]]:
+        return [list(answer.token_ids) for answer in llm.generate(prompts, GREEDY)]
+
+    monkeypatch.setattr(loaders.CheckpointFiles, "fill", note)
+    one, other = ("the cat", "a"), ["a longer prompt " * 4] * 9
+    first = answers(*one)
+    loaded = len(filled)
+    assert loaded
+    found = answers(*other)
+    assert answers(*one) == first
+    next(llm.generate(["given up"] * 5))
+    gc.collect()
+    assert answers(*one) == first
+    assert len(filled) == loaded
+    llm.close()
+    assert answers(*other) == found
+    assert len(filled) == 2 * loaded
 
 
 def test_calls_do_not_add_up_in_memory(llm: LLM) -> None:

@@ -58,9 +58,9 @@ def test_the_context_is_made_before_the_host_is_measured(
 ) -> None:
     room_on_cpu = planning.room_on_cpu
 
-    def measure(budget_bytes: int | None) -> tuple[int, int]:
+    def measure(budget_bytes: int | None, held_bytes: int) -> tuple[int, int]:
         steps.append("host memory")
-        return room_on_cpu(budget_bytes)
+        return room_on_cpu(budget_bytes, held_bytes)
 
     monkeypatch.setattr(planning, "room_on_cpu", measure)
     LlamaConfig(**tiny.SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)

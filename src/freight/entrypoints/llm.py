@@ -23,7 +23,7 @@ from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.idle_threads import wait_briefly
@@ -42,6 +42,9 @@ from freight.runtime.options import EngineOptions, Shares
 from freight.runtime.request import Completion, SamplingParams
 from freight.runtime.structured_outputs import StructuredOutputs
 from freight.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from freight.runtime.kept_weights import WeightKeeper
 
 __all__ = ["LLM"]
 
@@ -137,6 +140,7 @@ class LLM:
         self._config = config = read_config(self._model_dir)
         self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
         self._running: weakref.WeakSet[Generator[Completion]] = weakref.WeakSet()
+        self._keeper: WeightKeeper | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -150,9 +154,12 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End the iterators that are not exhausted, and give back what they held."""
+        """End the iterators that are not exhausted, and give back what they held, and the weights
+        that were kept. The next call loads them again."""
         for answers in list(self._running):
             answers.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -175,7 +182,8 @@ class LLM:
         The prompts are read to their end here, because the plan depends on how many and how long
         they are; token ids wait in a temporary file. Raises ``InputError`` before anything runs
         if any of them is unusable. The model is loaded when the first answer is asked for, and
-        given back when the iterator ends or is closed.
+        given back when the iterator ends or is closed; but weights in RAM that a CPU computes with
+        are kept for the next call until ``close``.
         """
         return self._start(_as_prompts(prompts), _prompt_record, _either(params, sampling_params))
 
@@ -258,7 +266,9 @@ class LLM:
             gc.collect()
 
     def _run(self, spool: Spool) -> Generator[Completion]:
-        from freight.runtime.engine import build_engine  # imports torch, which takes seconds
+        # These import torch, which takes seconds.
+        from freight.runtime.engine import build_engine
+        from freight.runtime.kept_weights import WeightKeeper
 
         order = spool.order()
         waiting: dict[int, Completion] = {}
@@ -268,7 +278,14 @@ class LLM:
         work_s = nominal_s(self._config, workload)
         machine = own_machine(self._options, self._model_dir, work_s, _LOG.info)
         options = replace(self._options, machine=machine)
-        engine = build_engine(self._model_dir, options=options, workload=workload, say=_LOG.info)
+        self._keeper = self._keeper or WeightKeeper()
+        engine = build_engine(
+            self._model_dir,
+            options=options,
+            workload=workload,
+            say=_LOG.info,
+            keeper=self._keeper,
+        )
         with closing(engine):
             for completion in engine.run(spool.request(int(index)) for index in order):
                 waiting[completion.index] = completion

@@ -60,6 +60,11 @@ class Arena:
         self.usage[purpose] = self.usage.get(purpose, 0) + size
         return view
 
+    def rewind(self) -> None:
+        """Let all of it be taken once more, in the same order: what is there stays."""
+        self._used = 0
+        self.usage = {}
+
     def close(self) -> None:
         """Unpin what was pinned and let go of the memory: its last tensor frees it."""
         if self._registered:

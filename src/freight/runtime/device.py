@@ -207,9 +207,15 @@ def _product(dtype: torch.dtype) -> Callable[[], object]:
     return lambda: multiply(x, weight.t(), out=out)
 
 
-def room_on_cpu(budget_bytes: int | None) -> tuple[int, int]:
-    """(what may be taken for tensors, what the process has and needs already), in bytes."""
-    own = process_bytes() + _GROWTH_BYTES + _GROWTH_BYTES_PER_CORE * torch.get_num_threads()
+def room_on_cpu(budget_bytes: int | None, held_bytes: int = 0) -> tuple[int, int]:
+    """(what may be taken for tensors, what the process has and needs already), in bytes;
+    ``held_bytes`` of what it has is held for tensors."""
+    own = (
+        process_bytes()
+        - held_bytes
+        + _GROWTH_BYTES
+        + _GROWTH_BYTES_PER_CORE * torch.get_num_threads()
+    )
     available = system_memory_bytes()
     if budget_bytes is None:
         budget_bytes = max(own, int(available * _DEFAULT_SHARE))

@@ -49,6 +49,7 @@ from freight.runtime.device import (
     trim_heap,
 )
 from freight.runtime.executor import DEVICE_LANES, Executor
+from freight.runtime.kept_weights import WeightKeeper
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
 from freight.runtime.loaders import (
     torch_dtype,
@@ -93,14 +94,23 @@ def build_engine(
     options: EngineOptions,
     workload: Workload,
     say: Callable[[str], None] = lambda _: None,
+    keeper: WeightKeeper | None = None,
 ) -> Engine:
     """Plan, take the memory, and place the weights. Everything that can be refused is refused
-    before anything is loaded; ``say`` is told of what takes long before."""
+    before anything is loaded; ``say`` is told of what takes long before. On a CPU a ``keeper`` has
+    weights of this model's last run, and will have this one's."""
     model = open_model(model_dir, options=options, say=say, is_structured=workload.is_structured)
+    keeper = keeper if model.device.kind == "cpu" else None
     plan, told = plan_run(
-        model.config, model.sources, model.dtype, model.device, model.options, workload
+        model.config,
+        model.sources,
+        model.dtype,
+        model.device,
+        model.options,
+        workload,
+        held_bytes=0 if keeper is None else keeper.held_bytes,
     )
-    return Engine(model, plan=plan, told=told)
+    return Engine(model, plan=plan, told=told, keeper=keeper)
 
 
 def open_model(
@@ -171,6 +181,7 @@ class Engine:
         plan: Plan,
         told: Forecast | None,
         programme: Programme | None = None,
+        keeper: WeightKeeper | None = None,
     ) -> None:
         self.config = config = model.config
         self._whole = model.whole
@@ -203,6 +214,7 @@ class Engine:
             disk_dir=options.disk_dir,
             dummy_seed=options.dummy_seed if options.compression is None else None,
             traffic=self.traffic,
+            keeper=keeper,
         )
         self.load_traffic = dict(self.traffic.moved)
 

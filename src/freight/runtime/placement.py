@@ -27,6 +27,7 @@ from freight.plan.verify import Ring
 from freight.quantities import align_up
 from freight.runtime.buffers import Buffers
 from freight.runtime.device import ComputeDevice
+from freight.runtime.kept_weights import InPlace, WeightKeeper
 from freight.runtime.loaders import (
     CheckpointFiles,
     DummyWeights,
@@ -57,6 +58,7 @@ class Placement:
         disk_dir: Path | None,
         dummy_seed: int | None,
         traffic: Traffic,
+        keeper: WeightKeeper | None = None,
     ) -> None:
         self.plan = plan
         self.dtype = torch_dtype(dtype)
@@ -65,6 +67,7 @@ class Placement:
         self._disk_dir = disk_dir
         self._traffic = traffic
         self._scratch_files: list[DirectFile] = []
+        self._keeper = keeper
         self.host = self._take_host(sources)
         try:
             self._take_memory(sources)
@@ -89,11 +92,16 @@ class Placement:
             torch.cuda.synchronize(self._device.torch_device)
         self.host.close()
         self.near.close()
+        if self._keeper is not None:
+            self._keeper.take_back(self._home, self.plan.layout)
+            self._keeper = None  # another run may have it when this is closed once more
         for file in self._scratch_files:
             file.close()
 
     def _take_host(self, sources: Mapping[str, TensorSource]) -> Arena:
         size = self.plan.geometry.total("cpu") + bounce_bytes(sources)
+        if self._keeper is not None:
+            size -= self.plan.layout.held_bytes["cpu"]
         return host_arena(size, pinned=self._device.kind == "cuda")
 
     def _take_memory(self, sources: Mapping[str, TensorSource]) -> None:
@@ -248,8 +256,13 @@ class Placement:
                 tied_embeddings=self._config.tied_embeddings,
             )
         layout = self.plan.layout
+        self._home = self.near
+        if self._keeper is not None:
+            self._home, is_filled = self._keeper.lend(layout)
+            loader = InPlace() if is_filled else loader
         self.weights = WeightStore(
             layout,
+            home=self._home,
             near=self.near,
             host=self.host,
             num_blocks=ring_blocks(layout, self.plan.policy.piece_bytes),
@@ -260,7 +273,7 @@ class Placement:
         self.embedding = EmbeddingTable(
             layout,
             self.weights,
-            near=self.near,
+            near=self._home,
             host=self.host,
             loader=loader,
             files=self.files,

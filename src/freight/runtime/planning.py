@@ -37,10 +37,12 @@ def plan_run(
     *,
     programme: Programme | None = None,
     blocks_in_flight: int = 1,
+    held_bytes: int = 0,
 ) -> tuple[Plan, Forecast | None]:
     """The plan, and where the machine's rates are known what it will take: the best that a search
     finds then, but what the user has fixed stays. A stage of a pipeline has a ``programme`` of its
-    own, and several blocks of such a workload in flight."""
+    own, and several blocks of such a workload in flight. ``held_bytes`` of the process's memory are
+    weights of an earlier run, in whose place this one's may be."""
     # Keys can be shared where the lengths of the prompts do not change how they are rotated.
     shares_prefixes = options.share_prefixes and is_same_up_to(
         config.rope, workload.max_prompt_tokens, config.max_positions
@@ -53,7 +55,7 @@ def plan_run(
     if device.tier == "gpu":
         # Before the host is measured: asking a CUDA device makes its context, which takes RAM.
         room["gpu"] = device.room_bytes(options.gpu_memory_bytes)
-    room_bytes, own_bytes = room_on_cpu(options.cpu_memory_bytes)
+    room_bytes, own_bytes = room_on_cpu(options.cpu_memory_bytes, held_bytes)
     room["cpu"] = room_bytes - bounce_bytes(sources)
     planner = Planner(
         config=config,

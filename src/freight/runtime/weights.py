@@ -41,15 +41,17 @@ class _UnitWeights:
 
 
 class WeightStore:
-    """All weights. ``near`` is the compute tier's memory, ``host`` the cpu tier's.
+    """All weights. ``near`` is the compute tier's memory, ``home`` what of it is for those that
+    stay, ``host`` the cpu tier's memory.
 
-    Streamed ones pass through a ring of ``num_blocks`` blocks on the former.
+    Streamed ones pass through a ring of ``num_blocks`` blocks in the first.
     """
 
     def __init__(
         self,
         layout: WeightLayout,
         *,
+        home: Arena,
         near: Arena,
         host: Arena,
         num_blocks: int,
@@ -59,7 +61,7 @@ class WeightStore:
     ) -> None:
         self._layout = layout
         self._files = files
-        self._units = [_place_unit(unit, near, host, loader) for unit in layout.all_units]
+        self._units = [_place_unit(unit, home, host, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
         self._ring = near.take(num_blocks * block_bytes, "weight slots")
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
