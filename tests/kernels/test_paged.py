@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import attention_choice, paged
@@ -76,6 +76,7 @@ cases = st.builds(
 class Run:
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.least_gap = math.inf  # between the lowest score that counts and the next one
         generator = torch.Generator().manual_seed(case.seed)
         heads, kv_heads, width = case.shape
         total = sum(case.totals)
@@ -177,7 +178,10 @@ class Run:
                 if case.softcap is not None:
                     scores = case.softcap * torch.tanh(scores / case.softcap)
                 keep = max(1, math.ceil(case.share * (last - first)))
-                least = scores.topk(keep, dim=-1).values[:, -1:]
+                highest = scores.topk(min(keep + 1, last - first), dim=-1).values
+                least = highest[:, keep - 1 : keep]
+                if keep < last - first:
+                    self.least_gap = min(self.least_gap, float((least - highest[:, keep:]).min()))
                 scores = scores.masked_fill(scores < least, float("-inf"))
                 outs.append(torch.einsum("ns,snh->nh", scores.softmax(-1), values))
                 sums.append(scores.logsumexp(-1))
@@ -210,6 +214,7 @@ def test_single_queries(case: Case) -> None:
     run.append()
     tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
     expected, _ = run.expected()
+    assume(run.least_gap > 4e-6)  # in float32 another one might count
     torch.testing.assert_close(run.attend().double(), expected, rtol=tolerance, atol=tolerance)
 
 
