@@ -16,7 +16,7 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.pages import Pages
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, share, share_alike
+from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share, share_alike
 from freight.model.workspace import Workspace
 
 __all__ = [
@@ -247,9 +247,7 @@ def attend_queries(
 
 def _tokens(loops: Loops, x: torch.Tensor) -> Any:
     """x [tokens, numbers] as the loop takes tokens."""
-    words = as_words(x)
-    numbers = words.view(np.float32) if x.dtype is torch.float32 else words
-    return loops.query_blocks.Tokens(numbers, np.uintp(x.stride(0)))
+    return loops.query_blocks.Tokens(as_numbers(x), np.uintp(x.stride(0)))
 
 
 def _has_loop(pages: Pages) -> bool:

@@ -25,7 +25,7 @@ import torch
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.threads import (
     Loops,
-    as_words,
+    as_numbers,
     find_loops,
     group_lines,
     has_words,
@@ -209,7 +209,7 @@ class _Target:
         self.count = product.rows.shape[0]
         self.rows = (*_description(product.rows), *shared)
         self.units = -(-self.count // unit_rows)
-        self.out, self.pitch = _flat(product.out), product.out.stride(0)
+        self.out, self.pitch = as_numbers(product.out), product.out.stride(0)
         bias = product.bias
         self.bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
         self.adds = product.adds
@@ -292,17 +292,12 @@ def _share_targets(
 def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32]) -> None:
     """Tokens sixteen side by side."""
     tokens, columns = x.shape
-    source, pitch = _flat(x), x.stride(0)
+    source, pitch = as_numbers(x), x.stride(0)
 
     def lay(first: int, last: int) -> None:
         loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, tiles)
 
     share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
-
-
-def _flat(x: torch.Tensor) -> np.ndarray:
-    """As the loops see numbers of tokens: float32, or bfloat16 as uint16."""
-    return as_words(x) if x.dtype is torch.bfloat16 else as_words(x).view(np.float32)
 
 
 def _description(rows: torch.Tensor | GroupedRows) -> tuple[Any, ...]:

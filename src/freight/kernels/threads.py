@@ -22,6 +22,7 @@ from freight.model.number_format import Grouped
 
 __all__ = [
     "Loops",
+    "as_numbers",
     "as_words",
     "dequantise_on_cpu",
     "find_loops",
@@ -276,6 +277,12 @@ def has_words(x: torch.Tensor) -> bool:
     """Whether the loops can take it: rows of neighbours, in a type that they know."""
     is_known = x.dtype in (torch.bfloat16, torch.float32) and x.device.type == "cpu"
     return is_known and x.numel() > 0 and (x.stride(1) == 1 or x.shape[1] == 1)
+
+
+def as_numbers(x: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
+    """Those words as loops tell types apart: float32, or uint16 that are bfloat16."""
+    words = as_words(x)
+    return words.view(np.float32) if x.dtype is torch.float32 else words
 
 
 def as_words(x: torch.Tensor) -> np.ndarray:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, share_alike
+from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share_alike
 from freight.model.workspace import Workspace
 
 __all__ = ["normalise", "rotate"]
@@ -41,7 +40,7 @@ def normalise(
         _normalise_by_torch(x, out, gain, bias, num_heads, eps, workspace, centred=centred)
         return
     width = x.shape[1] // num_heads
-    source, target = _numbers(x), _numbers(out)
+    source, target = as_numbers(x), as_numbers(out)
     pitch, out_pitch = x.stride(0), out.stride(0)
     factors = gain.numpy()
     added = _NOTHING if bias is None else bias.numpy()
@@ -108,8 +107,8 @@ def _rotate_by_loops(
     loops: Loops, x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor
 ) -> None:
     assert cos.stride(0) == sin.stride(0)
-    numbers, pitch, width = _numbers(x), x.stride(0), x.shape[1] // num_heads
-    cosines, sines, angle_pitch = _numbers(cos), _numbers(sin), cos.stride(0)
+    numbers, pitch, width = as_numbers(x), x.stride(0), x.shape[1] // num_heads
+    cosines, sines, angle_pitch = as_numbers(cos), as_numbers(sin), cos.stride(0)
     half = cos.shape[1]
 
     def work(first: int, last: int) -> None:
@@ -133,9 +132,3 @@ def _rotate_by_torch(
         turned.addcmul_(low, sin)
         low.mul_(cos).addcmul_(high, sin, value=-1)
         high.copy_(turned)
-
-
-def _numbers(x: torch.Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
-    """As the loops tell types apart."""
-    words = as_words(x)
-    return words.view(np.float32) if x.dtype is torch.float32 else words
