@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freight.errors import BudgetError, ModelError
 from freight.memory import disk
-from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
+from freight.memory.disk import BLOCK, DirectFile, Request, Traffic, create_scratch
+from freight.memory.request_queue import RequestQueue
 from freight.memory.tier import host_arena
 from freight.memory.transfer import host_view
 
@@ -75,15 +77,40 @@ def test_any_blocks(first: int, count: int, path: Path) -> None:
     assert traffic.wanted["disk read"] == 7
 
 
-@settings(deadline=None, max_examples=40)
+WAYS = pytest.mark.parametrize("way", ["queue", "one by one"])
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the system's queue of requests, or as where it has none."""
+    if way == "queue":
+        queue = RequestQueue.open()
+        assert queue is not None, "this system has no queue of requests to test"
+        queue.close()
+    else:
+        monkeypatch.setattr(RequestQueue, "open", classmethod(lambda cls: None))
+
+
+@WAYS
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(blocks=st.lists(st.integers(0, 4), max_size=9))
-def test_several_pieces(blocks: list[int], path: Path) -> None:
-    """Each piece in its own place, whoever of the two has read it."""
+def test_several_pieces(
+    blocks: list[int], way: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece in its own place, and nothing beside them."""
+    take(way, monkeypatch)
     traffic = Traffic()
     file = DirectFile(path, traffic)
     BUFFER[:] = b"\xaa" * len(BUFFER)
     file.read_all(
-        [(own * BLOCK, BUFFER[i * BLOCK : (i + 1) * BLOCK]) for i, own in enumerate(blocks)]
+        [
+            Request(offset=own * BLOCK, place=i * BLOCK, num_bytes=BLOCK)
+            for i, own in enumerate(blocks)
+        ],
+        BUFFER,
     )
     file.close()
     content = path.read_bytes()
@@ -94,17 +121,96 @@ def test_several_pieces(blocks: list[int], path: Path) -> None:
     assert traffic.moved["disk read"] == traffic.wanted["disk read"] == BLOCK * len(blocks)
 
 
+@WAYS
+def test_the_file_s_last_piece_ends_where_it_does(
+    way: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
+    traffic = Traffic()
+    file = DirectFile(path, traffic)
+    requests = [Request(4 * BLOCK, 0, 4 * BLOCK), Request(0, 4 * BLOCK, BLOCK)]
+    file.read_all(requests, BUFFER)
+    file.close()
+    content = path.read_bytes()
+    assert bytes(BUFFER[: NUM_BYTES - 4 * BLOCK]) == content[4 * BLOCK :]
+    assert bytes(BUFFER[4 * BLOCK : 5 * BLOCK]) == content[:BLOCK]
+    assert traffic.moved["disk read"] == NUM_BYTES - 4 * BLOCK + BLOCK
+    assert traffic.wanted["disk read"] == 5 * BLOCK
+
+
+@WAYS
+def test_many_pieces_come_and_go(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a queue takes at once, from and to places in no order."""
+    take(way, monkeypatch)
+    count, dice = 300, random.Random(2)
+    traffic = Traffic()
+    file = create_scratch(tmp_path, count * BLOCK, traffic)
+    data = aligned(count * BLOCK)
+    content = dice.randbytes(count * BLOCK)
+    data[:] = content
+    offsets, places = dice.sample(range(count), count), dice.sample(range(count), count)
+    requests = [Request(o * BLOCK, p * BLOCK, BLOCK) for o, p in zip(offsets, places, strict=True)]
+    file.write_all(requests, data)
+    data[:] = bytes(len(data))
+    file.read_all(dice.sample(requests, count), data)
+    assert bytes(data) == content
+    file.close()
+    assert traffic.moved["disk write"] == traffic.wanted["disk write"] == count * BLOCK
+    assert traffic.moved["disk read"] == traffic.wanted["disk read"] == count * BLOCK
+
+
+@WAYS
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_piece_that_fails_is_reported_whoever_reads_it(bad: int, tmp_path: Path) -> None:
+def test_a_piece_that_fails_is_reported(
+    bad: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(way, monkeypatch)
     path = tmp_path / "weights"
     path.write_bytes(bytes(4 * BLOCK))
     file = DirectFile(path, Traffic())
     os.truncate(path, 2 * BLOCK)
     offsets = [0, 0]
     offsets[bad] = 3 * BLOCK
-    pieces = [(own, BUFFER[i * BLOCK : (i + 1) * BLOCK]) for i, own in enumerate(offsets)]
+    requests = [Request(own, i * BLOCK, BLOCK) for i, own in enumerate(offsets)]
     with pytest.raises(ModelError, match="It ended there"):
-        file.read_all(pieces)
+        file.read_all(requests, BUFFER)
+    file.close()
+
+
+def test_what_the_queue_refuses_is_done_one_by_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system whose queue takes three requests and then no more."""
+    submit, taken = RequestQueue._submit, []
+
+    def few(queue: RequestQueue, which: Any) -> int:
+        count = submit(queue, which[: 3 - sum(taken)])
+        taken.append(count)
+        return count
+
+    monkeypatch.setattr(RequestQueue, "_submit", few)
+    traffic = Traffic()
+    file = DirectFile(path, traffic)
+    file.read_all([Request(i * BLOCK, i * BLOCK, BLOCK) for i in range(5)], BUFFER)
+    file.close()
+    assert sum(taken) == 3
+    assert bytes(BUFFER[: 5 * BLOCK]) == path.read_bytes()[: 5 * BLOCK]
+    assert traffic.moved["disk read"] == 5 * BLOCK
+
+
+def test_a_full_disk_is_reported_whichever_piece_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = create_scratch(tmp_path, 2 * BLOCK, Traffic())
+    full = np.full(2, -errno.ENOSPC, dtype=np.int64)
+    monkeypatch.setattr(RequestQueue, "write", lambda *_: full)
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk.os, "pwritev", fail)
+    with pytest.raises(BudgetError, match="No space left on device"):
+        file.write_all([Request(i * BLOCK, i * BLOCK, BLOCK) for i in range(2)], BUFFER)
     file.close()
 
 

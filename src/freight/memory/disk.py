@@ -12,18 +12,22 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from freight.errors import BudgetError, ModelError
+from freight.memory.request_queue import Request, RequestQueue
 from freight.quantities import align_up, format_bytes
 
-__all__ = ["BLOCK", "DirectFile", "Traffic", "create_scratch"]
+__all__ = ["BLOCK", "DirectFile", "Request", "Traffic", "create_scratch"]
 
 BLOCK: Final = 4096
 _REQUEST_BYTES: Final = 8 << 20
+_Run = Callable[[RequestQueue, int, Sequence[Request], memoryview], npt.NDArray[np.int64]]
 _DISK_FAILED: Final = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO)
 
 
@@ -57,12 +61,13 @@ class DirectFile:
             self._descriptor = os.open(path, flags)
             self.is_direct = False
         self.num_bytes = os.fstat(self._descriptor).st_size
-        self._second: ThreadPoolExecutor | None = None
+        self._queues: dict[str, RequestQueue | None] = {}
 
     def close(self) -> None:
-        if self._second is not None:
-            self._second.shutdown()
-            self._second = None
+        for queue in self._queues.values():
+            if queue is not None:
+                queue.close()
+        self._queues.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -94,23 +99,38 @@ class DirectFile:
             place += count
         self._traffic.add("disk read", 0, len(into) if wanted is None else wanted)
 
-    def read_all(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Read pieces of the file, (offset, place) each, two at a time: small ones wait for the
-        disk's answer longer than for their bytes."""
-        if len(pieces) < 2:
-            self._read_each(pieces)
-            return
-        if self._second is None:
-            self._second = ThreadPoolExecutor(1, thread_name_prefix="freight disk request")
-        others = self._second.submit(self._read_each, pieces[1::2])
-        try:
-            self._read_each(pieces[::2])
-        finally:
-            others.result()  # nobody writes to places that are given away
+    def read_all(self, requests: Sequence[Request], into: memoryview) -> None:
+        """Read several stretches of the file, many at a time: small ones wait for the disk's
+        answer longer than for their bytes."""
+        for request in self._left(requests, into, RequestQueue.read, "disk read"):
+            self.read(request.offset, _place(into, request))
 
-    def _read_each(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        for offset, place in pieces:
-            self.read(offset, place)
+    def write_all(self, requests: Sequence[Request], data: memoryview) -> None:
+        """Write several stretches, likewise."""
+        for request in self._left(requests, data, RequestQueue.write, "disk write"):
+            self.write(request.offset, _place(data, request))
+
+    def _left(
+        self, requests: Sequence[Request], buffer: memoryview, run: _Run, link: str
+    ) -> Iterator[Request]:
+        """What is left to do one by one: all of it without a queue, else what did not go through
+        it whole, which will end in an error that says why."""
+        queue = self._queue(link) if self.is_direct and len(requests) > 1 else None
+        if queue is None:
+            yield from requests
+            return
+        counts = run(queue, self._descriptor, requests, buffer)
+        for request, count in zip(requests, counts.tolist(), strict=True):
+            if count < min(request.num_bytes, self.num_bytes - request.offset):
+                yield request
+            else:
+                self._traffic.add(link, count, request.num_bytes)
+
+    def _queue(self, link: str) -> RequestQueue | None:
+        """One for each direction, which have threads of their own."""
+        if link not in self._queues:
+            self._queues[link] = RequestQueue.open()
+        return self._queues[link]
 
     def write(self, offset: int, data: memoryview, wanted: int | None = None) -> None:
         """Write all of ``data`` at ``offset``."""
@@ -130,6 +150,10 @@ class DirectFile:
     def _forget(self, offset: int, count: int) -> None:
         if not self.is_direct:
             os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_DONTNEED)
+
+
+def _place(buffer: memoryview, request: Request) -> memoryview:
+    return buffer[request.place : request.place + request.num_bytes]
 
 
 def _disk_full(path: Path, num_bytes: int, error: OSError) -> BudgetError:

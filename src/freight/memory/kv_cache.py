@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from freight.memory.disk import DirectFile
+from freight.memory.disk import DirectFile, Request
 from freight.memory.transfer import copy_bytes, host_view
 
 __all__ = [
@@ -290,17 +290,18 @@ class KVCache:
         """Full pages from the file, the page in progress from RAM."""
         if passage.disk_in:
             assert self._file is not None
-            runs = self._disk_runs(layer, passage.disk_in, slot)
-            self._file.read_all([(offset, host_view(pages)) for _, offset, pages in runs])
+            requests = self._disk_requests(layer, passage.disk_in)
+            self._file.read_all(requests, host_view(self.pages_in(layer, slot)))
         for run in passage.tails_in:
             tails = self._tails[layer][run.home : run.home + run.count]
             copy_bytes(tails, _pages(self.pages_in(layer, slot), run))
 
     def write_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Pages that are full now to the file, those in progress to RAM."""
-        for run, offset, pages in self._disk_runs(layer, passage.disk_out, slot):
+        if passage.disk_out:
             assert self._file is not None
-            self._file.write(offset, host_view(pages), run.count * self._far_page_bytes[layer])
+            requests = self._disk_requests(layer, passage.disk_out)
+            self._file.write_all(requests, host_view(self.pages_in(layer, slot)))
         for run in passage.tails_out:
             tails = self._tails[layer][run.home : run.home + run.count]
             copy_bytes(_pages(self.pages_in(layer, slot), run), tails)
@@ -331,13 +332,14 @@ class KVCache:
                 _pages(self.pages_in(layer, target), run),
             )
 
-    def _disk_runs(
-        self, layer: int, runs: Sequence[PageRun], slot: torch.Tensor
-    ) -> Iterator[tuple[PageRun, int, torch.Tensor]]:
-        pages = self.pages_in(layer, slot)
-        for run in runs:
-            offset = self._disk_offsets[layer] + run.home * self._far_page_bytes[layer]
-            yield run, offset, _pages(pages, run)
+    def _disk_requests(self, layer: int, runs: Sequence[PageRun]) -> list[Request]:
+        first, size = self._disk_offsets[layer], self._far_page_bytes[layer]
+        return [
+            Request(
+                offset=first + run.home * size, place=run.slot * size, num_bytes=run.count * size
+            )
+            for run in runs
+        ]
 
 
 def _pages(slot: torch.Tensor, run: PageRun) -> torch.Tensor:
