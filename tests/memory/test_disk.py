@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from freight.errors import BudgetError, ModelError
 from freight.memory import disk
-from freight.memory.disk import BLOCK, DirectFile, Request, Traffic, create_scratch
+from freight.memory.disk import BLOCK, DirectFile, DiskRequest, Traffic, create_scratch
 from freight.memory.request_queue import RequestQueue
 from freight.memory.tier import host_arena
 from freight.memory.transfer import host_view
@@ -107,7 +107,7 @@ def test_several_pieces(
     BUFFER[:] = b"\xaa" * len(BUFFER)
     file.read_all(
         [
-            Request(offset=own * BLOCK, place=i * BLOCK, num_bytes=BLOCK)
+            DiskRequest(offset=own * BLOCK, place=i * BLOCK, num_bytes=BLOCK)
             for i, own in enumerate(blocks)
         ],
         BUFFER,
@@ -128,7 +128,7 @@ def test_the_file_s_last_piece_ends_where_it_does(
     take(way, monkeypatch)
     traffic = Traffic()
     file = DirectFile(path, traffic)
-    requests = [Request(4 * BLOCK, 0, 4 * BLOCK), Request(0, 4 * BLOCK, BLOCK)]
+    requests = [DiskRequest(4 * BLOCK, 0, 4 * BLOCK), DiskRequest(0, 4 * BLOCK, BLOCK)]
     file.read_all(requests, BUFFER)
     file.close()
     content = path.read_bytes()
@@ -149,7 +149,9 @@ def test_many_pieces_come_and_go(way: str, tmp_path: Path, monkeypatch: pytest.M
     content = dice.randbytes(count * BLOCK)
     data[:] = content
     offsets, places = dice.sample(range(count), count), dice.sample(range(count), count)
-    requests = [Request(o * BLOCK, p * BLOCK, BLOCK) for o, p in zip(offsets, places, strict=True)]
+    requests = [
+        DiskRequest(o * BLOCK, p * BLOCK, BLOCK) for o, p in zip(offsets, places, strict=True)
+    ]
     file.write_all(requests, data)
     data[:] = bytes(len(data))
     file.read_all(dice.sample(requests, count), data)
@@ -171,7 +173,7 @@ def test_a_piece_that_fails_is_reported(
     os.truncate(path, 2 * BLOCK)
     offsets = [0, 0]
     offsets[bad] = 3 * BLOCK
-    requests = [Request(own, i * BLOCK, BLOCK) for i, own in enumerate(offsets)]
+    requests = [DiskRequest(own, i * BLOCK, BLOCK) for i, own in enumerate(offsets)]
     with pytest.raises(ModelError, match="It ended there"):
         file.read_all(requests, BUFFER)
     file.close()
@@ -191,7 +193,7 @@ def test_what_the_queue_refuses_is_done_one_by_one(
     monkeypatch.setattr(RequestQueue, "_submit", few)
     traffic = Traffic()
     file = DirectFile(path, traffic)
-    file.read_all([Request(i * BLOCK, i * BLOCK, BLOCK) for i in range(5)], BUFFER)
+    file.read_all([DiskRequest(i * BLOCK, i * BLOCK, BLOCK) for i in range(5)], BUFFER)
     file.close()
     assert sum(taken) == 3
     assert bytes(BUFFER[: 5 * BLOCK]) == path.read_bytes()[: 5 * BLOCK]
@@ -210,7 +212,7 @@ def test_a_full_disk_is_reported_whichever_piece_meets_it(
 
     monkeypatch.setattr(disk.os, "pwritev", fail)
     with pytest.raises(BudgetError, match="No space left on device"):
-        file.write_all([Request(i * BLOCK, i * BLOCK, BLOCK) for i in range(2)], BUFFER)
+        file.write_all([DiskRequest(i * BLOCK, i * BLOCK, BLOCK) for i in range(2)], BUFFER)
     file.close()
 
 

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -20,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from freight.errors import BudgetError, ModelError
-from freight.memory.request_queue import Request, RequestQueue
+from freight.memory.request_queue import DiskRequest, RequestQueue
 from freight.quantities import align_up, format_bytes
 
-__all__ = ["BLOCK", "DirectFile", "Request", "Traffic", "create_scratch"]
+__all__ = ["BLOCK", "DirectFile", "DiskRequest", "Traffic", "create_scratch"]
 
 BLOCK: Final = 4096
 _REQUEST_BYTES: Final = 8 << 20
-_Run = Callable[[RequestQueue, int, Sequence[Request], memoryview], npt.NDArray[np.int64]]
+_Run = Callable[[RequestQueue, int, Sequence[DiskRequest], memoryview], npt.NDArray[np.int64]]
 _DISK_FAILED: Final = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO)
 
 
@@ -99,32 +100,37 @@ class DirectFile:
             place += count
         self._traffic.add("disk read", 0, len(into) if wanted is None else wanted)
 
-    def read_all(self, requests: Sequence[Request], into: memoryview) -> None:
+    def read_all(self, requests: Sequence[DiskRequest], into: memoryview) -> None:
         """Read several stretches of the file, many at a time: small ones wait for the disk's
         answer longer than for their bytes."""
         for request in self._left(requests, into, RequestQueue.read, "disk read"):
-            self.read(request.offset, _place(into, request))
+            self.read(request.offset, _place(into, request), request.wanted_bytes)
 
-    def write_all(self, requests: Sequence[Request], data: memoryview) -> None:
+    def write_all(self, requests: Sequence[DiskRequest], data: memoryview) -> None:
         """Write several stretches, likewise."""
         for request in self._left(requests, data, RequestQueue.write, "disk write"):
-            self.write(request.offset, _place(data, request))
+            self.write(request.offset, _place(data, request), request.wanted_bytes)
 
     def _left(
-        self, requests: Sequence[Request], buffer: memoryview, run: _Run, link: str
-    ) -> Iterator[Request]:
+        self, requests: Sequence[DiskRequest], buffer: memoryview, run: _Run, link: str
+    ) -> Iterator[DiskRequest]:
         """What is left to do one by one: all of it without a queue, else what did not go through
         it whole, which will end in an error that says why."""
         queue = self._queue(link) if self.is_direct and len(requests) > 1 else None
         if queue is None:
             yield from requests
             return
-        counts = run(queue, self._descriptor, requests, buffer)
-        for request, count in zip(requests, counts.tolist(), strict=True):
-            if count < min(request.num_bytes, self.num_bytes - request.offset):
-                yield request
-            else:
-                self._traffic.add(link, count, request.num_bytes)
+        counts = run(queue, self._descriptor, requests, buffer).tolist()
+        whole = [
+            count >= min(own.num_bytes, self.num_bytes - own.offset)
+            for own, count in zip(requests, counts, strict=True)
+        ]
+        self._traffic.add(
+            link,
+            sum(compress(counts, whole)),
+            sum(o.wanted_bytes for o in compress(requests, whole)),
+        )
+        yield from (own for own, is_whole in zip(requests, whole, strict=True) if not is_whole)
 
     def _queue(self, link: str) -> RequestQueue | None:
         """One for each direction, which have threads of their own."""
@@ -152,7 +158,7 @@ class DirectFile:
             os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_DONTNEED)
 
 
-def _place(buffer: memoryview, request: Request) -> memoryview:
+def _place(buffer: memoryview, request: DiskRequest) -> memoryview:
     return buffer[request.place : request.place + request.num_bytes]
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from freight.memory.disk import DirectFile, Request
+from freight.memory.disk import DirectFile, DiskRequest
 from freight.memory.transfer import copy_bytes, host_view
 
 __all__ = [
@@ -332,10 +332,10 @@ class KVCache:
                 _pages(self.pages_in(layer, target), run),
             )
 
-    def _disk_requests(self, layer: int, runs: Sequence[PageRun]) -> list[Request]:
+    def _disk_requests(self, layer: int, runs: Sequence[PageRun]) -> list[DiskRequest]:
         first, size = self._disk_offsets[layer], self._far_page_bytes[layer]
         return [
-            Request(
+            DiskRequest(
                 offset=first + run.home * size, place=run.slot * size, num_bytes=run.count * size
             )
             for run in runs

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Request", "RequestQueue"]
+__all__ = ["DiskRequest", "RequestQueue"]
 
 _MOST_UNDER_WAY: Final = 64
 _READ: Final = 0
@@ -59,12 +59,18 @@ _EVENT: Final = np.dtype([("data", "<u8"), ("control", "<u8"), ("result", "<i8")
 """struct io_event."""
 
 
-class Request(NamedTuple):
-    """``num_bytes`` at ``offset`` of a file, and at ``place`` of a buffer."""
+class DiskRequest(NamedTuple):
+    """``num_bytes`` at ``offset`` of a file, and at ``place`` of a buffer; ``logical_bytes`` of
+    them are wanted, all if it is left out."""
 
     offset: int
     place: int
     num_bytes: int
+    logical_bytes: int | None = None
+
+    @property
+    def wanted_bytes(self) -> int:
+        return self.num_bytes if self.logical_bytes is None else self.logical_bytes
 
 
 class RequestQueue:
@@ -94,22 +100,22 @@ class RequestQueue:
         _call(self._calls.destroy, self._context)
 
     def read(
-        self, descriptor: int, requests: Sequence[Request], into: memoryview
+        self, descriptor: int, requests: Sequence[DiskRequest], into: memoryview
     ) -> npt.NDArray[np.int64]:
         """How many bytes came, for each request; below 0 the error's number. All have ended when
         this returns. ``into`` is written to."""
         return self._run(_READ, descriptor, requests, into)
 
     def write(
-        self, descriptor: int, requests: Sequence[Request], data: memoryview
+        self, descriptor: int, requests: Sequence[DiskRequest], data: memoryview
     ) -> npt.NDArray[np.int64]:
         """How many bytes went, likewise."""
         return self._run(_WRITE, descriptor, requests, data)
 
     def _run(
-        self, operation: int, descriptor: int, requests: Sequence[Request], buffer: memoryview
+        self, operation: int, descriptor: int, requests: Sequence[DiskRequest], buffer: memoryview
     ) -> npt.NDArray[np.int64]:
-        wanted = np.array(requests, dtype=np.int64).reshape(-1, 3)
+        wanted = np.array([own[:3] for own in requests], dtype=np.int64).reshape(-1, 3)
         base = np.frombuffer(buffer, dtype=np.uint8).ctypes.data
         results = np.full(len(wanted), -errno.ECANCELED, dtype=np.int64)
         with self._turn:

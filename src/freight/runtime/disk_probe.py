@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -15,7 +15,7 @@ from typing import Final
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Link
-from freight.memory.disk import DirectFile, Traffic, create_scratch
+from freight.memory.disk import DirectFile, DiskRequest, Traffic, create_scratch
 from freight.memory.tier import host_arena
 from freight.memory.transfer import host_view
 from freight.quantities import GIB, KIB, MIB
@@ -26,10 +26,10 @@ _REQUESTS: Final = (4 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 _SCRATCH_BYTES: Final = 1 * GIB
 _RING_BYTES: Final = 128 * MIB
 _MOST_MOVED_BYTES: Final = 256 * MIB
-_MOST_REQUESTS: Final = 800
+_MOST_REQUESTS: Final = 4000
 _STRIDE: Final = 97
 
-_Move = Callable[[int, memoryview], None]
+_MoveAll = Callable[[Sequence[DiskRequest], memoryview], None]
 
 
 class DiskProbe:
@@ -51,29 +51,51 @@ class DiskProbe:
 
     def measure_reads(self) -> Link:
         """From the file into memory, by request size; of large ones two at a time, as weights are
-        read."""
+        read, of small ones many, as keys and values are."""
         return self._link(
-            lambda size: self._pair_rate(size) if size >= MIB else self._rate(size, self._file.read)
+            lambda size: (
+                self._pair_rate(size)
+                if size >= MIB
+                else self._rate_of_many(size, self._file.read_all)
+            )
         )
 
     def measure_writes(self) -> Link:
-        """From memory to the file, by request size."""
-        return self._link(lambda size: self._rate(size, self._file.write))
+        """From memory to the file, by request size, likewise."""
+        return self._link(
+            lambda size: (
+                self._rate(size) if size >= MIB else self._rate_of_many(size, self._file.write_all)
+            )
+        )
 
     def _link(self, rate: Callable[[int], float]) -> Link:
         """By request size; other places in the file every time."""
         self._turn += 1
         return Link(bytes_per_s=Curve(points=tuple((float(n), rate(n)) for n in _REQUESTS)))
 
-    def _rate(self, request: int, move: _Move) -> float:
-        """Bytes per second; small requests far apart, large ones one after the other."""
+    def _rate(self, request: int) -> float:
+        """Bytes per second of large writes, one after the other."""
         views = self._views(request)
-        count = min(_MOST_MOVED_BYTES // request, _MOST_REQUESTS)
-        stride = 1 if request >= MIB else _STRIDE
+        count = _MOST_MOVED_BYTES // request
         started_s = time.perf_counter()
         for i in range(count):
-            place = (self._turn * count + i) * stride % (_SCRATCH_BYTES // request)
-            move(place * request, views[i % len(views)])
+            place = (self._turn * count + i) % (_SCRATCH_BYTES // request)
+            self._file.write(place * request, views[i % len(views)])
+        return count * request / (time.perf_counter() - started_s)
+
+    def _rate_of_many(self, request: int, move_all: _MoveAll) -> float:
+        """Bytes per second of small requests that are far apart."""
+        count = min(_MOST_MOVED_BYTES // request, _MOST_REQUESTS)
+        requests = [
+            DiskRequest(
+                offset=(self._turn * count + i) * _STRIDE % (_SCRATCH_BYTES // request) * request,
+                place=i % (_RING_BYTES // request) * request,
+                num_bytes=request,
+            )
+            for i in range(count)
+        ]
+        started_s = time.perf_counter()
+        move_all(requests, host_view(self._memory))
         return count * request / (time.perf_counter() - started_s)
 
     def _views(self, request: int) -> list[memoryview]:

@@ -6,13 +6,13 @@ Rows arrive in the compute dtype, whatever the checkpoint's; only a small buffer
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import torch
 
-from freight.memory.disk import BLOCK, DirectFile, Traffic
+from freight.memory.disk import BLOCK, DirectFile, DiskRequest, Traffic
 from freight.memory.transfer import host_view
 from freight.model.dummy import dummy_rows
 from freight.model.number_format import find_compressed
@@ -80,11 +80,40 @@ class CheckpointFiles:
     def rows(self, source: TensorSource, offset: int, count: int, row_bytes: int) -> torch.Tensor:
         """``count`` rows from byte ``offset`` of a tensor on, in its own dtype, until the next
         call."""
-        dtype = torch_dtype(source.dtype)
-        raw = self.read(source, offset, count * row_bytes)
-        if raw.storage_offset() % dtype.itemsize:
-            raw = raw.clone()  # a file whose data is not even aligned to its own elements
-        return raw.view(dtype).view(count, -1)
+        return _as_rows(source, self.read(source, offset, count * row_bytes), count)
+
+    def rows_at(
+        self, source: TensorSource, places: Iterable[tuple[int, int]], row_bytes: int
+    ) -> Iterator[torch.Tensor]:
+        """Rows at each (byte of the tensor, how many), as by ``rows``, until the next are asked
+        for. As many are read at a time as the buffer takes."""
+        asked: list[DiskRequest] = []
+        firsts: list[int] = []
+        for offset, count in places:
+            size = count * row_bytes
+            begin = align_down(source.offset + offset, BLOCK)
+            end = align_up(source.offset + offset + size, BLOCK)
+            taken = asked[-1].place + asked[-1].num_bytes if asked else 0
+            if taken + end - begin > self._bounce.numel():
+                yield from self._rows_of(source, asked, firsts, row_bytes)
+                asked, firsts, taken = [], [], 0
+            asked.append(
+                DiskRequest(offset=begin, place=taken, num_bytes=end - begin, logical_bytes=size)
+            )
+            firsts.append(taken + source.offset + offset - begin)
+        yield from self._rows_of(source, asked, firsts, row_bytes)
+
+    def _rows_of(
+        self,
+        source: TensorSource,
+        asked: Sequence[DiskRequest],
+        firsts: Sequence[int],
+        row_bytes: int,
+    ) -> Iterator[torch.Tensor]:
+        self.file(source.path).read_all(asked, host_view(self._bounce))
+        for request, first in zip(asked, firsts, strict=True):
+            size = request.wanted_bytes
+            yield _as_rows(source, self._bounce[first : first + size], size // row_bytes)
 
     def read(self, source: TensorSource, offset: int, size: int) -> torch.Tensor:
         """So many bytes of a tensor, no more than the buffer holds, until the next call."""
@@ -103,6 +132,13 @@ class CheckpointFiles:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def _as_rows(source: TensorSource, raw: torch.Tensor, count: int) -> torch.Tensor:
+    dtype = torch_dtype(source.dtype)
+    if raw.storage_offset() % dtype.itemsize:
+        raw = raw.clone()  # a file whose data is not even aligned to its own elements
+    return raw.view(dtype).view(count, -1)
 
 
 class DummyWeights:

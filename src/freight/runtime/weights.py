@@ -5,7 +5,7 @@ Binds the plan's layout to tensors. Knows names and rows, not what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -276,21 +276,28 @@ class EmbeddingTable:
         row_bytes = source.num_bytes // source.shape[0]
         order = np.argsort(token_ids, kind="stable")
         ids, places = token_ids[order], places[order]
-        most = max(1, (BOUNCE_BYTES - 2 * BLOCK) // row_bytes)
-        begin = 0
-        while begin < len(ids):
-            end = begin + 1
-            while (
-                end < len(ids)
-                and (ids[end] - ids[end - 1]) * row_bytes <= _JOIN_BYTES
-                and ids[end] - ids[begin] < most
-            ):
-                end += 1
-            first, last = int(ids[begin]), int(ids[end - 1])
-            raw = self._files.rows(source, first * row_bytes, last - first + 1, row_bytes)
+        stretches = [*_stretches(ids.tolist(), row_bytes)]
+        spans = [(int(ids[begin]), int(ids[end - 1])) for begin, end in stretches]
+        found = self._files.rows_at(
+            source, ((first * row_bytes, last - first + 1) for first, last in spans), row_bytes
+        )
+        for (begin, end), (first, _), raw in zip(stretches, spans, found, strict=True):
             rows = _read_as(find_compressed(source.dtype), raw, source.shape[1])
-            found = _select(rows, torch.from_numpy(ids[begin:end] - first), out)
-            out.index_copy_(0, torch.from_numpy(places[begin:end]), found)
+            chosen = _select(rows, torch.from_numpy(ids[begin:end] - first), out)
+            out.index_copy_(0, torch.from_numpy(places[begin:end]), chosen)
+
+
+def _stretches(ids: Sequence[int], row_bytes: int) -> Iterator[tuple[int, int]]:
+    """(first, behind) of ascending rows that are near enough to come in one request."""
+    most = max(1, (BOUNCE_BYTES - 2 * BLOCK) // row_bytes)
+    begin = 0
+    for end in range(1, len(ids) + 1):
+        if (
+            end == len(ids)
+            or (ids[end] - ids[end - 1]) * row_bytes > _JOIN_BYTES
+            or ids[end] - ids[begin] >= most
+        ):
+            yield begin, end
             begin = end
 
 
