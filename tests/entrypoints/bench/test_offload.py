@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from freight.demo import MODEL_DIR
+from freight.entrypoints.bench import offload
 from freight.entrypoints.bench.children import run_child
 from freight.entrypoints.bench.closed_form import expected_bytes
 from freight.entrypoints.bench.flexgen_run import flexgen_policies
@@ -76,13 +80,57 @@ def test_from_end_to_end(config: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert run["new_tokens"] == 15 and run["num_sweeps"] % 3 == 0
     assert run["prefill_s"] + run["decode_s"] <= run["generate_s"]
     assert record["byte_ratios"] == [{"disk read": 1.0, "disk write": 1.0}]
-    assert run["expected_is_exact"]
+    assert run["decoded_tokens"] == 10 and run["decode_tokens_per_s"] > 0
+    assert run["prefill_tokens_per_s"] == pytest.approx(100 / run["prefill_s"])
+    assert run["total_tokens_per_s"] == pytest.approx(115 / run["generate_s"])
+    assert 50 << 20 < run["peak_bytes"] <= record["systems"]["freight"]["peak_bytes"]
     assert record["share_of_ceiling"] > 0 and record["machine"]["ceiling"]["seconds"] > 0
     usual_s = record["usual_ceilings_s"]
     assert len(usual_s) == 2 and usual_s[0] >= record["machine"]["ceiling"]["seconds"]
     share = sum(usual_s) / 2 / run["generate_s"]
     assert record["share_of_usual_ceiling"] == pytest.approx(share)
     assert any(line.startswith("usual:") and f"{share:.3f} of that" in line for line in lines)
+
+
+EXPERTS = {
+    **CONFIG,
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 12,
+    "num_experts_per_tok": 1,
+    "sliding_window": None,
+}
+
+
+@pytest.mark.parametrize("rule", ["zigzag", "refill"])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_of_experts_those_that_were_chosen_count(
+    rule: str, device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(EXPERTS))
+    flags = f"--weights 0/0/100 --kv 0/100/0 --admission {rule} --micro-batch-size 2"
+    assert bench(path, *flags.split(), "--num-micro-batches", "2", "--device", device) == 0
+    record = record_of(capfd.readouterr().out)
+    run = record["systems"]["freight"]["runs"][0]
+    assert set(record["byte_ratios"][0].values()) == {1.0}
+    sizes = {name: math.prod(shape) for name, shape in tensor_shapes(read_config(tmp_path)).items()}
+    all_bytes = 4 * sum(size for name, size in sizes.items() if name != "embedding")
+    assert run["moved_bytes"]["disk read"] < 0.9 * all_bytes * run["num_sweeps"]
+
+
+def test_rows_that_enter_at_any_time_have_phases_too(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One row after the other enters: prompts beside rows that decode, and a last row alone."""
+    flags = "--weights 30/70 --micro-batch-size 2 --num-micro-batches 1 --admission diagonal"
+    assert bench(config, *flags.split()) == 0
+    out = capfd.readouterr().out
+    run = record_of(out)["systems"]["freight"]["runs"][0]
+    assert 0 < run["decoded_tokens"] < 10
+    assert run["decode_tokens_per_s"] == pytest.approx(run["decoded_tokens"] / run["decode_s"])
+    assert run["prefill_s"] + run["decode_s"] == pytest.approx(run["generate_s"], rel=0.2)
+    assert "prefill" in out and "decode" in out
 
 
 def test_integer_products_have_a_ceiling_of_their_own(
@@ -106,6 +154,83 @@ def test_integer_products_have_a_ceiling_of_their_own(
     else:  # with the scales of the longest rows, which have the least of them
         with_scales = sum(rows * (columns + 4) for rows, columns in names.values())
         assert elements < machine["weight_bytes"] <= with_scales
+
+
+def test_systems_run_in_turn_with_what_suits_them_best(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch sizes are tried first; then own runs and the peer's best alternate, and medians count.
+    Of files nothing is left in the page cache before any run."""
+    order: list[Any] = []
+    own_s, peer_s = iter([2.0, 5.0, 3.0]), iter([31.0, 20.0, 27.0, 21.0, 24.0])
+
+    def figures(seconds: float, **more: Any) -> dict[str, Any]:
+        times = {"load_s": 1.0, "generate_s": seconds, "prefill_s": 1.0, "decode_s": seconds - 1}
+        return {**times, "peak_bytes": 1 << 20, "first_tokens": [0] * 4, **more}
+
+    def own(job: dict[str, Any], asked: str, group: Any = None) -> dict[str, Any]:
+        if job.get("task") != "freight":
+            return {"usual": {"seconds": 2.5}}
+        order.append("freight")
+        moved = {"disk read": 10}
+        told = {"plan": "", "forecast_s": None, "moved_bytes": moved, "expected_bytes": moved}
+        return figures(next(own_s), **told)
+
+    def peer(self: Peer, setting: int) -> Trial:
+        order.append(setting)
+        if setting == 4:
+            return Trial(setting=4, result=None, reason="it was killed")
+        result = figures(next(peer_s), batch_size=setting)
+        return Trial(setting=setting, result=result, reason="")
+
+    monkeypatch.setattr(offload, "run_or_raise", own)
+    monkeypatch.setattr(offload, "forget_files", lambda directory: order.append("forget"))
+    monkeypatch.setattr(Peer, "run", peer)
+    request: Any = SimpleNamespace(
+        work=Work(num_rows=4, prompt_tokens=8, new_tokens=2),
+        options=EngineOptions(device="cpu"),
+        model=tmp_path,
+        group=None,
+        peers=("accelerate",),
+        settings={"accelerate": (4, 2, 1)},
+        timeout_s=1.0,
+        resident_bytes=None,
+        repeats=3,
+    )
+    measured = offload._Bench(
+        request=request,
+        model_dir=tmp_path,
+        job={"model": str(tmp_path), "work": {}, "dtype": "float32"},
+        probe={"task": "probe"},
+        probed={
+            "paths": [{"name": "disk", "room_bytes": 1}],
+            "budget_bytes": 1 << 30,
+            "parameter_bytes": 1000,
+            "ceiling": {"seconds": 1.5},
+            "usual": {"seconds": 2.5},
+        },
+    )
+    measured.run()
+    record = measured.record(Namespace(model="tiny"))
+    assert order[::2] == ["forget"] * 9
+    assert order[1::2] == [4, 2, 1, *["freight", 1] * 3]
+    assert record["systems"]["freight"]["median"]["generate_s"] == 3.0
+    assert record["systems"]["accelerate"]["median"]["generate_s"] == 24.0
+    assert record["times_peer"] == {"accelerate": 8.0}
+    assert record["share_of_ceiling"] == 0.5
+    trials = record["systems"]["accelerate"]["trials"]
+    assert [(t["batch_size"], t["generate_s"]) for t in trials] == [(4, None), (2, 31.0), (1, 20.0)]
+
+
+@pytest.mark.parametrize("peer", ["accelerate", "transformers", "flexgen"])
+def test_a_peer_that_is_missing_ends_the_command(
+    peer: str, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert bench(config, "--peer", peer) == 2
+    told = capfd.readouterr().err
+    assert f"--peer {peer} was given." in told and "Not installed here" in told
+    assert "pip install" in told and "Traceback" not in told
 
 
 @pytest.mark.slow

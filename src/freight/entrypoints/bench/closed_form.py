@@ -1,20 +1,25 @@
 """Bytes that cross each link in a run, from plan and tokens alone.
 
 Of rows of one length in blocks it is known beforehand who is in which sweep; of others that is
-noted while they run. Weights by the layout's bytes per sweep; keys, values and activations by row
-lengths, pages and shares; embedding rows by the tokens. Reckoned apart from what moves them, so
-that a run's counts can be held against it. Knows the policy and no schedule.
+noted while they run, and so is which experts were chosen. Weights by the layout's bytes per sweep;
+keys, values and activations by row lengths, pages and shares; embedding rows by the tokens.
+Reckoned apart from what moves them, so that a run's counts can be held against it. Knows the policy
+and no schedule.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
 
 from freight.memory.disk import BLOCK
 from freight.model.batch import MicroBatch
 from freight.model.decoder import build_programme
-from freight.plan.policy import Split
+from freight.plan.layout import UnitLayout
+from freight.plan.operation import Operation
+from freight.plan.policy import Split, Tier
+from freight.plan.sweep import Awaited, Sweep
 from freight.quantities import align_down, align_up
 from freight.runtime.engine import Engine
 from freight.runtime.loaders import BOUNCE_BYTES
@@ -24,17 +29,51 @@ __all__ = ["SweepLog", "expected_bytes", "logged_bytes"]
 _JOIN_BYTES = 32 * 1024
 """Embedding rows on disk that are no further apart come with one read."""
 
+_SOURCES: Final[tuple[Tier, Tier]] = ("disk", "cpu")
+
 _State = tuple[int, Sequence[int]]
 """A row in a sweep: its keys so far, and the tokens it brings."""
 
 
 class SweepLog:
-    """Who was in which sweep, with what, and on which tier."""
+    """Who was in which sweep, with what, and on which tier; and which experts were chosen."""
 
     def __init__(self, engine: Engine) -> None:
         self._near = engine.plan.policy.compute_tier
         self._rows = engine.placement.kv_cache.rows
+        self._routers = sum(unit.unit.kind == "router" for unit in engine.plan.layout.units)
+        self._chosen: list[Collection[int]] = []
         self.sweeps: dict[int, list[tuple[list[_State], Sequence[str]]]] = {}
+        if self.has_experts:
+            self._listen(engine)
+
+    @property
+    def has_experts(self) -> bool:
+        return self._routers > 0
+
+    def _listen(self, engine: Engine) -> None:
+        """Note what routers say when they are asked: layer by layer each micro-batch's once."""
+        stream = engine._stream
+
+        def listening(
+            sweeps: Iterator[Sweep | Awaited],
+            expects_more: Callable[[], bool],
+            chosen: Callable[[int], Collection[int]],
+        ) -> Iterator[Operation]:
+            def noted(k: int) -> Collection[int]:
+                self._chosen.append(chosen(k))
+                return self._chosen[-1]
+
+            return stream(sweeps, expects_more, noted)
+
+        engine._stream = listening  # type: ignore[method-assign]
+
+    def chosen(self) -> Iterator[list[frozenset[int]]]:
+        """For each sweep, by router, the experts that any of its micro-batches chose."""
+        said = iter(self._chosen)
+        for _, batches in sorted(self.sweeps.items()):
+            yield [frozenset().union(*(next(said) for _ in batches)) for _ in range(self._routers)]
+        assert next(said, None) is None, "routers were asked more often than there are batches"
 
     def on_batch(self, sweep: int, batch: MicroBatch) -> None:
         states = [(span.kv_len, batch.token_ids[span.start : span.end]) for span in batch.rows]
@@ -46,8 +85,8 @@ class SweepLog:
 def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
     """Bytes by link, of the sweeps that were noted."""
     form = _ClosedForm(engine)
-    for _, batches in sorted(log.sweeps.items()):
-        form.add_weights()
+    for (_, batches), chosen in zip(sorted(log.sweeps.items()), log.chosen(), strict=True):
+        form.add_weights(chosen)
         for rows, tiers in batches:
             form.add_batch(rows, tiers)
     return {link: size for link, size in form.moved.items() if size}
@@ -56,13 +95,11 @@ def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
 def expected_bytes(
     engine: Engine, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 ) -> dict[str, int]:
-    """Bytes by link, for rows that ran in this order and whose answers are equally long.
-
-    Of a model with experts it is the most there can be: all of them, in every sweep.
-    """
+    """Bytes by link, for rows that ran in this order and whose answers are equally long, through a
+    model without experts: which of these come is known only afterwards."""
     form = _ClosedForm(engine)
     for sweep in _sweeps(engine, prompts, answers):
-        form.add_weights()
+        form.add_weights([])
         for rows in sweep:
             form.add_batch(rows, form.tiers_of(len(rows)))
     return {link: size for link, size in form.moved.items() if size}
@@ -94,27 +131,37 @@ class _ClosedForm:
         element_bytes = engine.plan.layout.element_bytes
         self._row_bytes = engine.plan.layout.embedding[0].weight.num_columns * element_bytes
         self._stream_bytes = build_programme(engine.config).stream_columns * element_bytes
-        self._weights = self._bytes_per_sweep()
+        self._weights: Counter[str] = Counter()
+        self._experts: list[dict[int, dict[str, int]]] = []
+        for unit in engine.plan.layout.units:
+            if unit.unit.expert is not None:
+                self._experts[-1][unit.unit.expert] = self._bytes_of(unit)
+                continue
+            self._weights.update(self._bytes_of(unit))
+            if unit.unit.kind == "router":  # its experts follow
+                self._experts.append({})
         self._tiers = [
             (part.weight.first_row + part.first_row, part.num_rows, part.tier)
             for part in engine.plan.layout.embedding
         ]
         self.moved: Counter[str] = Counter()
 
-    def add_weights(self) -> None:
+    def add_weights(self, chosen: Sequence[frozenset[int]]) -> None:
+        """Those of one sweep; ``chosen`` are the experts that come, by router."""
         self.moved.update(self._weights)
+        for layer, experts in zip(self._experts, chosen, strict=True):
+            for expert in experts:
+                self.moved.update(layer[expert])
 
-    def _bytes_per_sweep(self) -> dict[str, int]:
+    def _bytes_of(self, unit: UnitLayout) -> dict[str, int]:
         """Reads in whole blocks, but for a file's last block: it is read as far as it goes."""
-        layout = self._plan.layout
-        from_disk = layout.streamed_bytes("disk")[1]
-        pieces = [piece for unit in layout.units for piece in unit.pieces]
+        from_disk, from_host = (unit.streamed_bytes(tier)[1] for tier in _SOURCES)
         missing = 0
-        for piece in pieces:
+        for piece in unit.pieces:
             if piece.path is not None:
                 end = piece.path.stat().st_size
                 missing += max(0, piece.offset + piece.num_bytes - end)
-        over_link = (from_disk + layout.streamed_bytes("cpu")[1]) * self._on_device
+        over_link = (from_disk + from_host) * self._on_device
         return {"disk read": from_disk - missing, "host to device": over_link}
 
     def add_batch(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:

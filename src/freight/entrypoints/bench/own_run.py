@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,17 +44,24 @@ def own_options(
 
 
 class SweepClock:
-    """When each sweep ended, and whether it brought prompts."""
+    """When each sweep ended, whether it brought prompts, and how many rows made a token in it."""
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
         self._ends_s: dict[int, float] = {}
         self._prefills: set[int] = set()
+        self._made: Counter[int] = Counter()
 
     def on_batch(self, sweep: int, batch: MicroBatch) -> None:
         self._ends_s[sweep] = time.perf_counter()
-        if any(span.kv_len == 0 for span in batch.rows):
+        self._made[sweep] += sum(bool(span.logit_positions) for span in batch.rows)
+        if any(span.kv_len == 0 or span.num_new > 1 for span in batch.rows):
             self._prefills.add(sweep)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """New tokens of the sweeps without prompts."""
+        return sum(count for sweep, count in self._made.items() if sweep not in self._prefills)
 
     def seconds(self) -> tuple[list[float], list[float]]:
         """Of each sweep with prompts, and of each without."""
@@ -83,7 +91,7 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         _end_rows(engine, work, end)
     before = dict(engine.traffic.moved)
     clock, log = SweepClock(), SweepLog(engine)
-    is_free = work.is_ragged or engine.plan.policy.is_continuous
+    is_free = work.is_ragged or engine.plan.policy.is_continuous or log.has_experts
 
     def on_batch(sweep: int, batch: MicroBatch) -> None:
         clock.on_batch(sweep, batch)
@@ -97,8 +105,6 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
     in_order = [answers[row] for row in range(len(rows))]
     expected = logged_bytes(engine, log) if is_free else expected_bytes(engine, rows, in_order)
     prefills, decodes = clock.seconds()
-    if engine.plan.policy.is_continuous:  # prompts beside rows that decode
-        prefills, decodes = [], [*prefills, *decodes]
     result = {
         "plan": engine.status(),
         "forecast_s": None if engine.forecast is None else engine.forecast.seconds,
@@ -108,10 +114,10 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         "decode_s": sum(decodes),
         "num_sweeps": len(prefills) + len(decodes),
         "new_tokens": work.total_new_tokens,
+        "decoded_tokens": clock.decoded_tokens,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "moved_bytes": moved,
         "expected_bytes": expected,
-        "expected_is_exact": engine.config.experts is None,
         "first_tokens": [ids[0] if ids else end for ids in in_order],
         "summary": engine.summary(),
     }

@@ -25,13 +25,14 @@ __all__ = [
 
 
 def speeds(result: Mapping[str, Any], work: Work) -> dict[str, float]:
-    """Tokens per second: of prompts while they are read, of new ones while only they are made, and
-    over the whole time new ones, and all. 0 of phases that a run has not: prompts may come beside
-    rows that decode."""
+    """Tokens per second: of prompts in sweeps that bring some, beside which others may decode; of
+    new ones in sweeps in which only they are made; and over the whole time new ones, and all. 0 of
+    phases that a run has not."""
     prompts, new = work.total_prompt_tokens, work.total_new_tokens
+    decoded = result.get("decoded_tokens", new - work.num_rows)
     return {
         "prefill_tokens_per_s": _rate(prompts, result["prefill_s"]),
-        "decode_tokens_per_s": _rate(new - work.num_rows, result["decode_s"]),
+        "decode_tokens_per_s": _rate(decoded, result["decode_s"]),
         "new_tokens_per_s": _rate(new, result["generate_s"]),
         "total_tokens_per_s": _rate(prompts + new, result["generate_s"]),
     }
@@ -103,8 +104,7 @@ def describe_run(
             f"{link} {format_bytes(result['moved_bytes'].get(link, 0))} (x {_written(ratio)})"
             for link, ratio in ratios.items()
         ]
-        form = "closed form" if result["expected_is_exact"] else "most that experts can need"
-        lines.append(f"  bytes (against the {form}): {', '.join(moved) or 'none'}")
+        lines.append(f"  bytes (against the closed form): {', '.join(moved) or 'none'}")
     return lines
 
 
@@ -133,8 +133,9 @@ def _predicted(result: Mapping[str, Any]) -> str:
 
 
 def _phases(rates: Mapping[str, float]) -> str:
-    prefill, decode = rates["prefill_tokens_per_s"], rates["decode_tokens_per_s"]
-    return f"prefill {prefill:.1f}, decode {decode:.1f}, " if prefill else ""
+    phases = ("prefill", "decode")
+    told = {phase: rates[f"{phase}_tokens_per_s"] for phase in phases}
+    return "".join(f"{phase} {rate:.1f}, " for phase, rate in told.items() if rate)
 
 
 def _written(ratio: float | None) -> str:
