@@ -221,3 +221,45 @@ def _names(node: ast.stmt) -> set[str]:
             return set().union(*map(_names, node.body))
         case _:
             return set()
+
+
+def names_of_models() -> set[str]:
+    """What models are called: families, architectures and types of configurations."""
+    from freight.model.families import FAMILIES
+
+    tables = FAMILIES.values()
+    told = (own for table in tables for own in (*table.architectures, *table.model_types))
+    return {name.lower() for name in (*FAMILIES, *told)}
+
+
+def constants(node: ast.AST) -> Iterator[str]:
+    for own in ast.walk(node):
+        if isinstance(own, ast.Constant) and isinstance(own.value, str):
+            yield own.value.lower()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_asks_what_a_model_is_called(module: str) -> None:
+    """Models differ by what their tables say; a name is looked up, never compared."""
+    tests: list[ast.AST] = []
+    for node in ast.walk(tree(MODULES[module])):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            tests.append(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            asks = node.func.attr in ("startswith", "endswith", "__contains__", "count", "find")
+            tests += node.args if asks else []
+    asked = {name for test in tests for name in constants(test)} & names_of_models()
+    assert not asked, f"{module} asks for {', '.join(sorted(asked))}"
+
+
+def test_a_family_is_a_short_table() -> None:
+    sizes = {
+        path.stem: node.end_lineno - node.lineno + 1
+        for path in (SRC / "freight" / "model" / "families").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Family"
+        and node.end_lineno is not None
+    }
+    assert len(sizes) > 8 and max(sizes.values()) < 60

@@ -238,7 +238,7 @@ def test_answers_of_other_groups_are_another_job(
     assert "the dimension of the weights' groups" in capfd.readouterr().err
 
 
-def test_sampling_flags(desk: Desk) -> None:
+def test_sampling_flags(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     desk.source.write_text('{"prompt": [1, 2, 3, 4]}\n')
     assert desk.run("--max-tokens", "2", "--seed", "5", "--stop", "a", "--stop", "b") == 0
     assert json.loads(desk.sink.read_text())["completion_tokens"] == 2
@@ -262,7 +262,11 @@ def test_sampling_flags(desk: Desk) -> None:
         ("--logprobs", "21"),
         ("--prompt-logprobs", "-1"),
     ):
+        capfd.readouterr()
         assert desk.run(flag, value, "--restart") == 2
+        told = capfd.readouterr().err
+        assert flag in told or flag.strip("-").replace("-", "_") in told, told
+        assert len(told.strip().splitlines()) <= 3 and "Traceback" not in told
 
 
 def test_every_sampling_flag_is_a_parameter(desk: Desk) -> None:

@@ -6,6 +6,7 @@ activations spread over the tiers; transformers runs row by row.
 
 from __future__ import annotations
 
+import json
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     FalconConfig,
     Gemma2Config,
     GPTNeoXConfig,
@@ -22,6 +24,7 @@ from transformers import (
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -169,6 +172,134 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
+PUBLISHED_SIZES: dict[str, Any] = {
+    **{key: value for key, value in tiny.SIZES.items() if not key.endswith("token_id")},
+    "bos_token_id": 0,
+    "eos_token_id": 319,
+    "torch_dtype": "float32",
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "pythia": {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "rotary_emb_base": 500,
+        "rotary_pct": 0.5,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+    },
+    "falcon-7b": {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "alibi": False,
+        "bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "parallel_attn": True,
+    },
+    "falcon-40b": {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "alibi": False,
+        "bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "multi_query": True,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "parallel_attn": True,
+    },
+    "opt-350m": {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": False,
+        "_remove_final_layer_norm": False,
+        "ffn_dim": 160,
+        "pad_token_id": 1,
+        "word_embed_proj_dim": 32,
+    },
+    "phi-3-mini-128k": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "original_max_position_embeddings": 24,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "long_factor": [2.0 + 0.7 * i for i in range(HALF)],
+            "short_factor": [1.0 + 0.1 * i for i in range(HALF)],
+            "type": "longrope",
+        },
+        "rope_theta": 10000.0,
+        "sliding_window": 20,
+        "tie_word_embeddings": False,
+    },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_act": "silu",
+        "num_experts_per_tok": 2,
+        "num_local_experts": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "max_window_layers": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_theta": 1000000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    },
+    "gemma-2": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attention_bias": False,
+        "attn_logit_softcapping": 3.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 5.0,
+        "head_dim": 24,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 20,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 9,
+        "sliding_window_size": 9,
+    },
+}
+"""config.json as models of these families were published, in the spelling of their day."""
+
+
 def compare(
     directory: Path, prompts: list[list[int]], answers: list[tiny.Answer], **options: Any
 ) -> None:
@@ -197,6 +328,50 @@ def test_switch(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=config)
     prompts = tiny.prompts(4, 40, vocab=config.vocab_size)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **options)
+
+
+def publish(name: str, directory: Path, **changes: Any) -> PreTrainedModel:
+    """The model as transformers understands that config.json, which stays as it was written."""
+    text = json.dumps({**PUBLISHED_SIZES, **PUBLISHED[name], **changes})
+    (directory / "config.json").write_text(text)
+    config = AutoConfig.from_pretrained(directory)
+    config.eos_token_id = None
+    model = tiny.make_model(directory, config=config)
+    (directory / "config.json").write_text(text)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*zip(PUBLISHED, cycle([tiny.ON_CPU, tiny.ON_SIM]))], ids=[*PUBLISHED]
+)
+def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = publish(name, tmp_path)
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("pythia", {"rotary_pct": 0.25}),
+        ("pythia", {"rotary_emb_base": 10000}),
+        ("phi-3-mini-128k", {"rope_scaling": None}),
+        ("phi-3-mini-128k", {"sliding_window": None}),
+        ("mixtral-8x7b", {"rope_theta": 100.0}),
+        ("mixtral-8x7b", {"num_experts_per_tok": 1}),
+        ("qwen3-30b-a3b", {"norm_topk_prob": False}),
+        ("gemma-2", {"attn_logit_softcapping": None}),
+        ("gemma-2", {"query_pre_attn_scalar": 24}),
+        ("gemma-2", {"sliding_window": 4096}),
+        ("opt-350m", {"activation_function": "gelu"}),
+    ],
+    ids=str,
+)
+def test_what_was_published_matters(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    """With another value transformers computes other logits: reading it wrongly would be seen."""
+    prompt = tiny.prompts(1, 40)
+    found = [tiny.reference(publish(name, tmp_path, **own), prompt, 8)[0] for own in ({}, change)]
+    assert (found[0].logits[0] - found[1].logits[0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

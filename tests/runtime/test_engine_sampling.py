@@ -6,13 +6,15 @@ operations is proven legal as it runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from freight.errors import InputError
 from freight.plan.default import Planner
@@ -49,6 +51,10 @@ SHAPES = {
         "num_micro_batches": 3,
     },
     "more than n": {**POLICIES["sim: odd mix"], "micro_batch_size": 13},
+    **{
+        name: POLICIES[name]
+        for name in ("cpu: refill, odd mix", "sim: refill, odd mix", "cpu: diagonal, odd mix")
+    },
 }
 
 
@@ -172,6 +178,51 @@ def test_samples_and_a_scored_prompt(model: PreTrainedModel, model_dir: Path) ->
             assert completion.prompt_logprobs is not None
             found = [item for item in completion.prompt_logprobs if item]
             check_scores(found, true_logprobs(model, prompt)[:-1], prompt[1:], 2)
+
+
+# -- penalties ----------------------------------------------------------------------------------
+
+PENALISED = {
+    "repetition": SamplingParams(max_tokens=12, repetition_penalty=1.4),
+    "presence": SamplingParams(max_tokens=12, presence_penalty=1.5),
+    "frequency": SamplingParams(max_tokens=12, frequency_penalty=0.9),
+    "all, biased": SamplingParams(
+        max_tokens=12,
+        repetition_penalty=1.2,
+        presence_penalty=-0.5,
+        frequency_penalty=0.7,
+        logit_bias={5: 3.0, 17: -100.0},
+    ),
+}
+
+
+def penalised(model: PreTrainedModel, prompt: list[int], params: SamplingParams) -> list[int]:
+    """Greedy by transformers' own repetition penalty, and by OpenAI's formula of the others."""
+    repeated = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+    made: list[int] = []
+    for _ in range(params.max_tokens):
+        seen = torch.tensor([[*prompt, *made]])
+        with torch.inference_mode():
+            logits = repeated(seen, model(seen).logits[:, -1].clone())[0]
+            for token, count in Counter(made).items():
+                logits[token] -= count * params.frequency_penalty + params.presence_penalty
+            for token, bias in params.logit_bias.items():
+                logits[token] += bias
+        made.append(int(logits.argmax()))
+    return made
+
+
+@pytest.mark.parametrize("name", ["cpu: odd mix", "sim: refill, odd mix"])
+@pytest.mark.parametrize("penalty", PENALISED)
+def test_penalties_count_what_was_said(
+    penalty: str, name: str, model: PreTrainedModel, model_dir: Path
+) -> None:
+    params = PENALISED[penalty]
+    expected = [penalised(model, list(prompt), params) for prompt in PROMPTS]
+    plain = tiny.tokens(tiny.reference(model, PROMPTS, params.max_tokens))
+    found = [list(own.token_ids) for own in run(model_dir, params, **POLICIES[name])]
+    assert found == expected
+    assert found != plain, "a penalty that changes nothing shows nothing"
 
 
 # -- endings ------------------------------------------------------------------------------------

@@ -23,6 +23,11 @@ _CLASSES: Final = {
     "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
 }
+_CLASSES_WITH_EXPERTS: Final = {
+    "llama": "MixtralForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
+"""Of files that say how many experts there are."""
 _KEYS: Final = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -40,7 +45,6 @@ _KEYS: Final = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-_MIXTRAL: Final = "MixtralForCausalLM"
 _GEMMA2_27B_LAYERS: Final = 46
 _ROPE_NUMBERS: Final = (
     "rope.dimension_count",
@@ -73,10 +77,11 @@ def config_of_gguf(file: GgufFile) -> dict[str, Any]:
     raw["sliding_window"] = own.get("attention.sliding_window") or None
     heads, hidden = own["attention.head_count"], own["embedding_length"]
     raw.setdefault("head_dim", hidden // max(heads, 1))
+    classes = _CLASSES_WITH_EXPERTS if own.get("expert_count") else _CLASSES
     ends = {file.metadata.get(f"tokenizer.ggml.{name}"): None for name in _ENDS}
     return {
         **raw,
-        "architectures": [_MIXTRAL if _is_mixtral(architecture, own) else _CLASSES[architecture]],
+        "architectures": [classes[architecture]],
         "dtype": "bfloat16",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -93,10 +98,6 @@ def config_of_gguf(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _is_mixtral(architecture: str, own: Mapping[str, Any]) -> bool:
-    return architecture == "llama" and bool(own.get("expert_count"))
-
-
 def _problem(architecture: str, own: Mapping[str, Any]) -> str:
     if architecture not in _CLASSES:
         return f"It holds a model of architecture {architecture}"
@@ -106,7 +107,7 @@ def _problem(architecture: str, own: Mapping[str, Any]) -> str:
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not isinstance(own.get(key), int):
             return f"It does not say {key} as one whole number"
-    if own.get("expert_count") and architecture not in ("llama", "qwen3moe"):
+    if own.get("expert_count") and architecture not in _CLASSES_WITH_EXPERTS:
         return f"It holds a model of {own['expert_count']} experts"
     if own.get("attention.value_length") != own.get("attention.key_length"):
         return "Its keys and values differ in length"

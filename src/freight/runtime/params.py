@@ -164,7 +164,9 @@ def _whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
 def _number(low: float, high: float) -> Callable[[Any], bool]:
     """Finite and within both."""
     return lambda value: (
-        isinstance(value, int | float) and (math.isfinite(value) and low <= value <= high)
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (math.isfinite(value) and low <= value <= high)
     )
 
 
