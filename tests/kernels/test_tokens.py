@@ -1,8 +1,9 @@
-"""Norms and rotations against formulas in float64: all widths, heads, types, and rows that lie in
-wider ones."""
+"""Norms, rotations and activations against formulas in float64: all widths, heads, types, and rows
+that lie in wider ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -113,6 +114,62 @@ def test_rotations_are_those_of_the_formula(
     tokens.rotate(x, num_heads, cos, sin, workspace())
     error = (x.double().reshape(wanted.shape) - wanted).abs()
     assert (error <= 3 * ROUNDING[dtype] * (wanted.abs() + 1)).all()
+
+
+FUNCTIONS = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu": torch.nn.functional.gelu,
+    "relu": torch.relu,
+}
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    count=st.integers(1, 40),
+    width=st.integers(1, 300),
+    beyond=st.sampled_from([0, 3, 64]),
+    dtype=st.sampled_from(DTYPES),
+    function=st.sampled_from([*FUNCTIONS]),
+    is_gated=st.booleans(),
+    spread=st.sampled_from([0.1, 3.0, 60.0]),
+    seed=st.integers(0, 1000),
+)
+def test_activations_are_those_of_the_formula(
+    count: int,
+    width: int,
+    beyond: int,
+    dtype: torch.dtype,
+    function: str,
+    is_gated: bool,
+    spread: float,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    x = within(width, beyond, (torch.randn(count, width) * spread).to(dtype))
+    other = within(width, 2 * beyond, torch.randn(count, width).to(dtype))
+    wanted = FUNCTIONS[function](x.double())
+    # A loop rounds once; torch rounds the function too, and what it makes that of.
+    by_loop = tokens.find_loops() is not None and function in ("silu", "gelu_tanh")
+    times = 1 if by_loop else 3
+    if is_gated:
+        wanted = wanted * other.double()
+    tokens.activate(x, function, other if is_gated else None)
+    error = (x.double() - wanted).abs()
+    assert (error <= times * ROUNDING[dtype] * wanted.abs() + 1e-6).all()
+    behind = x.as_strided((count - 1, beyond), (x.stride(0), 1), width)
+    assert (behind == 7.0).all(), "what lies between the rows is not touched"
+
+
+@pytest.mark.parametrize("function", ["silu", "gelu_tanh"])
+def test_activations_of_extremes(function: str) -> None:
+    ends = [0.0, -0.0, 1e-30, -1e-30, 88.0, -88.0, 1e4, -1e4, 1e18, -1e18, math.inf, math.nan]
+    x = torch.tensor([ends * 2], dtype=torch.float32)
+    wanted = FUNCTIONS[function](x.double())
+    tokens.activate(x, function)
+    is_number = ~wanted.isnan()
+    torch.testing.assert_close(x[is_number].double(), wanted[is_number], rtol=1e-5, atol=1e-15)
+    assert x[~is_number].isnan().all()
 
 
 def test_a_tokens_numbers_do_not_depend_on_its_neighbours(kernels: str) -> None:

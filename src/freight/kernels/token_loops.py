@@ -1,5 +1,5 @@
-"""Norms and rotations of tokens, as loops that numba compiles. Each works on some tokens, alone;
-threads are the caller's business.
+"""Norms, rotations and activations of tokens, as loops that numba compiles. Each works on some
+tokens, alone; threads are the caller's business.
 
 Numbers are float32 in a flat array, or bfloat16 in one of uint16: these are computed in float32 and
 rounded once. A token begins every ``pitch``; its heads follow each other.
@@ -10,21 +10,24 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.attention_steps import exponential
 from freight.kernels.vectors import (
     WIDTH,
     add,
+    larger,
     load,
     multiply,
     multiply_add,
     number_at,
     put_number,
+    quotient,
     splat,
     store,
     subtract,
     total,
 )
 
-__all__ = ["normalise", "rotate"]
+__all__ = ["activate", "normalise", "rotate"]
 
 U = np.uintp
 F = np.float32
@@ -108,3 +111,32 @@ def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch)
                 c, s = number_at(cos, angles + U(place)), number_at(sin, angles + U(place))
                 put_number(x, low, a * c - b * s)
                 put_number(x, high, b * c + a * s)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def activate(first, last, width, x, pitch, slope, bend, other, other_pitch):  # type: ignore[no-untyped-def]
+    """x = x / (1 + e^-z), z = slope x + bend x^3, times ``other`` unless that is empty, for the
+    numbers [width] of the tokens ``first`` to ``last``."""
+    whole = width // WIDTH * WIDTH
+    one, nothing, least = splat(F(1.0)), splat(F(0.0)), splat(F(-88.0))
+    straight, cubed = splat(F(slope)), splat(F(bend))
+    for token in range(first, last):
+        start, beside = U(token) * U(pitch), U(token) * U(other_pitch)
+        for place in range(0, whole, WIDTH):
+            at = U(place)
+            own = load(x, start + at)
+            power = multiply(own, multiply_add(multiply(own, own), cubed, straight))
+            grown = exponential(subtract(nothing, larger(power, least)))
+            found = quotient(own, add(one, grown))
+            if other.shape[0]:
+                found = multiply(found, load(other, beside + at))
+            store(x, start + at, found)
+        for place in range(whole, width):
+            at = U(place)
+            number = number_at(x, start + at)
+            power = number * (number * number * F(bend) + F(slope))
+            grown = np.exp(-power if power > F(-88.0) else F(88.0))
+            number = number / (F(1.0) + grown)
+            if other.shape[0]:
+                number *= number_at(other, beside + at)
+            put_number(x, start + at, number)

@@ -1,24 +1,35 @@
-"""Norms and rotations of tokens: by loops of our own on a CPU, each number once from memory and
-back; by torch elsewhere, step by step.
+"""Norms, rotations and activations of tokens: by loops of our own on a CPU, each number once from
+memory and back; by torch elsewhere, step by step.
 
 Few tokens gain most: a step of torch's takes as long to call as their numbers do.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share_alike
 from freight.model.workspace import Workspace
 
-__all__ = ["normalise", "rotate"]
+__all__ = ["activate", "normalise", "rotate"]
 
 _LEAST_SHARED: Final = 1 << 17
 """Numbers that are worth another thread."""
+_LEAST_ACTIVATED: Final = 1 << 15
+"""Likewise of those that an exponential is made for."""
 _NOTHING: Final = np.empty(0, np.float32)
+_SIGMOIDS: Final[Mapping[str, tuple[float, float]]] = {
+    "silu": (1.0, 0.0),
+    # (1 + tanh u) / 2 is the sigmoid of 2 u.
+    "gelu_tanh": (2 * (2 / math.pi) ** 0.5, 2 * (2 / math.pi) ** 0.5 * 0.044715),
+}
+"""Functions that are x times the sigmoid of a x + b x^3, by (a, b)."""
 
 
 def normalise(
@@ -132,3 +143,46 @@ def _rotate_by_torch(
         turned.addcmul_(low, sin)
         low.mul_(cos).addcmul_(high, sin, value=-1)
         high.copy_(turned)
+
+
+def activate(x: torch.Tensor, function: str, other: torch.Tensor | None = None) -> None:
+    """x = f(x) in place, times ``other`` of the same shape if there is one; [T, D] both."""
+    loops = find_loops() if function in _SIGMOIDS and has_words(x) else None
+    if loops is None or not (other is None or (has_words(other) and other.dtype == x.dtype)):
+        _FUNCTIONS[function](x)
+        if other is not None:
+            x.mul_(other)
+        return
+    slope, bend = _SIGMOIDS[function]
+    numbers, pitch, width = as_numbers(x), x.stride(0), x.shape[1]
+    others = numbers[:0] if other is None else as_numbers(other)
+    other_pitch = 0 if other is None else other.stride(0)
+
+    def work(first: int, last: int) -> None:
+        loops.tokens.activate(first, last, width, numbers, pitch, slope, bend, others, other_pitch)
+
+    share_alike(x.shape[0], work, -(-_LEAST_ACTIVATED // width))
+
+
+def _silu(x: torch.Tensor) -> None:
+    F.silu(x, inplace=True)
+
+
+def _relu(x: torch.Tensor) -> None:
+    x.relu_()
+
+
+def _gelu(x: torch.Tensor) -> None:
+    torch.ops.aten.gelu_(x)
+
+
+def _gelu_tanh(x: torch.Tensor) -> None:
+    torch.ops.aten.gelu_(x, approximate="tanh")
+
+
+_FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], None]]] = {
+    "silu": _silu,
+    "relu": _relu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}

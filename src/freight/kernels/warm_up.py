@@ -25,7 +25,7 @@ from freight.kernels.threads import (
     quantise_on_cpu,
     scale_on_cpu,
 )
-from freight.kernels.tokens import normalise, rotate
+from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.number_format import DTYPE_BYTES, Grouped, PerRow, find_compressed
 from freight.model.workspace import Workspace
 
@@ -104,6 +104,7 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
     room = Workspace(torch.empty(1024, dtype=torch.uint8))
     normalise(x, x, ones, None, num_heads=1, eps=1.0, centred=False, workspace=room)
     rotate(x, 1, angles[:, :16], angles[:, :16], room)
+    activate(x, "silu")
 
 
 def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:

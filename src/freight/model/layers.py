@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 
 from freight.kernels.grouped import GroupedRows, dequantise
 from freight.kernels.integers import (
@@ -22,7 +21,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply
-from freight.kernels.tokens import normalise, rotate
+from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
 from freight.model.number_format import SUMS, TILE_ROWS
@@ -132,6 +131,8 @@ def run_unit(unit: Unit, frame: Frame) -> None:
         for steps in _runs(unit.steps):
             if isinstance(steps[0], Project):
                 _project(steps, frame)
+            elif isinstance(steps[0], Activate) and len(steps) > 1:
+                _gate(*steps, frame)
             else:
                 _STEPS[type(steps[0])](steps[0], frame)
             for step in steps:
@@ -140,7 +141,8 @@ def run_unit(unit: Unit, frame: Frame) -> None:
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:
-    """Steps one by one, but products of one value that follow each other together."""
+    """Steps one by one, but products of one value that follow each other together, and so an
+    activation and what it is multiplied by."""
     run: list[Any] = []
     for step in steps:
         if run and not _is_alongside(step, run):
@@ -152,7 +154,10 @@ def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:
 
 
 def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
-    """Whether a step can be computed with those of a run, whose results it does not touch."""
+    """Whether a step can be computed with those of a run: what gates an activation, and products,
+    whose results it does not touch."""
+    if isinstance(step, Multiply) and isinstance(run[-1], Activate):
+        return step.x == run[-1].x != step.y
     if not (isinstance(step, Project) and isinstance(run[0], Project)):
         return False
     made = {name for other in run for name in changed_values(other)}
@@ -266,32 +271,13 @@ def _attend(step: Attend, frame: Frame) -> None:
             target.copy_(found[tokens])
 
 
-def _silu(x: torch.Tensor) -> None:
-    F.silu(x, inplace=True)
-
-
-def _relu(x: torch.Tensor) -> None:
-    x.relu_()
-
-
-def _gelu(x: torch.Tensor) -> None:
-    torch.ops.aten.gelu_(x)
-
-
-def _gelu_tanh(x: torch.Tensor) -> None:
-    torch.ops.aten.gelu_(x, approximate="tanh")
-
-
-_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], None]]] = {
-    "silu": _silu,
-    "relu": _relu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-}
-
-
 def _activate(step: Activate, frame: Frame) -> None:
-    _ACTIVATIONS[step.function](frame.values[step.x])
+    activate(frame.values[step.x], step.function)
+
+
+def _gate(step: Activate, by: Multiply, frame: Frame) -> None:
+    """Both at once: each number leaves the cache once."""
+    activate(frame.values[step.x], step.function, frame.values[by.y])
 
 
 def _multiply(step: Multiply, frame: Frame) -> None:
