@@ -132,7 +132,7 @@ def run_unit(unit: Unit, frame: Frame) -> None:
             if isinstance(steps[0], Project):
                 _project(steps, frame)
             elif isinstance(steps[0], Activate) and len(steps) > 1:
-                _gate(*steps, frame)
+                _gate(steps[0], steps[1], frame)
             else:
                 _STEPS[type(steps[0])](steps[0], frame)
             for step in steps:
