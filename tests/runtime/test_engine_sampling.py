@@ -203,11 +203,12 @@ def penalised(model: PreTrainedModel, prompt: list[int], params: SamplingParams)
     for _ in range(params.max_tokens):
         seen = torch.tensor([[*prompt, *made]])
         with torch.inference_mode():
-            logits = repeated(seen, model(seen).logits[:, -1].clone())[0]
+            logits = model(seen).logits[:, -1].clone()
+            for token, bias in params.logit_bias.items():  # first, as in vLLM
+                logits[0, token] += bias
+            logits = repeated(seen, logits)[0]
             for token, count in Counter(made).items():
                 logits[token] -= count * params.frequency_penalty + params.presence_penalty
-            for token, bias in params.logit_bias.items():
-                logits[token] += bias
         made.append(int(logits.argmax()))
     return made
 

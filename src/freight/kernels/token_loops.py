@@ -27,7 +27,7 @@ from freight.kernels.vectors import (
     total,
 )
 
-__all__ = ["activate", "normalise", "rotate"]
+__all__ = ["gelu_tanh", "normalise", "rotate"]
 
 U = np.uintp
 F = np.float32
@@ -114,18 +114,19 @@ def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def activate(first, last, width, x, pitch, slope, bend, other, other_pitch):  # type: ignore[no-untyped-def]
-    """x = x / (1 + e^-z), z = slope x + bend x^3, times ``other`` unless that is empty, for the
-    numbers [width] of the tokens ``first`` to ``last``."""
+def gelu_tanh(first, last, width, x, pitch, other, other_pitch):  # type: ignore[no-untyped-def]
+    """x = x (1 + tanh u) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3), times ``other`` unless that is
+    empty, for the numbers [width] of the tokens ``first`` to ``last``. (1 + tanh u) / 2 is
+    1 / (1 + e^-2u)."""
     whole = width // WIDTH * WIDTH
+    slope, bend = F(1.5957691216057308), F(0.07135481627159816)
     one, nothing, least = splat(F(1.0)), splat(F(0.0)), splat(F(-88.0))
-    straight, cubed = splat(F(slope)), splat(F(bend))
     for token in range(first, last):
         start, beside = U(token) * U(pitch), U(token) * U(other_pitch)
         for place in range(0, whole, WIDTH):
             at = U(place)
             own = load(x, start + at)
-            power = multiply(own, multiply_add(multiply(own, own), cubed, straight))
+            power = multiply(own, multiply_add(multiply(own, own), splat(bend), splat(slope)))
             grown = exponential(subtract(nothing, larger(power, least)))
             found = quotient(own, add(one, grown))
             if other.shape[0]:
@@ -134,7 +135,7 @@ def activate(first, last, width, x, pitch, slope, bend, other, other_pitch):  # 
         for place in range(whole, width):
             at = U(place)
             number = number_at(x, start + at)
-            power = number * (number * number * F(bend) + F(slope))
+            power = number * (number * number * bend + slope)
             grown = np.exp(-power if power > F(-88.0) else F(88.0))
             number = number / (F(1.0) + grown)
             if other.shape[0]:

@@ -6,7 +6,6 @@ Few tokens gain most: a step of torch's takes as long to call as their numbers d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -24,12 +23,6 @@ _LEAST_SHARED: Final = 1 << 17
 _LEAST_ACTIVATED: Final = 1 << 15
 """Likewise of those that an exponential is made for."""
 _NOTHING: Final = np.empty(0, np.float32)
-_SIGMOIDS: Final[Mapping[str, tuple[float, float]]] = {
-    "silu": (1.0, 0.0),
-    # (1 + tanh u) / 2 is the sigmoid of 2 u.
-    "gelu_tanh": (2 * (2 / math.pi) ** 0.5, 2 * (2 / math.pi) ** 0.5 * 0.044715),
-}
-"""Functions that are x times the sigmoid of a x + b x^3, by (a, b)."""
 
 
 def normalise(
@@ -146,20 +139,22 @@ def _rotate_by_torch(
 
 
 def activate(x: torch.Tensor, function: str, other: torch.Tensor | None = None) -> None:
-    """x = f(x) in place, times ``other`` of the same shape if there is one; [T, D] both."""
-    loops = find_loops() if function in _SIGMOIDS and has_words(x) else None
-    if loops is None or not (other is None or (has_words(other) and other.dtype == x.dtype)):
+    """x = f(x) in place, times ``other`` of the same shape if there is one; [T, D] both. The loop
+    is for the one function that torch takes long for."""
+    has_loop = function == "gelu_tanh" and has_words(x)
+    has_loop &= other is None or (has_words(other) and other.dtype == x.dtype)
+    loops = find_loops() if has_loop else None
+    if loops is None:
         _FUNCTIONS[function](x)
         if other is not None:
             x.mul_(other)
         return
-    slope, bend = _SIGMOIDS[function]
     numbers, pitch, width = as_numbers(x), x.stride(0), x.shape[1]
     others = numbers[:0] if other is None else as_numbers(other)
     other_pitch = 0 if other is None else other.stride(0)
 
     def work(first: int, last: int) -> None:
-        loops.tokens.activate(first, last, width, numbers, pitch, slope, bend, others, other_pitch)
+        loops.tokens.gelu_tanh(first, last, width, numbers, pitch, others, other_pitch)
 
     share_alike(x.shape[0], work, -(-_LEAST_ACTIVATED // width))
 

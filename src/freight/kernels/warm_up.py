@@ -104,7 +104,7 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
     room = Workspace(torch.empty(1024, dtype=torch.uint8))
     normalise(x, x, ones, None, num_heads=1, eps=1.0, centred=False, workspace=room)
     rotate(x, 1, angles[:, :16], angles[:, :16], room)
-    activate(x, "silu")
+    activate(x, "gelu_tanh")
 
 
 def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
