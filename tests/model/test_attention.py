@@ -96,8 +96,9 @@ decodes = st.builds(
 class Run:
     """A case with random keys in a pool of shuffled pages."""
 
-    def __init__(self, case: Case, shuffle: int = 0) -> None:
+    def __init__(self, case: Case, shuffle: int = 0, *, by_loop: bool = False) -> None:
         self.case = case
+        self.by_loop = by_loop
         generator = torch.Generator().manual_seed(case.seed)
         heads, kv_heads, width = case.shape
         self.spans = case.spans()
@@ -127,6 +128,7 @@ class Run:
             head_dim=width,
             element_bytes=4,
             device=torch.device("cpu"),
+            by_loop=self.by_loop,
         )
 
     @property
@@ -228,25 +230,32 @@ def test_where_the_pages_are_does_not_matter(case: Case, shuffle: int) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(case=st.one_of(cases, decodes), size=st.integers(1, 4000), block=st.integers(1, 5))
-def test_neither_do_groups_and_blocks(case: Case, size: int, block: int) -> None:
+@given(
+    case=st.one_of(cases, decodes),
+    size=st.integers(1, 4000),
+    block=st.integers(1, 5),
+    by_loop=st.booleans(),
+)
+def test_neither_do_groups_and_blocks(case: Case, size: int, block: int, by_loop: bool) -> None:
     """Rows attended in other company, and queries in smaller blocks."""
     expected = plain(Run(case))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_view, "GROUP_BYTES", size)
+        patch.setattr(kv_view, "LOOP_BYTES", size)
         patch.setattr(attention, "QUERY_BLOCK", block)
         patch.setattr(kv_view, "QUERY_BLOCK", block)
-        for mine, wanted in zip(Run(case).attend(), expected, strict=True):
+        for mine, wanted in zip(Run(case, by_loop=by_loop).attend(), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_attended_in_place_are_one_group() -> None:
-    """Their keys are not put together, so nothing bounds them; sparse ones are, elsewhere too."""
+    """Their keys are not put together, so nothing bounds them, or where loops attend them only
+    their queries do; sparse ones are put together on devices."""
     rows = [(20, 1), (3, 1), (9, 1), (7, 5), (2, 5)]
     case = Case(rows=rows, shape=(4, 2, 8), window=None, seed=0)
     run, cpu = Run(case), torch.device("cpu")
 
-    def sizes(share: float) -> list[int]:
+    def sizes(share: float, *, by_loop: bool = False) -> list[int]:
         view = index_rows(
             run.spans,
             run.tables,
@@ -258,12 +267,16 @@ def test_rows_attended_in_place_are_one_group() -> None:
             element_bytes=4,
             device=cpu,
             share_of_keys=share,
+            by_loop=by_loop,
         )
         return [group.num_rows for group in view.groups]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_view, "GROUP_BYTES", 1)
         assert sizes(1.0) == [1] * 5
+        assert sizes(1.0, by_loop=True) == sizes(0.5, by_loop=True) == [3, 1, 1]
+        patch.setattr(kv_view, "LOOP_BYTES", 2 * 2 * 4 * 4 * 8)  # queries of two rows
+        assert sizes(1.0, by_loop=True) == [2, 1, 1, 1]
         use_kernels(cpu, Kernels(attend=lambda *_, **__: None))
         try:
             assert sizes(1.0) == [3, 1, 1]

@@ -17,6 +17,7 @@ from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.pages import Pages
 from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share, share_alike
+from freight.model.number_format import Grouped
 from freight.model.workspace import Workspace
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "attend_single_queries",
     "attends_any_rows",
     "gather_plain",
+    "loops_attend",
 ]
 
 _WIDTH: Final = 16
@@ -120,6 +122,14 @@ def attends_any_rows(device: torch.device, share_of_keys: float) -> bool:
     """Whether single queries on this device are always attended in place, needing no memory for
     their rows' keys: then any number of rows can be attended at once."""
     return kernels_of(device).attend is not None and share_of_keys == 1
+
+
+def loops_attend(
+    device: torch.device, width: int, dtype: torch.dtype, number_format: Grouped | None
+) -> bool:
+    """Whether loops attend keys [.., width] of this type, kept so, where they lie."""
+    is_here = device.type == "cpu" and find_loops() is not None
+    return is_here and _suits_loops(width, dtype, number_format)
 
 
 def attend_single_queries(
@@ -251,11 +261,15 @@ def _tokens(loops: Loops, x: torch.Tensor) -> Any:
 
 
 def _has_loop(pages: Pages) -> bool:
+    return _suits_loops(pages.width, pages.dtype, pages.number_format)
+
+
+def _suits_loops(width: int, dtype: torch.dtype, number_format: Grouped | None) -> bool:
     """Whether rows are long enough for whole vectors."""
-    if pages.number_format is None:
-        return pages.width >= _WIDTH and pages.dtype in (torch.float32, torch.bfloat16)
+    if number_format is None:
+        return width >= _WIDTH and dtype in (torch.float32, torch.bfloat16)
     # Of 4 bits each half of a group is loaded by itself.
-    return pages.number_format.group_size * pages.number_format.code_bits // 8 >= _WIDTH
+    return number_format.group_size * number_format.code_bits // 8 >= _WIDTH
 
 
 def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "GROUP_BYTES",
     "LEAST_SHARERS",
+    "LOOP_BYTES",
     "QUERY_BLOCK",
     "STEM_BYTES",
     "MicroBatch",
@@ -24,6 +25,9 @@ __all__ = [
 GROUP_BYTES: Final = 16 << 20
 """Rows attended together: their keys and values, and their scores, each stay under this (one row
 may exceed it). Enough to keep the cores busy, and near the caches."""
+
+LOOP_BYTES: Final = 4 << 20
+"""Likewise of single queries, and what they find, which loops attend where the keys are."""
 
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from freight.kernels.paged import attends_any_rows
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, RowSpan
+from freight.model.batch import GROUP_BYTES, LOOP_BYTES, QUERY_BLOCK, RowSpan
 from freight.quantities import align_up
 
 __all__ = ["KVCopy", "KVView", "RowGroup", "Stem", "index_rows", "index_stem"]
@@ -102,11 +102,13 @@ def index_rows(
     copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
     stems: Sequence[Stem] = (),
     share_of_keys: float = 1.0,
+    by_loop: bool = False,
 ) -> KVView:
     """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
 
     ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
-    ``share_of_keys`` is what attention will be asked for.
+    ``share_of_keys`` is what attention will be asked for. ``by_loop``: single queries will be
+    attended where their keys are, by loops of the CPU.
     """
     places = [
         _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
@@ -120,15 +122,21 @@ def index_rows(
 
     groups = []
     place = 0
-    kv_width = num_kv_heads * head_dim
-    unbounded = attends_any_rows(device, share_of_keys)
+    has_kernel = attends_any_rows(device, share_of_keys)
+
+    def row_share(num_new: int, num_keys: int) -> float:
+        """Of the memory that a group may take."""
+        if num_new == 1 and has_kernel:
+            return 0.0
+        if num_new == 1 and by_loop:  # queries, and what they find, in float32
+            return 2 * 4 * num_heads * head_dim / LOOP_BYTES
+        numbers = max(2 * num_kv_heads * head_dim, num_heads * min(num_new, QUERY_BLOCK))
+        return align_up(num_keys, page_tokens) * numbers * element_bytes / GROUP_BYTES
 
     def kind(span: RowSpan) -> tuple[int, bool]:
         return span.num_new, share_of_keys < 1 and span.brings_made
 
-    for first, last in _group_ranges(
-        rows, page_tokens, num_heads, kv_width, element_bytes, unbounded, kind
-    ):
+    for first, last in _group_ranges(rows, row_share, kind):
         group = _index_group(
             rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
         )
@@ -190,27 +198,19 @@ def _index_tokens(
 
 def _group_ranges(
     rows: Sequence[RowSpan],
-    page_tokens: int,
-    num_heads: int,
-    kv_width: int,
-    element_bytes: int,
-    unbounded: bool,
+    row_share: Callable[[int, int], float],
     kind: Callable[[RowSpan], tuple[int, bool]],
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they need
-    in the workspace: nothing where single queries are ``unbounded``."""
+    """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they
+    take: each a ``row_share`` by its new tokens and the longest one's keys."""
     first = 0
     longest = 0
     for place, span in enumerate(rows):
-        longest = max(longest, align_up(span.total_len, page_tokens))
-        count = place - first + 1
-        queries = min(span.num_new, QUERY_BLOCK)
-        per_row = longest * max(2 * kv_width, num_heads * queries) * element_bytes
-        same = kind(span) == kind(rows[first])
-        fits = count * per_row <= GROUP_BYTES or (unbounded and span.num_new == 1)
-        if place > first and not (same and fits):
+        longest = max(longest, span.total_len)
+        fits = (place - first + 1) * row_share(span.num_new, longest) <= 1
+        if place > first and not (fits and kind(span) == kind(rows[first])):
             yield first, place
-            first, longest = place, align_up(span.total_len, page_tokens)
+            first, longest = place, span.total_len
     if rows:
         yield first, len(rows)
 

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from freight.kernels.paged import loops_attend
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
@@ -384,6 +385,9 @@ class BatchPreparer:
             copies=copies,
             stems=stems,
             share_of_keys=self._config.attended_share,
+            by_loop=loops_attend(
+                device, self._config.head_dim, self._dtype, self._config.kv_format
+            ),
         )
 
 
