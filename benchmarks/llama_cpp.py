@@ -27,6 +27,7 @@ from freight.model.config import ModelConfig, read_config
 
 HERE = Path(__file__).parent
 PROGRAM = "llama-batched-bench"
+NEVER = [{"s": float("inf")}]
 
 
 def main() -> None:
@@ -53,7 +54,9 @@ def main() -> None:
     own: list[dict[str, Any]] = []
     for turn in range(arguments.turns):
         own.append(run_own(arguments))
-        fastest = min(peers, key=lambda name: sum(run["s"] for run in peers[name]))
+        fastest = min(
+            peers, key=lambda name: statistics.fmean(r["s"] for r in peers[name] or NEVER)
+        )
         for name in peers if turn == 0 else [fastest]:
             peers[name].append(run_peer(files[name], arguments))
     report(own, peers)
