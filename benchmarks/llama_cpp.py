@@ -27,7 +27,6 @@ from freight.model.config import ModelConfig, read_config
 
 HERE = Path(__file__).parent
 PROGRAM = "llama-batched-bench"
-NEVER = [{"s": float("inf")}]
 
 
 def main() -> None:
@@ -52,12 +51,13 @@ def main() -> None:
     files = {name: provide(config, name, arguments.work_dir) for name in arguments.types.split(",")}
     peers: dict[str, list[dict[str, float]]] = {name: [] for name in files}
     own: list[dict[str, Any]] = []
+
+    def mean_s(name: str) -> float:
+        return statistics.fmean(run["s"] for run in peers[name])
+
     for turn in range(arguments.turns):
         own.append(run_own(arguments))
-        fastest = min(
-            peers, key=lambda name: statistics.fmean(r["s"] for r in peers[name] or NEVER)
-        )
-        for name in peers if turn == 0 else [fastest]:
+        for name in peers if turn == 0 else [min(peers, key=mean_s)]:
             peers[name].append(run_peer(files[name], arguments))
     report(own, peers)
 
