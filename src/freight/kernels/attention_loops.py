@@ -22,6 +22,8 @@ from freight.kernels.vectors import (
     multiply_add,
     of_bits,
     prefetch,
+    put_totals,
+    put_totals_of_pairs,
     splat,
     store,
     subtract,
@@ -78,14 +80,7 @@ def _score_four(queries, first, width, plain, count, scores, start, stride):  # 
             c, g = multiply_add(query, one, c), multiply_add(query, other, g)
             query = load(queries, first + three + place)
             d, h = multiply_add(query, one, d), multiply_add(query, other, h)
-        place = start + U(token)
-        scores[place], scores[place + U(1)] = total(a), total(e)
-        place += stride
-        scores[place], scores[place + U(1)] = total(b), total(f)
-        place += stride
-        scores[place], scores[place + U(1)] = total(c), total(g)
-        place += stride
-        scores[place], scores[place + U(1)] = total(d), total(h)
+        put_totals_of_pairs(scores, start + U(token), stride, a, e, b, f, c, g, d, h)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -102,9 +97,7 @@ def _score_one(queries, first, width, plain, count, scores, start):  # type: ign
             b = multiply_add(query, load(plain, at + width + place), b)
             c = multiply_add(query, load(plain, at + two + place), c)
             d = multiply_add(query, load(plain, at + three + place), d)
-        place = start + U(token)
-        scores[place], scores[place + U(1)] = total(a), total(b)
-        scores[place + U(2)], scores[place + U(3)] = total(c), total(d)
+        put_totals(scores, start + U(token), a, b, c, d)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
