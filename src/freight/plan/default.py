@@ -51,8 +51,7 @@ _FINE_STEPS: Final = 12
 """Halvings of a share: candidates are compared with few, for then they share their layouts; the
 best one is filled to the end."""
 _MOST_PIECE_BYTES: Final[Mapping[Tier, int]] = {"gpu": 4 * MIB, "cpu": 8 * MIB}
-"""By where arithmetic is done. A piece costs some 0.2 ms of the processor's time, whatever its
-size, which on a CPU is taken from the arithmetic; for a device it has slots to wait in, too."""
+"""By where arithmetic is done: a piece takes 0.2 ms of the CPU's time, whatever its size."""
 
 _Placed = Literal["weights", "embedding"]
 
