@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import threading
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,8 @@ class RequestQueue:
             )
             if count > 0:
                 return self._events[:count]
+            if count < 0 and (number := ctypes.get_errno()) != errno.EINTR:
+                raise OSError(number, os.strerror(number))
 
 
 _LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
