@@ -178,6 +178,15 @@ PUBLISHED_SIZES: dict[str, Any] = {
     "eos_token_id": 319,
     "torch_dtype": "float32",
 }
+FALCON: dict[str, Any] = {
+    "architectures": ["FalconForCausalLM"],
+    "model_type": "falcon",
+    "alibi": False,
+    "bias": False,
+    "layer_norm_epsilon": 1e-5,
+    "multi_query": True,
+    "parallel_attn": True,
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "pythia": {
         "architectures": ["GPTNeoXForCausalLM"],
@@ -190,25 +199,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
     },
     "falcon-7b": {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "alibi": False,
-        "bias": False,
-        "layer_norm_epsilon": 1e-5,
-        "multi_query": True,
+        **FALCON,
         "new_decoder_architecture": False,
-        "parallel_attn": True,
     },
     "falcon-40b": {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "alibi": False,
-        "bias": False,
-        "layer_norm_epsilon": 1e-5,
-        "multi_query": True,
+        **FALCON,
         "new_decoder_architecture": True,
         "num_kv_heads": 2,
-        "parallel_attn": True,
     },
     "opt-350m": {
         "architectures": ["OPTForCausalLM"],
