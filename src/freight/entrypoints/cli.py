@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn, TextIO
+from typing import Final, NoReturn, TextIO
 
 from freight.entrypoints.bench.flags import BENCH_EXAMPLES, add_bench_flags
 from freight.entrypoints.eval.flags import add_eval_parser
@@ -54,6 +54,9 @@ Exit status: 0 the output is complete; 3 it is, but no row was answered (with --
 every row); 2 input or flags cannot be used; 1 anything else; 130 or 143 stopped by a signal.
 """
 
+_HARNESS: Final = "lm-eval"
+"""A command whose arguments another programme reads."""
+
 _PLAN_EXAMPLES = """\
 examples:
   freight plan --model opt-30b --machine t4 --workload 512:32
@@ -74,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed by the caller, as some schedulers do
         sys.stderr = open(os.devnull, "w")
     parser = _build_parser()
-    arguments = _parse(parser, argv)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = _parse(parser, given[:1] if given[:1] == [_HARNESS] else given)
     if arguments.version:
         from freight.entrypoints.version import freight_version
 
@@ -104,6 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from freight.entrypoints.compress import compress_model
 
             return compress_model(arguments)
+        if arguments.command == _HARNESS:
+            from freight.entrypoints.harness import run_harness
+
+            return run_harness(given[1:])
         if arguments.command == "eval":
             from freight.entrypoints.eval.evaluate import evaluate_model
 
@@ -244,6 +252,11 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_compress(commands)
     _add_eval(commands)
+    commands.add_parser(
+        _HARNESS,
+        help="lm-evaluation-harness with Freight as the model; its arguments are the harness's own",
+        add_help=False,
+    )
     _add_bench(commands)
     return parser
 

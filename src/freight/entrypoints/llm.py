@@ -11,15 +11,13 @@ plans from this machine's profile. Knows no model code; torch is imported when t
 from __future__ import annotations
 
 import gc
-import json
 import logging
-import operator
 import os
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -27,20 +25,33 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.idle_threads import wait_briefly
+from freight.entrypoints.llm_rows import (
+    Params,
+    Prompt,
+    Record,
+    as_items,
+    as_prompts,
+    chat_record,
+    either,
+    encode,
+    pair_record,
+    params_record,
+    prompt_record,
+    read_item,
+    read_params,
+)
 from freight.entrypoints.model_source import find_model, open_tokenizer
 from freight.entrypoints.own_machine import nominal_s, own_machine
 from freight.entrypoints.shares import parse_shares
 from freight.errors import InputError
 from freight.jobs.formats import RowLimits
-from freight.jobs.json_values import wrong_kind
 from freight.jobs.spool import Spool
 from freight.jobs.spool_writer import SpoolWriter
 from freight.model.config import read_config
 from freight.model.number_format import GROUP_SIZE
 from freight.quantities import parse_bytes
 from freight.runtime.options import EngineOptions, Shares
-from freight.runtime.request import Completion, SamplingParams
-from freight.runtime.structured_outputs import StructuredOutputs
+from freight.runtime.request import Completion
 from freight.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,12 +63,8 @@ _LOG: Final = logging.getLogger("freight")
 
 _MOST_ERRORS: Final = 3
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Pair = tuple[str, str] | tuple[Sequence[int], Sequence[int]]
 Message = Mapping[str, Any]
-OwnParams = SamplingParams | Mapping[str, Any] | None
-Params = OwnParams | Sequence[OwnParams]
-Record = dict[str, Any]
 
 
 class LLM:
@@ -161,6 +168,11 @@ class LLM:
         if self._keeper is not None:
             self._keeper.close()
 
+    @property
+    def max_positions(self) -> int:
+        """The most tokens that a prompt and its answer may have together."""
+        return self._config.max_positions
+
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None where random weights are used without one."""
@@ -185,7 +197,7 @@ class LLM:
         given back when the iterator ends or is closed; but weights in RAM that a CPU computes with
         are kept for the next call until ``close``.
         """
-        return self._start(_as_prompts(prompts), _prompt_record, _either(params, sampling_params))
+        return self._start(as_prompts(prompts), prompt_record, either(params, sampling_params))
 
     def chat(
         self,
@@ -200,14 +212,14 @@ class LLM:
         A message is {"role": ..., "content": ...}. The template is given
         ``chat_template_kwargs``, too, such as {"enable_thinking": False}.
         """
-        chats = _as_items(messages)
+        chats = as_items(messages)
         if chats and all(isinstance(message, Mapping) for message in chats):
             chats = [chats]
 
         def read(chat: Any) -> Record:
-            return {**_chat_record(chat), "chat_template_kwargs": chat_template_kwargs}
+            return {**chat_record(chat), "chat_template_kwargs": chat_template_kwargs}
 
-        return self._start(chats, read, _either(params, sampling_params))
+        return self._start(chats, read, either(params, sampling_params))
 
     def loglikelihood(self, pairs: Iterable[Pair]) -> list[tuple[float, bool]]:
         """Of each (context, continuation) the natural log-probability of the continuation, and
@@ -220,8 +232,13 @@ class LLM:
         model loses its beginning, and a warning is logged. Raises InputError for pairs that cannot
         be scored; nothing runs then.
         """
-        answers = self._start(_as_items(pairs), _pair_record, None)
-        return [(answer.log_likelihood, answer.is_greedy) for answer in answers]
+        return [(answer.log_likelihood, answer.is_greedy) for answer in self.score(pairs)]
+
+    def score(self, pairs: Iterable[Pair]) -> Iterator[Completion]:
+        """``loglikelihood`` of long lists: an answer for each pair, in order, as soon as it and
+        those before it are done. It has ``log_likelihood``, ``is_greedy`` and each token's scores
+        (``scored``)."""
+        return self._start(as_items(pairs), pair_record, None)
 
     def _start(
         self, items: list[Any], read: Callable[[Any], Record], params: Params
@@ -241,16 +258,16 @@ class LLM:
         params: Params,
     ) -> Spool:
         """Every row checked and tokenised. Its files live on without a name while it is open."""
-        defaults, own = _read_params(params, len(items))
+        defaults, own = read_params(params, len(items))
         with tempfile.TemporaryDirectory(prefix="freight-") as name:
             directory = Path(name)
             with SpoolWriter(
                 directory, tokenizer=self.tokenizer, limits=self._limits, defaults=defaults
             ) as writer:
                 for index, (item, row_params) in enumerate(zip(items, own, strict=True)):
-                    record = _read_item(index, item, read)
-                    record |= {} if row_params is None else _params_record(row_params)
-                    writer.add(f"Prompt {index}", _encode(index, record))
+                    record = read_item(index, item, read)
+                    record |= {} if row_params is None else params_record(row_params)
+                    writer.add(f"Prompt {index}", encode(index, record))
                 writer.flush()
                 for remark in writer.remarks():
                     _LOG.warning(remark)
@@ -302,136 +319,6 @@ def _read_shares(name: str, value: str | Sequence[float] | None) -> Shares | Non
     if value is None or isinstance(value, str):
         return parse_shares(name, value)
     return parse_shares(name, "/".join(map(str, value)))
-
-
-def _as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    if not _are_many(prompts):
-        return [prompts]
-    items = [_as_plain(prompt) for prompt in prompts]
-    return [items] if items and all(isinstance(item, int) for item in items) else items
-
-
-def _are_many(given: Any) -> bool:
-    """Whether it can be gone through, other than a text or a mapping, which are one."""
-    return not isinstance(given, str | Mapping) and (
-        hasattr(given, "__iter__") or hasattr(given, "__getitem__")
-    )
-
-
-def _as_items(given: Any) -> list[Any]:
-    """What cannot be many is one item, of which its reader says what is wrong."""
-    return list(given) if _are_many(given) else [given]
-
-
-def _as_plain(prompt: Any) -> Any:
-    """Arrays and tensors of token ids, and their elements, as Python has them."""
-    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
-
-
-def _params_record(params: SamplingParams) -> Record:
-    """Sampling parameters in the words of a dataset."""
-    structure = params.structured_outputs
-    own = structure.as_mapping() if isinstance(structure, StructuredOutputs) else None
-    return {**asdict(params), "structured_outputs": own}
-
-
-def _either(params: Params, sampling_params: Params) -> Params:
-    """What was given by Freight's name or by vLLM's."""
-    if params is not None and sampling_params is not None:
-        raise InputError(
-            "params and sampling_params were given.",
-            "They are two names for one thing.",
-            "Leave one of them out.",
-        )
-    return sampling_params if params is None else params
-
-
-def _read_params(
-    params: Params, num_prompts: int
-) -> tuple[SamplingParams, Sequence[SamplingParams | None]]:
-    """What holds for all prompts, and what each of them sets for itself."""
-    if not _are_many(params):
-        return _as_params(params) or SamplingParams(), [None] * num_prompts
-    own = [_as_params(one) for one in _as_items(params)]
-    if num_prompts != len(own):
-        raise InputError(
-            f"{num_prompts} prompts and {len(own)} sampling parameters were given.",
-            "A list of parameters has one for each prompt.",
-            "Give one SamplingParams for all prompts, or as many as there are prompts.",
-        )
-    return SamplingParams(), own
-
-
-def _as_params(value: Any) -> SamplingParams | None:
-    if value is None or isinstance(value, SamplingParams):
-        return value
-    if not isinstance(value, Mapping):
-        raise InputError(
-            f"A {type(value).__name__} was given among the sampling parameters.",
-            "They are values of SamplingParams, or mappings of its names.",
-            "Write them like SamplingParams(max_tokens=64).",
-        )
-    names = [own.name for own in fields(SamplingParams)]
-    unknown = [name for name in value if name not in names]
-    if unknown:
-        raise InputError(
-            f"{unknown[0]!r} was given among the sampling parameters.",
-            f"They are {', '.join(names)}.",
-            "Write it as one of these, or leave it out.",
-        )
-    return SamplingParams(**value)
-
-
-def _prompt_record(item: Any) -> Record:
-    """The row that a prompt is, in the words of a dataset."""
-    if isinstance(item, str | list | tuple):
-        return {"prompt": item}
-    if isinstance(item, Mapping):
-        ids, text = item.get("prompt_token_ids"), item.get("prompt")
-        if (ids is None) != (text is None):
-            return {"prompt": text if ids is None else ids}
-    raise InputError(
-        f"A {type(item).__name__} was given as a prompt.",
-        'A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.',
-        "Give one of these.",
-    )
-
-
-def _pair_record(item: Any) -> Record:
-    """The row that a context and a continuation are."""
-    pair = [_as_plain(part) for part in item] if isinstance(item, list | tuple) else []
-    if len(pair) != 2 or not all(isinstance(part, str | list | tuple) for part in pair):
-        raise InputError(
-            f"A {type(item).__name__} was given as a pair.",
-            "A pair is a context and a continuation, two texts or two lists of token ids.",
-            'Write it like ("The sky is", " blue").',
-        )
-    return {"prompt": pair[0], "continuation": pair[1]}
-
-
-def _chat_record(item: Any) -> Record:
-    if item is None:  # which in a row would be no messages at all
-        raise wrong_kind("messages", item, "a list of objects, each with a role and a content")
-    is_text = isinstance(item, str)
-    return {"messages": list(item) if isinstance(item, Sequence) and not is_text else item}
-
-
-def _read_item(index: int, item: Any, read: Callable[[Any], Record]) -> Record:
-    try:
-        return read(item)
-    except InputError as error:
-        raise InputError(f"Prompt {index}: {error.asked}", error.limit, error.advice) from error
-
-
-def _encode(index: int, record: Record) -> bytes:
-    try:
-        return json.dumps(record, default=operator.index).encode()
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"Prompt {index} was given.",
-            f"It holds something that is neither text nor number: {error}.",
-            "Give plain strings, whole numbers, lists and dictionaries.",
-        ) from error
 
 
 def _refuse_failed(spool: Spool) -> None:

@@ -25,16 +25,17 @@ class ChatTemplate:
     """One template with the special tokens that it may name; compiled when first used."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        return _compile(self._source)
+        return _compile(self.source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
-        """The prompt up to where the answer begins. Keys that are null count as absent. Of
-        ``values`` a template reads what it knows; they go before special tokens."""
+        """The prompt up to where the answer begins, unless ``values`` say otherwise by
+        ``add_generation_prompt``. Keys that are null count as absent. Of ``values`` a template
+        reads what it knows; they go before special tokens."""
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         template = self._template
         try:
@@ -42,8 +43,7 @@ class ChatTemplate:
                 messages=given,
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
-                **{**self._special_tokens, **values},
+                **{"add_generation_prompt": True, **self._special_tokens, **values},
             )
         except Exception as error:  # a template is a programme: it can fail in any way
             raise InputError(

@@ -56,6 +56,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's own, where it has one."""
+        return None if self._chat is None else self._chat.source
+
     @cached_property
     def guides(self) -> Guides:
         """What keeps answers to what they must look like; made when it is first asked for."""
