@@ -6,6 +6,7 @@ made for it, that bounds of the policy hold in every sweep, and that pages all c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,7 +140,7 @@ class Bench:
         self.expected: list[bool] = []
         self.scheduler = self.make(longest_answer=LONGEST_ANSWER)
 
-    def make(self, *, longest_answer: int) -> Scheduler:
+    def make(self, *, longest_answer: int, expected: float | None = None) -> Scheduler:
         return Scheduler(
             self.case.requests(),
             policy=self.case.policy(),
@@ -147,7 +148,7 @@ class Bench:
             slot_pages=self.case.slot_pages,
             tokenizer=None,
             eos_ids=frozenset({END}),
-            lengths=Lengths(expected=float(longest_answer), longest=longest_answer),
+            lengths=Lengths(expected=expected or longest_answer, longest=longest_answer),
             describe=self._describe,
         )
 
@@ -237,6 +238,48 @@ def test_another_sweep_is_expected_unless_rows_end_by_themselves(case: Case) -> 
     assert all(bench.expected[:-1])
     if all(ends_at >= most for _, most, ends_at in case.rows):
         assert not bench.expected[-1]
+
+
+@pytest.mark.parametrize("pages_per_row, has_enough", [(3, True), (1, False)])
+def test_what_a_row_takes_does_not_grow_with_the_block(
+    pages_per_row: int, has_enough: bool
+) -> None:
+    """Blocks have thousands of rows: none may be looked at for each of the others."""
+
+    def num_calls(num_rows: int) -> tuple[int, int]:
+        case = Case(
+            rows=[(PAGE_TOKENS, LONGEST_ANSWER, 8)] * num_rows,
+            size=num_rows // 4,
+            count=4,
+            max_batch_tokens=PAGE_TOKENS * num_rows,
+            kv=Split(gpu=1.0),
+            admission="refill",
+            entry_pace=1000.0,
+            num_pages=pages_per_row * num_rows,
+        )
+        bench = Bench(case)
+        bench.scheduler = bench.make(longest_answer=LONGEST_ANSWER, expected=1.0)
+        counted = 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        sys.setprofile(count)
+        try:
+            bench.run()
+        finally:
+            sys.setprofile(None)
+        assert len(bench.completions) == num_rows
+        batches = [batch for own in bench.batches for batch in own]
+        least = num_rows * (PAGE_TOKENS + LONGEST_ANSWER - 1)
+        assert (sum(batch.num_tokens for batch in batches) == least) == has_enough
+        return counted, sum(len(batch.rows) for batch in batches)
+
+    few, few_brought = num_calls(100)
+    many, many_brought = num_calls(800)
+    # As many for each time that a row is in a sweep.
+    assert many / many_brought < 1.5 * few / few_brought
 
 
 def test_samples_stay_together_and_split_only_where_they_must() -> None:
@@ -533,7 +576,7 @@ def test_a_prompt_is_scored_whichever_of_its_samples_comes_first() -> None:
     )
     admission = scheduler._admission
     admission.admit()
-    admission.block[0].reverse()
+    admission.block[0] = dict(reversed(admission.block[0].items()))
     sweep = next(iter(scheduler.sweeps()))
     (span,) = sweep.works[0].batch.rows
     assert [key.sample for key in span.keys] == [1, 0]

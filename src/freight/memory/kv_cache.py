@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Literal
 
@@ -145,17 +146,17 @@ def plan_passage(
 
 @dataclass(kw_only=True, slots=True)
 class _FreeList:
-    """Free page ids, handed out in ascending order so that neighbours stay together."""
+    """Free page ids, a heap: the lowest are handed out first, so that neighbours stay together."""
 
     free: list[int]
 
     def take(self, count: int) -> list[int]:
         assert count <= len(self.free), f"{count} pages wanted, {len(self.free)} are free"
-        taken, self.free = self.free[:count], self.free[count:]
-        return taken
+        return [heappop(self.free) for _ in range(count)]
 
     def give(self, pages: Sequence[int]) -> None:
-        self.free = sorted([*self.free, *pages])
+        for page in pages:
+            heappush(self.free, page)
 
 
 class KVCache:

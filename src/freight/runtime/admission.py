@@ -11,12 +11,14 @@ the oldest never does, so that all come to an end. Knows tokens and pages, no we
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from freight.memory.kv_cache import Home, KVCache
+from freight.model.batch import RowKey
 from freight.plan.admission import Lengths, Outlook, Pace, Pages
 from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
@@ -38,7 +40,7 @@ class Waiting:
         self._requests = requests
         self._tokenizer = tokenizer
         self._held: Answer | None = None
-        self._returned: deque[Row] = deque()
+        self._returned: list[Row] = []  # those first that came first
         self._num_entered = 0
 
     def peek(self) -> Answer | None:
@@ -65,7 +67,7 @@ class Waiting:
     def take(self, count: int) -> list[Row]:
         """The next ``count`` rows, of one request."""
         if self._returned:
-            return [self._returned.popleft()]
+            return [self._returned.pop(0)]
         answer = self.peek()
         assert answer is not None
         rows = answer.start(count)
@@ -78,8 +80,23 @@ class Waiting:
 
     def put_back(self, row: Row) -> None:
         """A row that is to be computed again, before those that came after it."""
-        place = sum(other.entry < row.entry for other in self._returned)
-        self._returned.insert(place, row)
+        insort(self._returned, row, key=lambda own: own.entry)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Load:
+    """What a micro-batch has when rows enter: rows, the tokens that they bring next, and seats that
+    are free."""
+
+    free_seats: list[int]
+    num_tokens: int = 0
+    num_rows: int = 0
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.num_tokens += 1 if row.decodes else row.num_tokens - row.kv_len
+            self.num_rows += 1
+            self.free_seats[row.seat] -= not row.is_prefix
 
 
 class Admission(ABC):
@@ -95,7 +112,7 @@ class Admission(ABC):
     ) -> None:
         """``shares_elsewhere``: there are pages on the compute tier for what prompts begin with,
         beside those of its rows."""
-        self.block: list[list[Row]] = [[] for _ in range(policy.num_micro_batches)]
+        self.block: list[dict[RowKey, Row]] = [{} for _ in range(policy.num_micro_batches)]
         self._waiting = waiting
         self._policy = policy
         self._kv = kv_cache
@@ -117,16 +134,16 @@ class Admission(ABC):
 
     def keep(self, k: int, row: Row) -> None:
         """A row leaves the block, and its pages stay."""
-        self.block[k] = [other for other in self.block[k] if other is not row]
+        del self.block[k][row.key]
 
     def has_rows(self) -> bool:
         return any(self.block)
 
     def _forget(self, request: Request | None) -> None:
         """Free beginnings that no row shares, but for that of ``request``."""
-        keys = self._prefixes.forget_others(request)
-        if keys:
-            self.block = [[row for row in rows if row.key not in keys] for rows in self.block]
+        for key in self._prefixes.forget_others(request):
+            for rows in self.block:
+                rows.pop(key, None)
 
     def _home(self, tier: Tier) -> Home:
         if tier == self._policy.compute_tier:
@@ -148,7 +165,7 @@ class ZigZag(Admission):
         for k in range(self._policy.num_micro_batches):
             if self._waiting.is_empty():
                 return
-            self.block[k] = self._fill()
+            self.block[k] = _by_key(self._fill())
 
     def _fill(self) -> list[Row]:
         """As many of the next rows as the micro-batch takes.
@@ -233,6 +250,7 @@ class Continuous(Admission):
         if not is_near:
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
+        self._loads: list[_Load] = []
 
     def admit(self) -> None:
         self._grow()
@@ -241,6 +259,7 @@ class Continuous(Admission):
             self._forget((new.answer if isinstance(new, Row) else new).request)
         self._pace.begin_sweep(self._mean())
         outlooks = {room: self._outlook(room) for room in self._num_pages}
+        self._loads = [self._load(rows.values()) for rows in self.block]
         while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
             together = self._most_together
             if not self._enter(outlooks, together) and (
@@ -279,7 +298,7 @@ class Continuous(Admission):
         return [
             row
             for k, own in enumerate(self.block)
-            for row in own
+            for row in own.values()
             if not row.is_prefix and room in self._rooms(k, self._kv.rows[row.key].home)
         ]
 
@@ -315,7 +334,9 @@ class Continuous(Admission):
                 rows = self._waiting.take(count)
                 for row in rows:
                     row.seat = seat
-                self.block[k] += self._reserve(rows, home, is_delegated=is_delegated)
+                new_rows = self._reserve(rows, home, is_delegated=is_delegated)
+                self.block[k] |= _by_key(new_rows)
+                self._loads[k].add(new_rows)
                 self._pace.take(count)
                 for room, own in curves.items():
                     outlooks[room].add(own)
@@ -341,14 +362,9 @@ class Continuous(Admission):
     def _free_seats(self, count: int) -> Iterator[tuple[int, int]]:
         """(micro-batch, seat) with room for so many rows: where fewest tokens are brought first,
         and of its seats those of which the largest share is free."""
-        load = [
-            (sum(1 if row.decodes else row.num_tokens - row.kv_len for row in rows), len(rows), k)
-            for k, rows in enumerate(self.block)
-        ]
-        for _, _, k in sorted(load):
-            free = [own for _, _, own in self._seats]
-            for row in self.block[k]:
-                free[row.seat] -= not row.is_prefix
+        order = sorted((own.num_tokens, own.num_rows, k) for k, own in enumerate(self._loads))
+        for _, _, k in order:
+            free = self._loads[k].free_seats
             shares = [
                 (-left / own, seat)
                 for seat, (left, (_, _, own)) in enumerate(zip(free, self._seats, strict=True))
@@ -356,22 +372,28 @@ class Continuous(Admission):
             ]
             yield from ((k, seat) for _, seat in sorted(shares))
 
+    def _load(self, rows: Iterable[Row]) -> _Load:
+        load = _Load(free_seats=[own for _, _, own in self._seats])
+        load.add(rows)
+        return load
+
     # -- rows that grow --------------------------------------------------------------------------
 
     def _grow(self) -> None:
         """Pages for the tokens that are there now, the oldest rows first; where there are none, of
         a tier or of a slot, the youngest row there gives up its own."""
-        rows = [row for own in self.block for row in own if not row.is_prefix]
-        for row in sorted(rows, key=lambda row: row.entry):
+        rows = [row for own in self.block for row in own.values() if not row.is_prefix]
+        rows.sort(key=lambda row: row.entry)
+        youngest: dict[Home, Iterator[Row]] = {}
+        for row in rows:
             while row.key in self._kv.rows and not self._kv.grow(row.key, row.num_tokens):
                 self._forget(None)
                 if self._kv.grow(row.key, row.num_tokens):
                     break
                 home = self._kv.rows[row.key].home
-                self._give_up(
-                    max((own for own in rows if self._is_at(own, home)), key=lambda own: own.entry)
-                )
-
+                if home not in youngest:
+                    youngest[home] = iter([o for o in reversed(rows) if self._is_at(o, home)])
+                self._give_up(next(youngest[home]))
         for room, most in self._num_pages.items():
             if isinstance(room, int):
                 self._fit(room, most)
@@ -380,15 +402,20 @@ class Continuous(Admission):
         """Keep the offloaded rows of a micro-batch to the pages that a slot has."""
         rows = sorted(self._rows_in(k), key=lambda row: row.entry)
         pages = [self._kv.pages_for(row.num_tokens - row.num_shared_tokens) for row in rows]
-        while sum(pages) > num_pages:
-            pages.pop()
+        total = sum(pages)
+        while total > num_pages:
+            total -= pages.pop()
             self._give_up(rows.pop())
 
     def _is_at(self, row: Row, home: Home) -> bool:
         return row.key in self._kv.rows and self._kv.rows[row.key].home == home
 
     def _give_up(self, row: Row) -> None:
-        k = next(k for k, rows in enumerate(self.block) if any(own is row for own in rows))
+        k = next(k for k, rows in enumerate(self.block) if row.key in rows)
         self.end(k, row)
         row.kv_len = 0
         self._waiting.put_back(row)
+
+
+def _by_key(rows: Iterable[Row]) -> dict[RowKey, Row]:
+    return {row.key: row for row in rows}

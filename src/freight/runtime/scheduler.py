@@ -86,7 +86,7 @@ class Scheduler:
             self._reached = {}
             for k, rows in enumerate(self._admission.block):
                 if rows:
-                    batch = self._micro_batch(k, rows)
+                    batch = self._micro_batch(k, [*rows.values()])
                     continues = any(span.brings_made for span in batch.rows)
                     if batch.rows:
                         works.append(self._describe(self._next_sweep, batch, continues))
@@ -103,7 +103,7 @@ class Scheduler:
             len(row.new_ids) + 1 < row.params.max_tokens
             or row.num_tokens > self._reached.get(row.key, 0)
             for rows in self._admission.block
-            for row in rows
+            for row in rows.values()
         )
 
     def _micro_batch(self, k: int, rows: Sequence[Row]) -> MicroBatch:
