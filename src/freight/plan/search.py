@@ -15,8 +15,9 @@ from typing import Final
 from freight.errors import BudgetError
 from freight.hardware.machine import Machine
 from freight.plan.block_shapes import block_shapes, blocks_of, in_rows, moved_rows
+from freight.plan.choices import Choice, Known, Solution, is_near, ranked
 from freight.plan.default import Plan, Planner
-from freight.plan.forecast import Forecast, forecast
+from freight.plan.forecast import forecast
 from freight.plan.linear import LinearSolution, solve
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Policy, Split
@@ -52,35 +53,6 @@ models, machines and lengths: of zig-zag blocks of rows that are all alike, and 
 its mean sweep says less."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """A plan with what it will take."""
-
-    plan: Plan
-    forecast: Forecast
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Solution:
-    """A block shape with the best shares that a linear programme finds for it: seconds of a block,
-    and of the whole workload."""
-
-    policy: Policy
-    block_s: float
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Known:
-    """What was found before, by policies, which say all of a plan: solutions and whole plans with
-    or without the disk, forecasts that are rough or not."""
-
-    solved: dict[tuple[Policy, bool], _Solution | None] = field(default_factory=dict)
-    whole: dict[tuple[Policy, bool], Plan | None] = field(default_factory=dict)
-    priced: dict[tuple[Policy, bool], Choice] = field(default_factory=dict)
-    timed: dict[tuple[Policy, int, int], tuple[float, float]] = field(default_factory=dict)
-
-
 _Promised = tuple[float, Plan]
 """A plan, and the seconds that the linear programme promises for it."""
 
@@ -97,7 +69,7 @@ class Search:
     machine: Machine
     max_block_s: float = math.inf
     uses_disk: bool = True
-    known: _Known = field(default_factory=lambda: _Known(), init=False, repr=False, compare=False)
+    known: Known = field(default_factory=lambda: Known(), init=False, repr=False, compare=False)
     wider: tuple[Search, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     def best(self) -> Choice:
@@ -110,7 +82,7 @@ class Search:
             own: list[Choice] = []
             narrower._price_near(own, _MOST_NARROWED, beside=priced)
             priced += own
-        for choice in sorted(self._fitting(priced), key=lambda choice: choice.forecast.seconds):
+        for choice in ranked(self._fitting(priced)):
             # Where rows enter at any time more layers alone would be run: one per cent at most.
             best = choice if choice.plan.policy.is_continuous else self.price(choice.plan)
             if best.forecast.block_s <= self.max_block_s:
@@ -198,7 +170,7 @@ class Search:
     def frontier(self, count: int) -> list[Choice]:
         """Choices of which each is faster than those with shorter blocks, up to ``count``; of block
         shapes that the linear programmes find so."""
-        kept: list[_Solution] = []
+        kept: list[Solution] = []
         for own in sorted(self._solutions(), key=lambda own: (own.block_s, own.seconds)):
             if own.block_s <= self.max_block_s and (not kept or own.seconds < kept[-1].seconds):
                 kept.append(own)
@@ -219,7 +191,7 @@ class Search:
         return self.known.priced[key]
 
     def _realised(
-        self, ranked: Iterable[_Solution], *, most: float = _MOST_PRICED
+        self, ranked: Iterable[Solution], *, most: float = _MOST_PRICED
     ) -> Iterator[_Promised]:
         shapes: set[tuple[int, int, Admission]] = set()
         for own in ranked:
@@ -266,9 +238,13 @@ class Search:
             yield from self._near(best, [(own, count) for own in sizes])
 
     def _twice_as_many(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
-        """Of the micro-batches of the best of the rule."""
+        """Of the micro-batches of the best of the rule, where there is anything to bring."""
         best = self._best_by(priced, rule)
-        if best is not None and self.planner.wishes.num_micro_batches is None:
+        if (
+            best is not None
+            and not is_near(best.plan.policy)
+            and self.planner.wishes.num_micro_batches is None
+        ):
             policy = best.plan.policy
             yield from self._near(best, [(policy.micro_batch_size, 2 * policy.num_micro_batches)])
 
@@ -366,18 +342,24 @@ class Search:
             "machine.",
         )
 
-    def _solutions(self) -> Iterator[_Solution]:
+    def _solutions(self) -> Iterator[Solution]:
         """Block shapes with the best shares that a linear programme finds for them. A block whose
         rows enter at any time is about as large as the best one that is filled at once within the
-        bound, or larger."""
-        best: _Solution | None = None
+        bound, or larger. Where nothing is brought more micro-batches gain nothing."""
+        best: Solution | None = None
+        enough: dict[tuple[Admission, int], int] = {}
         for rule in self._rules():
             for policy in block_shapes(self.planner, rule):
+                count, size = policy.num_micro_batches, policy.micro_batch_size
+                if count > enough.get((rule, size), count):
+                    continue
                 near = 1.0 if best is None else policy.block_rows / best.policy.block_rows
                 if best is not None and policy.is_continuous and not self._may_fill(policy, near):
                     continue
                 if (solution := self._solve(policy)) is not None:
                     yield solution
+                    if solution.is_near:
+                        enough[rule, size] = count
                     is_within = solution.block_s <= self.max_block_s
                     is_better = best is None or solution.seconds < best.seconds
                     if not policy.is_continuous and is_within and is_better:
@@ -388,7 +370,7 @@ class Search:
         blocks = self.planner.workload.num_rows / policy.block_rows
         return _NEAR[0] <= near <= _NEAR[1] and blocks >= _LEAST_BLOCKS
 
-    def _solve(self, policy: Policy) -> _Solution | None:
+    def _solve(self, policy: Policy) -> Solution | None:
         key = policy, self.uses_disk
         if key not in self.known.solved:
             self.known.solved[key] = self._solved(policy) if self._is_open(policy) else None
@@ -404,7 +386,7 @@ class Search:
         least = _LEAST_UNEVEN if policy.is_continuous else _LEAST
         return found is not None and least * found.seconds <= best_s
 
-    def _solved(self, policy: Policy) -> _Solution | None:
+    def _solved(self, policy: Policy) -> Solution | None:
         terms = Terms.of(
             self.planner,
             self.machine,
@@ -428,4 +410,10 @@ class Search:
             activations=solution.split("activations"),
             cpu_attention=delegated,
         )
-        return _Solution(policy=chosen, block_s=block_s, seconds=solution.seconds)
+        all_of_it = replace(chosen, weights=solution.split("weights"))
+        return Solution(
+            policy=chosen,
+            block_s=block_s,
+            seconds=solution.seconds,
+            is_near=is_near(all_of_it),
+        )
