@@ -405,6 +405,76 @@ def test_scores_behind_a_beginning(name: str, model_dir: Path) -> None:
         assert len(one) > 0 and one == pytest.approx(other, abs=1e-4)
 
 
+WITHOUT_KEYS: dict[str, dict[str, Any]] = {
+    "one micro-batch": {"micro_batch_size": 12, "num_micro_batches": 1},
+    "beginnings over borders": {"micro_batch_size": 5, "num_micro_batches": 3},
+    "several blocks": {"micro_batch_size": 3, "num_micro_batches": 1},
+    "few tokens at once": {"micro_batch_size": 12, "num_micro_batches": 2, "batch_tokens": 70},
+    "sim": {"device": "sim", "micro_batch_size": 6, "num_micro_batches": 2},
+}
+
+
+@pytest.mark.parametrize("kind", ["scores", "one new token"])
+@pytest.mark.parametrize("name", WITHOUT_KEYS)
+def test_many_beginnings_where_no_keys_are_kept(
+    name: str, kind: str, model_dir: Path, expected: list[list[int]]
+) -> None:
+    """Each is computed once in a micro-batch, with the rows that have it, and forgotten."""
+    own = {"micro_batch_size", "num_micro_batches", "batch_tokens"} & WITHOUT_KEYS[name].keys()
+    policy = {key: WITHOUT_KEYS[name][key] for key in own}
+    device = WITHOUT_KEYS[name].get("device", "cpu")
+    is_scored = kind == "scores"
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    params = params if is_scored else SamplingParams(max_tokens=1)
+    found: dict[bool, list[Any]] = {}
+    for shares in (True, False):
+        rows = [
+            Request(
+                index=index,
+                prompt_ids=prompt,
+                params=params,
+                prefix=None if key is None else Prefix(key=key, num_tokens=len(first)),
+                score_from=max(1, len(prompt) - 1) if is_scored else 0,
+            )
+            for index, (prompt, key, first) in enumerate(
+                zip(PROMPTS, KEYS, BEGINNINGS, strict=True)
+            )
+            if len(prompt) > 1
+        ]
+        computed: list[dict[int, int]] = []
+
+        def note(sweep: int, batch: MicroBatch, computed: list[dict[int, int]] = computed) -> None:
+            computed.append({span.row.request: span.num_new for span in batch.rows})
+            assert batch.num_tokens <= policy.get("batch_tokens", 10_000)
+
+        options = EngineOptions(
+            device=device, dtype="float32", verify=True, share_prefixes=shares, **policy
+        )
+        work = tiny.workload([row.prompt_ids for row in rows], params.max_tokens, params)
+        engine = build_engine(model_dir, options=options, workload=work)
+        assert not engine.placement.kv_cache.is_kept
+        done = {own.index: own for own in engine.run(iter(rows), note)}
+        found[shares] = [
+            done[row.index].log_likelihood if is_scored else done[row.index].token_ids
+            for row in rows
+        ]
+        for batch in computed:
+            held = set()
+            for row in (row for row in batch if row >= 0):
+                size, first = len(PROMPTS[row]) - is_scored, len(BEGINNINGS[row])
+                has_one = shares and 0 < first < size
+                assert batch[row] == size - first * has_one
+                held |= {KEYS[row]} if has_one else set()
+            beginnings = {-1 - row: batch[row] for row in batch if row < 0}
+            assert beginnings == {key: (48, 32)[key] for key in held}
+        engine.close()
+    if is_scored:
+        assert found[True] == pytest.approx(found[False], abs=1e-4)
+    else:
+        assert found[True] == found[False]
+        assert all(token_ids[0] == expected[row][0] for row, token_ids in enumerate(found[True]))
+
+
 def test_off_when_not_wanted(model_dir: Path, expected: list[list[int]]) -> None:
     done, brought = run(
         model_dir, SamplingParams(max_tokens=STEPS), **POLICIES["refill"], share_prefixes=False

@@ -166,8 +166,8 @@ class KVCache:
     ``tails`` are such too. A layer's pages are of one size off the compute tier, ``far_page_bytes``
     of it. The disk's are in ``file``, layer after layer, ``num_disk_pages`` each; a row there gets
     ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
-    Without ``is_kept`` pages are used within one computation only: each ``admit`` gives out the
-    same ones.
+    Without ``is_kept`` pages are used within one computation only: after each ``begin_batch`` the
+    same ones are given out.
     """
 
     def __init__(
@@ -192,9 +192,17 @@ class KVCache:
         self._file = file
         counts = {home: len(pool[0]) for home, pool in pools.items()}
         counts["disk"] = num_disk_pages
+        self._counts = counts
         self._free = {home: _FreeList(free=list(range(n))) for home, n in counts.items()}
         self._free_tails = _FreeList(free=list(range(len(tails[0]))))
         self.rows: dict[Hashable, RowPages] = {}
+
+    def begin_batch(self) -> None:
+        """The next micro-batch is admitted. Where pages are not kept all are free for it; rows of
+        those before it are known until they are released."""
+        if not self.is_kept:
+            for home, count in self._counts.items():
+                self._free[home] = _FreeList(free=list(range(count)))
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
@@ -219,15 +227,12 @@ class KVCache:
             self._admit_together(rows, num_elsewhere, is_delegated=is_delegated)
             return
         wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
-        taken = self._free[home].take(sum(wanted))
-        pages = iter(taken)
+        pages = iter(self._free[home].take(sum(wanted)))
         tables: list[list[int]] = [[] for _ in rows]
         for turn in range(max(wanted, default=0)):
             for table, count in zip(tables, wanted, strict=True):
                 if turn < count:
                     table.append(next(pages))
-        if not self.is_kept:
-            self._free[home].give(taken)
         for (row, _), table in zip(rows, tables, strict=True):
             tail = self._free_tails.take(1)[0] if home == "disk" else -1
             self.rows[row] = RowPages(

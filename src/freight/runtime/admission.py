@@ -118,7 +118,7 @@ class Admission(ABC):
         self._kv = kv_cache
         self._prefixes = Prefixes(
             kv=kv_cache,
-            is_on=policy.shares_prefixes and kv_cache.is_kept,
+            is_on=policy.shares_prefixes,
             elsewhere=shares_elsewhere,
         )
 
@@ -158,6 +158,7 @@ class ZigZag(Admission):
     def admit(self) -> None:
         if self.has_rows():
             return
+        self._prefixes.begin_block()
         answer = self._waiting.peek()
         has_pages = self._policy.kv.share(self._policy.compute_tier) == 1
         has_pages |= self._prefixes.elsewhere
@@ -165,6 +166,8 @@ class ZigZag(Admission):
         for k in range(self._policy.num_micro_batches):
             if self._waiting.is_empty():
                 return
+            self._prefixes.begin_batch()
+            self._kv.begin_batch()
             self.block[k] = _by_key(self._fill())
 
     def _fill(self) -> list[Row]:
@@ -175,14 +178,26 @@ class ZigZag(Admission):
         size = self._policy.micro_batch_size
         rows: list[Row] = []
         tokens = 0
+        begun: set[int] = set()
         while len(rows) < size and (answer := self._waiting.peek()):
-            tokens += len(answer.request.prompt_ids) - self._prefixes.num_tokens(answer.request)
+            tokens += self._brought(answer.request, begun)
             count = min(answer.num_waiting, size)
             is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
             if rows and is_full:
                 break
             rows += self._waiting.take(count)
         return self._reserve(rows)
+
+    def _brought(self, request: Request, begun: set[int]) -> int:
+        """Tokens that a request brings to its micro-batch; where no keys are kept, the beginning
+        that it shares too, unless it is among those that have ``begun``."""
+        tokens, shared = len(request.prompt_ids), self._prefixes.num_tokens(request)
+        if self._kv.is_kept or not shared:
+            return tokens - shared
+        assert request.prefix is not None
+        is_known = request.prefix.key in begun
+        begun.add(request.prefix.key)
+        return tokens - shared * is_known
 
     def _reserve(self, rows: Sequence[Row]) -> list[Row]:
         """Pages for the rows' whole lives, on the tiers by the policy's shares; the rows, and

@@ -30,12 +30,30 @@ class _Held:
 @dataclass(kw_only=True, slots=True)
 class Prefixes:
     """The beginnings that are there, by key. Rows share them whose own pages are on the compute
-    tier too, and those ``elsewhere`` where pages for the beginnings were planned beside theirs."""
+    tier too, and those ``elsewhere`` where pages for the beginnings were planned beside theirs.
+    Where pages are not kept a beginning is there for the rows of one micro-batch; ``passed`` are
+    those of the block's micro-batches before."""
 
     kv: KVCache
     is_on: bool
     elsewhere: bool = False
     held: dict[int, _Held] = field(default_factory=dict)
+    passed: list[RowKey] = field(default_factory=list)
+    num_held: int = 0
+
+    def begin_block(self) -> None:
+        """No row is left of the block before."""
+        if not self.kv.is_kept:
+            self.begin_batch()
+            for key in self.passed:
+                self.kv.release(key)
+            self.passed = []
+
+    def begin_batch(self) -> None:
+        """The next micro-batch is admitted."""
+        if not self.kv.is_kept:
+            self.passed += [held.row.key for held in self.held.values()]
+            self.held = {}
 
     def num_tokens(self, request: Request, home: Home = "compute") -> int:
         """How many of the request's first tokens can be shared by a row that is there: those of
@@ -68,6 +86,8 @@ class Prefixes:
             tokenizer=None,
         )
         (row,) = answer.start(1)
+        row.key = RowKey(request=-1 - key, sample=self.num_held)
+        self.num_held += 1
         row.entry, row.is_prefix = entry, True
         self.kv.admit("compute", [(row.key, count)])
         self.held[key] = _Held(row=row)
@@ -84,7 +104,9 @@ class Prefixes:
     def leave(self, row: Row) -> None:
         """A row that may share a beginning gives its pages up."""
         if row.prefix is not None:
-            self._of(row.prefix).num_sharers -= 1
+            held = self.held.get(-1 - row.prefix.key.request)
+            if held is not None and held.row is row.prefix:
+                held.num_sharers -= 1
             row.prefix = None
 
     def forget_others(self, request: Request | None) -> list[RowKey]:
