@@ -309,3 +309,30 @@ def test_a_scoring_job_goes_on_where_it_was_stopped(
     monkeypatch.setattr(Engine, "run", note)
     assert run(source, sink) == whole
     assert len(asked) == 12 - 5
+
+
+def test_a_question_is_computed_once_for_all_its_choices(
+    tiny_dir: Path, tiny: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts of several pairs each: fewer tokens are computed, and planned; the same scores."""
+    contexts = prompts(6, 60, vocab=300, seed=9)
+    endings = prompts(24, 7, vocab=300, seed=10)
+    pairs: list[Pair] = [(contexts[place % 6] + [5] * 20, own) for place, own in enumerate(endings)]
+    built, done = watch(monkeypatch)
+    found, brought = {}, []
+    for shares in (True, False):
+        with LLM(tiny_dir, dtype="float32", share_prefixes=shares, micro_batch_size=24) as llm:
+            found[shares] = llm.loglikelihood(pairs)
+        embedded = [own for own in done if own.kind is Kind.COMPUTE and own.unit == 0]
+        brought.append(sum(own.batch.num_tokens for own in embedded if own.batch))
+        done.clear()
+    whole = sum(len(context) + len(own) for context, own in pairs)
+    assert brought[1] == whole - len(pairs)  # the last token of each is never computed
+    assert brought[0] < 0.6 * whole
+    planned = [engine.plan.workload.total_prompt_tokens for engine in built]
+    assert planned[1] == whole
+    assert planned[0] == pytest.approx(brought[0] + len(pairs), rel=0.02)
+    for one, other, exact in zip(found[True], found[False], oracle(tiny, pairs), strict=True):
+        assert one[0] == pytest.approx(exact[0], abs=1e-4)
+        assert one[0] == pytest.approx(other[0], abs=1e-4)
+        assert one[1] == other[1]

@@ -67,6 +67,19 @@ def _prefix_tokens(prefixes: SharedPrefixes, indices: Indices) -> tuple[int, int
     return int(tokens.min()), int(tokens[first].sum())
 
 
+def _brought(
+    prefixes: SharedPrefixes, indices: Indices, prompts: Indices, new: Indices, samples: Indices
+) -> tuple[tuple[int, int, int], ...]:
+    """Groups of rows by what they bring where the first that has a beginning computes it for all:
+    where no keys are kept, and rows with one beginning are in one micro-batch."""
+    keys, shared = prefixes.keys[indices], prefixes.num_tokens[indices].astype(np.int64)
+    if new.max() > 1 or not (keys >= 0).any():
+        return ()
+    shared[np.unique(keys, return_index=True)[1]] = 0
+    own = prompts - np.where(keys >= 0, shared, 0)
+    return _group_lengths(np.repeat(own, samples), np.repeat(new, samples))
+
+
 def _group_lengths(prompts: Indices, new: Indices) -> tuple[tuple[int, int, int], ...]:
     """(rows, prompt, new) of a few groups of neighbouring rows, with the groups' means."""
     if (prompts == prompts[0]).all() and (new == new[0]).all():
@@ -183,6 +196,7 @@ class Spool:
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
+            brought=_brought(self.prefixes, indices, prompts, new, samples),
             ends_early=_ends_early(self._defaults),
             least_prefix_tokens=least_prefix,
             held_prefix_tokens=held_prefix,

@@ -126,6 +126,7 @@ def part_of(workload: Workload, parts: int) -> Workload:
         total_prompt_tokens=math.ceil(rows * workload.mean_prompt_tokens),
         total_new_tokens=math.ceil(rows * workload.total_new_tokens / workload.num_rows),
         lengths=(),
+        brought=(),
     )
 
 

@@ -6,7 +6,7 @@ A plain value. It does not know the rows themselves, their order, or any machine
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.errors import InputError
@@ -31,7 +31,8 @@ class Workload:
     New tokens are upper bounds; rows may end sooner.
 
     ``lengths`` are (rows, prompt, new) of groups of rows in the order in which they run; empty
-    where all are taken to be alike.
+    where all are taken to be alike. ``brought`` are the same with what each brings where rows of
+    one micro-batch share what they begin with, and keep no keys; empty where that is no less.
 
     All prompts begin with ``least_prefix_tokens`` or more that others begin with too; the different
     beginnings have ``held_prefix_tokens`` together.
@@ -59,6 +60,7 @@ class Workload:
     max_listed_tokens: int = 0
     max_logprobs: int = 0
     lengths: tuple[tuple[int, int, int], ...] = ()
+    brought: tuple[tuple[int, int, int], ...] = ()
     ends_early: bool = False
     least_prefix_tokens: int = 0
     held_prefix_tokens: int = 0
@@ -106,6 +108,13 @@ class Workload:
             total_prompt_tokens=num_rows * prompt_tokens,
             total_new_tokens=num_rows * new_tokens,
         )
+
+    def as_brought(self) -> Workload:
+        """With prompts that are as long as what they bring; the longest of them stay."""
+        if not self.brought:
+            return self
+        total = sum(count * prompt for count, prompt, _ in self.brought)
+        return replace(self, lengths=self.brought, brought=(), total_prompt_tokens=total)
 
     @property
     def has_many_lengths(self) -> bool:

@@ -16,6 +16,7 @@ from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
+from freight.plan.geometry import may_forget_kv
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Search
 from freight.plan.wishes import Wishes
@@ -49,6 +50,8 @@ def plan_run(
     )
     if not shares_prefixes:
         workload = replace(workload, least_prefix_tokens=0, held_prefix_tokens=0)
+    elif may_forget_kv(workload):
+        workload = workload.as_brought()
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
         import highspy  # noqa: F401  before the process is measured: it stays in memory
     room: dict[Tier, int] = {}
