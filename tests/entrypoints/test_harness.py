@@ -222,6 +222,7 @@ def test_the_command(
 @pytest.mark.parametrize(
     "arguments, named",
     [
+        ("dtype=float32", "No model was named"),
         ("pretrained=demo,parallelize=True", "parallelize=True"),
         ("pretrained=demo,weights=0/40", "weights"),
         ("pretrained=no/such/place", "no/such/place"),

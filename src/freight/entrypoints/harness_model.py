@@ -54,7 +54,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str | None = None,
         *,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
@@ -69,6 +69,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         **machine: Any,
     ) -> None:
         super().__init__()
+        if pretrained is None:
+            raise InputError(
+                "Tasks were to be evaluated.",
+                "No model was named.",
+                "Name one with --model_args pretrained=./model.",
+            )
         unknown = [name for name in machine if name not in _MACHINE]
         if unknown:
             raise InputError(
