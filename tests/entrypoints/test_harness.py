@@ -250,6 +250,24 @@ def test_wishes_that_cannot_be_are_told(ours: HarnessModel) -> None:
             ours.generate_until(asked("generate_until", [("a", wishes)]), disable_tqdm=True)
 
 
+def test_several_answers_to_one_prompt_are_not_one(ours: HarnessModel) -> None:
+    wishes = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 2.0}
+    requests = asked("generate_until", [("the", wishes)] * 4)
+    found = ours.generate_until(requests, disable_tqdm=True)
+    assert len(set(found)) > 1
+    assert ours.generate_until(requests, disable_tqdm=True) == found
+
+
+def test_continuations_are_scored_whole(ours: HarnessModel) -> None:
+    """A bound below the model's positions cuts contexts alone."""
+    short = HarnessModel(str(MODEL_DIR), dtype="float32", max_length=8)
+    context, continuation = ours.tok_encode("Quantity: 3 km"), list(range(40, 52))
+    [cut] = short._loglikelihood_tokens([(None, context, continuation)], disable_tqdm=True)
+    last = [(None, context[-1:], continuation)]
+    [whole] = ours._loglikelihood_tokens(last, disable_tqdm=True)
+    assert cut[0] == pytest.approx(whole[0], abs=1e-4)
+
+
 def test_results_are_cached_as_they_come(ours: HarnessModel, monkeypatch: Any) -> None:
     """What came before a run was stopped is not computed again."""
     kept: list[tuple[str, Any]] = []

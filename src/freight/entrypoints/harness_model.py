@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from freight.entrypoints.llm import LLM
 from freight.errors import InputError
+from freight.jobs.spool import derive_seed
 from freight.runtime.params import SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
@@ -179,10 +180,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def _fitted(self, context: Sequence[int], continuation: Sequence[int]) -> Windows:
-        """The last token is scored and never computed: a row may have one more than fit."""
-        row = [*context, *continuation][-(self.max_length + 1) :]
-        num_context = max(0, len(row) - len(continuation))
-        return row[:num_context], row[num_context:]
+        """The last token is scored and never computed: a row may have one more than fit. All of the
+        continuation stays, behind one token at least."""
+        room = self.max_length + 1 - len(continuation)
+        return context[-max(1, room) :], continuation
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
         """Of whole texts, in windows as long as the model's positions in which each token is scored
@@ -210,8 +211,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answers up to the first of the texts that end them, all in one job."""
         prompts, params, stops = [], [], []
-        for context, wishes in (request.args for request in requests):
-            prompt, own, stop = self._wanted(context, wishes)
+        for place, (context, wishes) in enumerate(request.args for request in requests):
+            prompt, own, stop = self._wanted(context, wishes, place)
             prompts.append(prompt)
             params.append(own)
             stops.append(stop)
@@ -228,14 +229,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return texts
 
     def _wanted(
-        self, context: str, wishes: Mapping[str, Any]
+        self, context: str, wishes: Mapping[str, Any], place: int
     ) -> tuple[list[int], SamplingParams, tuple[str, ...]]:
         """The prompt's tokens, cut at their beginning so that the answer has room; how it is to be
-        sampled; and the texts that end it."""
+        sampled, by a seed of its ``place``, as tasks may ask for several answers to one prompt; and
+        the texts that end it."""
         kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(wishes), self.max_gen_toks))
         stop = tuple(text for text in kwargs.pop("until") if text)
         max_tokens = kwargs.pop("max_gen_toks")
         own = {name: kwargs.pop(name) for name in _SAMPLING & kwargs.keys()}
+        own["seed"] = derive_seed(own.get("seed", 0), place)
         for name, value in kwargs.items():
             if name not in _OF_NO_EFFECT or _OF_NO_EFFECT[name] not in (None, value):
                 raise InputError(
