@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ _NOMINAL_BYTES_PER_S: Final = 2e9
 _TIMEOUT_S: Final = 180.0
 _LEAST_SHARE: Final = 0.05
 _MOST_FACTOR: Final = 4.0
+_OF_A_RANK: Final = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
+"""What torchrun tells the processes that it starts, and no process is that measures for all."""
 
 
 def nominal_s(config: ModelConfig, workload: Workload) -> float:
@@ -41,10 +43,16 @@ def nominal_s(config: ModelConfig, workload: Workload) -> float:
 
 
 def own_machine(
-    options: EngineOptions, model_dir: Path, work_s: float, say: Callable[[str], None]
+    options: EngineOptions,
+    model_dir: Path,
+    work_s: float,
+    say: Callable[[str], None],
+    *,
+    is_part: bool = False,
 ) -> Machine | None:
     """This machine's profile: the one that is kept, or a new one where ``work_s`` of work lie
-    ahead; None where there is none, and a plan has to do with nominal rates."""
+    ahead; None where there is none, and a plan has to do with nominal rates. ``is_part``: this
+    process has not all threads of the machine, whose profile it is all the same."""
     if work_s < _WORTH_MEASURING_S and not default_path().exists():
         return None
     # torch takes seconds to import.
@@ -52,8 +60,11 @@ def own_machine(
     from freight.runtime.profiler import identify_host
 
     device = find_device(options.device)
+    host = identify_host(device)
+    if is_part:
+        del host["threads"]
     try:
-        machine = read_own_profile(identify_host(device))
+        machine = read_own_profile(host)
     except InputError as error:
         say(f"{error.limit} It is not used.")
         machine = None
@@ -61,8 +72,9 @@ def own_machine(
         return machine
     say("measuring this machine, once, for the plan")
     try:
-        _measure(device.kind, options.disk_dir or _writable(model_dir))
-        return read_own_profile(identify_host(device))
+        left_out = _OF_A_RANK if is_part else ()
+        _measure(device.kind, options.disk_dir or _writable(model_dir), left_out)
+        return read_own_profile(host)
     except (FreightError, subprocess.SubprocessError, OSError) as error:
         say(f"it could not be measured ({error}): the plan is made from nominal rates")
         return None
@@ -96,12 +108,14 @@ def keep_recalibrated(engine: Any, machine: Machine | None, say: Callable[[str],
     say(f"recalibrated {default_path()}")
 
 
-def _measure(kind: str, directory: Path | None) -> None:
+def _measure(kind: str, directory: Path | None, left_out: Collection[str] = ()) -> None:
+    """By another process, without these variables of this one's environment."""
     where = [] if directory is None else ["--disk-dir", str(directory)]
     device = "cuda" if kind == "cuda" else "cpu"
     command = [sys.executable, "-m", "freight", "profile", "--quiet", "--device", device, *where]
     subprocess.run(
         [*command, "--output", str(default_path())],
+        env={name: value for name, value in os.environ.items() if name not in left_out},
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

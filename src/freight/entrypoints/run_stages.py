@@ -30,8 +30,10 @@ from freight.distributed.tensor.names import check_name
 from freight.distributed.tensor.planning import build_cut_engine, refuse_options
 from freight.entrypoints.compress import compress_ahead
 from freight.entrypoints.model_source import find_model
+from freight.entrypoints.own_machine import nominal_s
 from freight.entrypoints.profile import default_path
 from freight.entrypoints.progress import Progress, format_report
+from freight.entrypoints.rank_machine import rank_machine
 from freight.entrypoints.run import (
     answer_rows,
     engine_options,
@@ -44,6 +46,7 @@ from freight.errors import FreightError, InputError, RankError
 from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine
 from freight.memory.tier import system_memory_bytes
+from freight.model.config import read_config
 from freight.plan.shares import part_of
 from freight.plan.workload import Workload
 from freight.runtime.engine import build_engine
@@ -216,6 +219,10 @@ def _build(
             cache_dir=default_path().parent,
             say=progress.say,
         )
+    work_s = nominal_s(read_config(model_dir), workload) / ranks.size
+    options = replace(
+        options, machine=rank_machine(ranks, options, model_dir, work_s, progress.say)
+    )
     if arguments.split == "layers":
         return build_stage_engine(
             model_dir, options=options, workload=workload, ranks=ranks, say=progress.say

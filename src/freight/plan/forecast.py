@@ -7,10 +7,12 @@ between is taken to change evenly, as the number of keys does. Knows no torch; n
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from freight.hardware.machine import Machine
 from freight.model.programme import Programme
@@ -21,7 +23,7 @@ from freight.plan.operation import Lane
 from freight.plan.rollout import computing_rows
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
 
-__all__ = ["Forecast", "forecast"]
+__all__ = ["Forecast", "SweepRun", "forecast"]
 
 _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 5
@@ -33,12 +35,21 @@ and 21 % higher."""
 _REQUEST_BYTES: Final = 8 << 20
 
 
+class SweepRun(NamedTuple):
+    """So many sweeps (``times``), one after the other, that take as long each; those of blocks'
+    prompts apart, where these have sweeps of their own."""
+
+    seconds: float
+    times: float
+    is_prompts: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """A whole workload. ``load_s`` is the time until the first operation, ``prefill_s`` that of
     each block's first sweep, ``decode_s`` that of all others: of all sweeps where prompts come
     beside rows that decode. ``block_s`` is the longest block's, from its prompts to its last token,
-    or where rows enter at any time the longest row's."""
+    or where rows enter at any time the longest row's. ``sweeps`` are all of them, in order."""
 
     load_s: float
     prefill_s: float
@@ -47,6 +58,7 @@ class Forecast:
     new_tokens: float
     num_bytes: Lanes
     busy_s: Lanes
+    sweeps: tuple[SweepRun, ...]
 
     @property
     def seconds(self) -> float:
@@ -73,11 +85,17 @@ class _Block:
     """One block of rows."""
 
     num_rows: int
+    num_sweeps: int
     new_tokens: float
     prefill_s: float
     decode_s: float
     num_bytes: Lanes
     busy_s: Lanes
+
+    def sweeps(self) -> Iterator[SweepRun]:
+        yield SweepRun(self.prefill_s, 1, is_prompts=True)
+        if later := self.num_sweeps - 1:
+            yield SweepRun(self.decode_s / later, later)
 
 
 def forecast(
@@ -123,6 +141,7 @@ def forecast(
         new_tokens=sum(block.new_tokens for block in blocks),
         num_bytes=_added([block.num_bytes for block in blocks]),
         busy_s=_added([block.busy_s for block in blocks]),
+        sweeps=tuple(run for block in blocks for run in block.sweeps()),
     )
 
 
@@ -156,7 +175,21 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
+        sweeps=tuple(map(SweepRun, _of_each(rolled, chosen, sample.seconds), weights)),
     )
+
+
+def _of_each(
+    rolled: Sequence[RolledSweep], chosen: Sequence[int], seconds: Mapping[int, float]
+) -> list[float]:
+    """What every sweep takes, by the tokens that it brings; the first one by itself."""
+    nodes = {rolled[i].num_tokens: seconds[i] for i in chosen[1:]}
+    known = sorted(nodes)
+    if not known:
+        return [seconds[0]] * len(rolled)
+    tokens = [own.num_tokens for own in rolled[1:]]
+    told = np.interp(tokens, known, [nodes[own] for own in known])
+    return [seconds[0], *map(float, told)]
 
 
 def _weights(rolled: Sequence[RolledSweep], rows_left: int, longest: int) -> list[float]:
@@ -230,6 +263,7 @@ def _tell(
     sample = sampler.sample(zigzag_story(lengths, steps, computing), steps)
     return _Block(
         num_rows=len(lengths),
+        num_sweeps=steps[-1] + 1,
         new_tokens=sum(new for _, new in lengths),
         prefill_s=sample.seconds[0],
         decode_s=_sum_between(steps[1:], sample.seconds),
@@ -266,6 +300,7 @@ def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _B
 
     return _Block(
         num_rows=first.num_rows,
+        num_sweeps=round((1 - share) * first.num_sweeps + share * second.num_sweeps),
         new_tokens=(1 - share) * first.new_tokens + share * second.new_tokens,
         prefill_s=(1 - share) * first.prefill_s + share * second.prefill_s,
         decode_s=(1 - share) * first.decode_s + share * second.decode_s,

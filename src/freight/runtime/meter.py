@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from freight.plan.operation import Lane, Operation
+from freight.plan.operation import Kind, Lane, Operation
 
 __all__ = ["Meter"]
 
@@ -38,7 +38,8 @@ class Meter:
             if self._last_s is None:
                 self._last_s = started_s
             lane = operation.lane
-            if lane not in self.untimed:
+            # Tokens of other stages are waited for: no work.
+            if lane not in self.untimed and operation.kind is not Kind.TAKE_TOKENS:
                 self.busy_s[lane] = self.busy_s.get(lane, 0.0) + ended_s - started_s
             if operation.is_last:
                 self._add(operation, ended_s - self._last_s)

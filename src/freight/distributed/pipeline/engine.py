@@ -18,6 +18,7 @@ from freight.memory.activations import gather, scatter
 from freight.memory.transfer import Link
 from freight.model.batch import MicroBatch
 from freight.plan.default import Plan
+from freight.plan.forecast import Forecast
 from freight.plan.operation import Kind, Operation
 from freight.plan.stages import StageModel
 from freight.runtime.answers import NewTokens
@@ -38,6 +39,7 @@ class StageEngine(Engine):
         stage: StageModel,
         all_layers: list[range],
         plan: Plan,
+        told: Forecast | None,
         ranks: Ranks,
         wires: Wires,
     ) -> None:
@@ -47,6 +49,7 @@ class StageEngine(Engine):
         self._wires = wires
         self._made: dict[tuple[int, int], NewTokens] = {}
         super().__init__(model, plan=plan, told=None, programme=stage.programme)
+        self.forecast = told  # of all stages: no stage can be rehearsed by itself
         self._from_device = Link("device to host", self.traffic, model.options.sim_bytes_per_s)
 
     def run(

@@ -2,8 +2,10 @@
 
 Every stage plans its own memory. Of blocks all must be alike: who is in one is decided on each
 stage, from the same tokens, so rows, their order and the pages that they want have to be the same.
-The plan with the smallest block says what they are, if all others can follow it. Knows ranks and
-plans, no messages and no tensors.
+Each stage proposes what is best for it. Where the rates of all machines are known, these are found
+by search, all stages say what each takes them, and the one with which the whole pipeline is fastest
+is chosen; otherwise the smallest that all can follow. Knows ranks and plans, no messages and no
+tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from typing import Final, Self
 import torch
 
 from freight.distributed.pipeline.engine import StageEngine
+from freight.distributed.pipeline.forecasts import StageForecaster
 from freight.distributed.pipeline.wires import Wires
 from freight.distributed.ranks import Ranks
 from freight.errors import FreightError, InputError, RankError
+from freight.hardware.machine import Machine
 from freight.plan.balance import Capacity, balance_layers
 from freight.plan.default import Plan
+from freight.plan.forecast import Forecast
 from freight.plan.policy import Policy
 from freight.plan.shares import part_of
 from freight.plan.stages import StageModel, stage_model
@@ -37,6 +42,7 @@ _MOST_TOKENS: Final = 256
 """Of a sweep, where stages are balanced: larger ones hide what they read behind products."""
 _READ_BYTES_PER_S: Final = 2e9
 """Of a disk that was not measured."""
+_PIECE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,12 +125,18 @@ def build_stage_engine(
     stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
     count = min(ranks.size, workload.num_rows)
-    plan = _agree(own, stage, part_of(workload, count), count, ranks)
+    forecaster = StageForecaster(
+        model=model,
+        layers=layers[ranks.rank],
+        workload=part_of(workload, count),
+        blocks_in_flight=count,
+    )
+    plan, told = _agree(own, stage, forecaster, ranks)
     wires = Wires(ranks)
     return ranks.share(
         "built",
         lambda: StageEngine(
-            own, stage=stage, all_layers=layers, plan=plan, ranks=ranks, wires=wires
+            own, stage=stage, all_layers=layers, plan=plan, told=told, ranks=ranks, wires=wires
         ),
     )
 
@@ -171,7 +183,15 @@ def _measure(model: OpenedModel) -> Capacity:
     return Capacity(
         flops_per_s=flops_per_s,
         memory_bytes=on_device + room_on_cpu(model.options.cpu_memory_bytes)[0],
-        read_bytes_per_s=_READ_BYTES_PER_S,
+        read_bytes_per_s=_read_bytes_per_s(model.options.machine),
+    )
+
+
+def _read_bytes_per_s(machine: Machine | None) -> float:
+    return (
+        _READ_BYTES_PER_S
+        if machine is None
+        else machine.links["disk read"].bytes_per_s.at(_PIECE_BYTES)
     )
 
 
@@ -187,9 +207,12 @@ def _refuse_several(what: str, told: list[str], flag: str) -> None:
 
 
 def _agree(
-    model: OpenedModel, stage: StageModel, workload: Workload, count: int, ranks: Ranks
-) -> Plan:
-    """The plan for the smallest block that any stage has chosen and all can follow."""
+    model: OpenedModel, stage: StageModel, forecaster: StageForecaster, ranks: Ranks
+) -> tuple[Plan, Forecast | None]:
+    """The plan for the best block that any stage has proposed and all can follow, and what the
+    pipeline takes with it where that can be told."""
+    rated = all(ranks.exchange("rated", forecaster.knows_rates))
+    workload, options = forecaster.workload, model.options
 
     def plan(options: EngineOptions) -> Plan:
         return plan_run(
@@ -197,22 +220,28 @@ def _agree(
             model.sources,
             model.dtype,
             model.device,
-            options,
+            replace(options, machine=None),
             workload,
             programme=stage.programme,
-            blocks_in_flight=count,
+            blocks_in_flight=forecaster.blocks_in_flight,
         )[0]
 
-    chosen = ranks.share("planned", lambda: plan(model.options))
-    blocks = ranks.exchange("block", _Block.of(chosen.policy))
+    def propose() -> list[_Block]:
+        found = [plan(options).policy]
+        if rated:
+            found.append(forecaster.search(options).policy)
+        return [*map(_Block.of, found)]
+
+    proposed = ranks.exchange("block", ranks.share("planned", propose))
     refusal: FreightError | None = None
+    best: tuple[Plan, Forecast] | None = None
     on_device = model.device.tier == "gpu"
-    candidates = [*sorted(set(blocks), key=_size)]
+    candidates = sorted({block for blocks in proposed for block in blocks}, key=_size)
     for turn, block in enumerate(candidates):
         try:
             following = ranks.share(
                 f"following {turn}",
-                lambda block=block: plan(block.fixed(model.options, on_device=on_device)),  # type: ignore[misc]
+                lambda block=block: plan(block.fixed(options, on_device=on_device)),  # type: ignore[misc]
             )
         except RankError:
             raise
@@ -225,9 +254,16 @@ def _agree(
             candidates.insert(turn + 1, replace(block, shares_prefixes=False))
             continue
         _refuse_several("blocks", [str(own) for own in told], "the same policy")
-        return following
-    assert refusal is not None
-    raise refusal
+        if not rated:
+            return following, None
+        taken = ranks.exchange(f"taken {turn}", forecaster.sweeps(following.policy))
+        forecast = forecaster.of_pipeline(following.policy, taken)
+        if best is None or forecast.seconds < best[1].seconds:
+            best = following, forecast
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best
 
 
 def _size(block: _Block) -> tuple[int, int, str]:

@@ -1,0 +1,148 @@
+"""What a stage of a pipeline takes, and from that of all stages what the pipeline does.
+
+A stage is told as a model of its layers alone, with the head where it is the last: what comes from
+other stages and goes to them is little beside a sweep on all but slow networks, and left out. Knows
+plans and rates, no messages and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from freight.hardware.machine import Machine
+from freight.model.config import ModelConfig
+from freight.model.decoder import build_programme
+from freight.plan.default import Plan, Planner
+from freight.plan.forecast import Forecast, SweepRun, forecast
+from freight.plan.policy import Policy
+from freight.plan.shares import sources_of, with_layers
+from freight.plan.wishes import Wishes
+from freight.plan.workload import Workload
+from freight.runtime.engine import OpenedModel
+from freight.runtime.options import EngineOptions
+from freight.runtime.planning import plan_run, rates_for
+
+__all__ = ["Phases", "StageForecaster", "flow"]
+
+
+_SETTLED: Final = 4
+"""Sweeps alike after which each takes as long as the one before."""
+
+
+class Phases(NamedTuple):
+    """Seconds in which prompts' first tokens, and in which later ones, were what was next."""
+
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageForecaster:
+    """For a stage with some ``layers`` of the whole ``model``. ``workload`` are the rows of one of
+    ``blocks_in_flight``."""
+
+    model: OpenedModel
+    layers: range
+    workload: Workload
+    blocks_in_flight: int
+
+    @cached_property
+    def _machine(self) -> Machine | None:
+        machine = rates_for(self.model.options, self.model.device)
+        is_known = machine is not None and self.model.dtype in machine.compute_unit.products
+        return machine if is_known else None
+
+    @property
+    def knows_rates(self) -> bool:
+        return self._machine is not None
+
+    @cached_property
+    def _own(self) -> OpenedModel:
+        """The layers as a model."""
+        whole = self.model
+        is_last = self.layers.stop == whole.config.num_layers
+        return replace(
+            whole,
+            config=with_layers(whole.config, self.layers, with_ends=is_last),
+            sources=sources_of(whole.sources, self.layers, with_ends=is_last),
+        )
+
+    def search(self, options: EngineOptions) -> Plan:
+        """The best plan for these layers, if no other stage had a say. BudgetError if none fits."""
+        own = self._own
+        plan, _ = plan_run(
+            own.config,
+            own.sources,
+            own.dtype,
+            own.device,
+            options,
+            self.workload,
+            blocks_in_flight=self.blocks_in_flight,
+        )
+        return plan
+
+    def sweeps(self, policy: Policy) -> tuple[SweepRun, ...]:
+        """What this stage takes with a policy for each sweep of one of the blocks."""
+        return self._told(policy).sweeps
+
+    def of_pipeline(self, policy: Policy, stages: Sequence[Sequence[SweepRun]]) -> Forecast:
+        """The whole pipeline with this stage's own work: bytes and lanes are of all its blocks."""
+        told, count = self._told(policy), self.blocks_in_flight
+        phases = flow(stages, count)
+        return replace(
+            told,
+            prefill_s=phases.prefill_s,
+            decode_s=phases.decode_s,
+            # Of as many blocks as are in flight each has its part of the time.
+            block_s=told.block_s * (phases.prefill_s + phases.decode_s) / told.seconds,
+            new_tokens=count * told.new_tokens,
+            num_bytes={lane: count * size for lane, size in told.num_bytes.items()},
+            busy_s={lane: count * busy for lane, busy in told.busy_s.items()},
+        )
+
+    def _told(self, policy: Policy) -> Forecast:
+        assert self._machine is not None
+        config: ModelConfig = self._own.config
+        planner = Planner(
+            config=config,
+            programme=build_programme(config),
+            sources=self._own.sources,
+            dtype=self.model.dtype,
+            workload=self.workload,
+            compute_tier=policy.compute_tier,
+            room={},
+            taken={},
+            has_disk_dir=True,
+            wishes=Wishes(),
+            blocks_in_flight=self.blocks_in_flight,
+        )
+        plan = planner.derive(policy)
+        return forecast(plan, self._machine, config, planner.programme, self.model.dtype)
+
+
+def flow(stages: Sequence[Sequence[SweepRun]], blocks_in_flight: int) -> Phases:
+    """So many blocks in turn through all stages, of which each says what its sweeps of a block
+    take. A stage begins a sweep when the one before it has handed it over and its own last one is
+    done, the first stage when the tokens of the block's sweep before are known."""
+    free_s = [0.0] * len(stages)
+    known_s = [0.0] * blocks_in_flight
+    phases = {True: 0.0, False: 0.0}
+    for runs in zip(*stages, strict=True):
+        seconds = [run.seconds for run in runs]
+        begun_s, count = max(known_s), runs[0].times
+        alone = min(int(count), _SETTLED)
+        for _ in range(alone):
+            for block in range(blocks_in_flight):
+                reached_s = known_s[block]
+                for stage, own_s in enumerate(seconds):
+                    reached_s = free_s[stage] = max(reached_s, free_s[stage]) + own_s
+                known_s[block] = reached_s
+        # A round takes the slowest stage with all blocks, or a block with all stages.
+        later_s = (count - alone) * max(blocks_in_flight * max(seconds), sum(seconds))
+        free_s = [own_s + later_s for own_s in free_s]
+        known_s = [own_s + later_s for own_s in known_s]
+        phases[runs[0].is_prompts] += max(known_s) - begun_s
+    return Phases(prefill_s=phases[True], decode_s=phases[False])

@@ -1,0 +1,251 @@
+"""Stages planned by measured rates: one block for all, the best of those proposed, and a forecast
+of the whole pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freight.distributed.pipeline.engine import StageEngine
+from freight.distributed.pipeline.forecasts import StageForecaster, flow
+from freight.distributed.ranks import Ranks
+from freight.entrypoints import own_machine
+from freight.entrypoints.profile import default_path
+from freight.entrypoints.rank_machine import rank_machine
+from freight.hardware.curve import Curve
+from freight.hardware.machine import Machine
+from freight.hardware.storage import write_machine
+from freight.plan.forecast import SweepRun
+from freight.plan.operation import Lane
+from freight.runtime import profiler
+from freight.runtime.engine import Engine
+from freight.runtime.options import EngineOptions
+from freight.runtime.request import Completion, SamplingParams
+
+from ...runtime import tiny
+from ...runtime.test_engine_forecast import MACHINE
+from .stages import answers, on_ranks
+
+STEPS = 5
+# All alike: what stages are told of is the mean row.
+PROMPTS = [[1 + (7 * i + j) % 300 for j in range(21)] for i in range(8)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    directory = tmp_path_factory.mktemp("llama")
+    model = tiny.make_model(directory, num_hidden_layers=4)
+    return directory, tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+
+
+def run(
+    directory: Path, size: int, **options: Any
+) -> tuple[list[StageEngine], list[list[Completion]]]:
+    """The engines, as they were when the run had ended, and what each answered."""
+    engines: dict[int, StageEngine] = {}
+
+    def look(engine: StageEngine) -> None:
+        engines[engine.stage.layers.start] = engine
+
+    requests = [*tiny.requests(PROMPTS, SamplingParams(max_tokens=STEPS))]
+    told = answers(directory, size, requests, tiny.workload(PROMPTS, STEPS), look=look, **options)
+    return [engines[first] for first in sorted(engines)], told
+
+
+def ids(done: Sequence[Completion]) -> list[list[int]]:
+    return [list(one.token_ids) for one in done]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"device": "sim"},
+        {"weights_percent": (0.0, 0.0, 100.0)},
+        {"weights_percent": (0.0, 0.0, 100.0), "kv_percent": (0.0, 0.0, 100.0)},
+    ],
+    ids=["free", "device", "weights on disk", "all on disk"],
+)
+def test_searched_stages_answer_and_are_told(
+    llama: tuple[Path, list[list[int]]], size: int, policy: dict[str, Any]
+) -> None:
+    directory, wanted = llama
+    engines, told = run(directory, size, machine=MACHINE, **policy)
+    assert [ids(own) for own in told] == [wanted] * size
+    forecasts = [engine.forecast for engine in engines]
+    assert all(own is not None and own.seconds > 0 for own in forecasts)
+    # Of the pipeline all say the same; of their lanes each its own.
+    assert len({(own.prefill_s, own.decode_s, own.new_tokens) for own in forecasts if own}) == 1
+    assert forecasts[0] is not None and forecasts[0].new_tokens == len(PROMPTS) * STEPS
+    blocks = {
+        (p.micro_batch_size, p.num_micro_batches, p.admission)
+        for p in (engine.plan.policy for engine in engines)
+    }
+    assert len(blocks) == 1
+    for engine in engines:
+        assert "predicted (measured) seconds: " in Engine.summary(engine)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"weights_percent": (0.0, 0.0, 100.0), "kv_percent": (0.0, 100.0, 0.0)},
+        {"weights_percent": (0.0, 30.0, 70.0), "kv_percent": (0.0, 40.0, 60.0)},
+    ],
+    ids=["weights on disk", "mixed"],
+)
+def test_layers_bytes_are_as_predicted(tmp_path: Path, policy: dict[str, Any]) -> None:
+    """Of a stage in the middle, which brings nothing but its layers' weights and keys; it is told
+    with a head of one token."""
+    tiny.make_model(tmp_path, num_hidden_layers=4, intermediate_size=3000)
+    engines, _ = run(
+        tmp_path,
+        4,
+        machine=MACHINE,
+        micro_batch_size=2,
+        num_micro_batches=1,
+        admission="zigzag",
+        activations_percent=(0.0, 100.0, 0.0),
+        **policy,
+    )
+    for engine in engines[1:3]:
+        assert engine.forecast is not None
+        loaded = engine.load_traffic.get("disk read", 0)
+        moved = engine.traffic.moved["disk read"] - loaded
+        assert engine.forecast.num_bytes[Lane.DISK_READ] == pytest.approx(moved, rel=0.02)
+
+
+def test_a_rank_without_rates_leaves_all_to_nominal_ones(
+    llama: tuple[Path, list[list[int]]],
+) -> None:
+    directory, wanted = llama
+
+    def own(rank: int) -> dict[str, Any]:
+        return {"machine": MACHINE if rank else None}
+
+    engines, told = run(directory, 2, own=own)
+    assert [ids(done) for done in told] == [wanted] * 2
+    assert [engine.forecast for engine in engines] == [None, None]
+
+
+def test_the_best_proposal_is_taken(
+    llama: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it, and however large its block is."""
+    sizes = {0: 1, 2: 4}  # by first layer
+
+    def search(self: StageForecaster, options: EngineOptions) -> Any:
+        plan = found(self, options)
+        policy = replace(plan.policy, micro_batch_size=sizes[self.layers.start])
+        return replace(plan, policy=policy)
+
+    found = StageForecaster.search
+    monkeypatch.setattr(StageForecaster, "search", search)
+    fixed = {"weights_percent": (0.0, 0.0, 100.0), "admission": "zigzag", "num_micro_batches": 1}
+    slow = replace(MACHINE, links={**MACHINE.links, "disk read": _link(MACHINE, "disk read", 1e7)})
+    engines, _ = run(llama[0], 2, machine=slow, **fixed)
+    # Each sweep reads all weights, so the block with most rows is the fastest.
+    assert {engine.plan.policy.micro_batch_size for engine in engines} == {4}
+    chosen = engines[0].forecast
+    monkeypatch.undo()
+    engines, _ = run(llama[0], 2, machine=slow, micro_batch_size=1, **fixed)
+    assert chosen is not None and engines[0].forecast is not None
+    assert chosen.seconds < engines[0].forecast.seconds / 3
+
+
+def _link(machine: Machine, name: str, bytes_per_s: float) -> Any:
+    return replace(machine.links[name], bytes_per_s=Curve.constant(bytes_per_s))
+
+
+def test_stages_by_hand() -> None:
+    """Two blocks over stages of 3 and 1 s: the second leaves the slow one after 6 s, and the fast
+    one after 7; each of ten sweeps behind takes both blocks through the slow one. With one block
+    the stages take turns."""
+    prompts, later = SweepRun(3.0, 1, is_prompts=True), SweepRun(3.0, 10)
+    stages = [(prompts, later), (prompts._replace(seconds=1.0), later._replace(seconds=1.0))]
+    assert flow(stages, 2) == (7.0, 60.0)
+    assert flow(stages, 1) == (4.0, 40.0)
+    assert flow(stages[:1], 1) == (3.0, 30.0)
+
+
+@given(
+    lists=st.integers(1, 3).flatmap(
+        lambda size: st.lists(
+            st.lists(st.integers(1, 9), min_size=size, max_size=size), min_size=1, max_size=6
+        )
+    ),
+    counts=st.lists(st.integers(1, 12), min_size=6, max_size=6),
+    blocks=st.integers(1, 4),
+)
+def test_sweeps_that_are_alike_settle(
+    lists: list[list[int]], counts: list[int], blocks: int
+) -> None:
+    """They take about as long as one by one: what is skipped begins no later than in the first
+    rounds, and a bubble is no longer than a block through all stages."""
+    stages = [[*zip(map(float, own), counts, strict=False)] for own in zip(*lists, strict=True)]
+    together = [[SweepRun(*run) for run in own] for own in stages]
+    apart = [[SweepRun(s, 1) for s, times in own for _ in range(times)] for own in stages]
+    told, exact = flow(together, blocks).decode_s, flow(apart, blocks).decode_s
+    slack = sum(map(max, lists)) * max(map(len, lists))
+    assert exact - slack <= told <= exact + slack
+
+
+# -- a rank's part of its host ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Sequence[str]]:
+    """Names that were left out of the environment of whoever measured this host, with two
+    threads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    host = {"cpu": "an imagined one", "threads": "2", "gpu": "none"}
+    monkeypatch.setattr(profiler, "identify_host", lambda _: {**host, "threads": "1"})
+    calls: list[Sequence[str]] = []
+
+    def measure(kind: str, directory: Path | None, left_out: Sequence[str]) -> None:
+        calls.append(left_out)
+        write_machine(replace(MACHINE, host=host), default_path())
+
+    monkeypatch.setattr(own_machine, "_measure", measure)
+    return calls
+
+
+def test_a_host_is_measured_once_and_shared(measured: list[Sequence[str]], tmp_path: Path) -> None:
+    """Each of its two ranks has one of two threads, and half of the disk."""
+    assert default_path().is_relative_to(tmp_path) and "XDG_CACHE_HOME" in os.environ
+
+    def part(ranks: Ranks) -> Machine | None:
+        return rank_machine(ranks, EngineOptions(device="cpu"), tmp_path, 1e4, lambda _: None)
+
+    for result in on_ranks(2, part):
+        assert isinstance(result, Machine)
+        assert result.units["cpu"].products["float32"].at(64) == pytest.approx(5e10)
+        assert result.links["disk read"].bytes_per_s.at(1 << 22) == pytest.approx(1e9)
+    assert len(measured) == 1 and "OMP_NUM_THREADS" in measured[0]
+
+
+def test_short_work_of_ranks_is_not_worth_measuring(
+    measured: list[Sequence[str]], tmp_path: Path
+) -> None:
+    def part(ranks: Ranks) -> Machine | None:
+        return rank_machine(ranks, EngineOptions(device="cpu"), tmp_path, 10.0, lambda _: None)
+
+    assert on_ranks(2, part) == [None, None]
+    assert not measured
