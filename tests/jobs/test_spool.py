@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -104,6 +104,42 @@ def test_order_and_workload(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert most.row_lengths(0, 5) == in_order
     assert most.row_lengths(1, 3) == in_order[1:3]
     spool.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "ends_early"),
+    [
+        ({}, True),
+        ({"ignore_eos": True}, False),
+        ({"ignore_eos": True, "stop": ["x"]}, True),
+        ({"ignore_eos": True, "stop_token_ids": [7]}, True),
+        ({"ignore_eos": True, "structured_outputs": {"choice": ["a", "b"]}}, True),
+        ({"max_tokens": 0, "prompt_logprobs": 0}, False),
+    ],
+)
+def test_what_rows_say_of_their_ends_counts(
+    own: dict[str, Any], ends_early: bool, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Of their own, whatever holds for those that say nothing."""
+    rows = [{"prompt": [1, 2], "max_tokens": 4, "ignore_eos": True}, {"prompt": [1, 2], **own}]
+    spool = spool_of(rows, tmp_path, tokenizer)
+    assert not len(spool.failed()), spool.row_error(1)
+    assert spool.workload(np.array([0, 1])).ends_early == ends_early
+    assert not spool.workload(np.array([0])).ends_early
+    spool.close()
+
+
+def test_a_spool_of_other_records_is_not_used(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    spool_of([{"prompt": [1, 2]}], tmp_path, tokenizer).close()
+    marker = tmp_path / "spool.json"
+    written = json.loads(marker.read_bytes())
+    defaults = SamplingParams()
+    told = {"key": written["key"], "input_hash": written["input_hash"]}
+    found = open_spool(tmp_path, defaults=defaults, **told)
+    assert found is not None
+    found.close()
+    marker.write_text(json.dumps(told))
+    assert open_spool(tmp_path, defaults=defaults, **told) is None
 
 
 def test_samples_and_scores_are_work(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -236,7 +272,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: Tokenizer
     gc.collect()  # Python keeps freed tuples for later; these are not ours
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert RECORD.itemsize <= 37
+    assert RECORD.itemsize <= 38
     assert kept < 4000 * 36 + 200_000
     assert peak < 8_000_000
     spool.close()

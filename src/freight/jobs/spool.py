@@ -1,7 +1,7 @@
 """The rows of a job as token ids on disk, so that memory does not grow with the dataset.
 
 Three files: token ids one after another, one fixed-size record per row, and a JSON blob for each
-row that has an id, sampling parameters or an error of its own. Memory holds the records only, 37
+row that has an id, sampling parameters or an error of its own. Memory holds the records only, 38
 bytes a row. ``spool.json`` is written last: without it the spool is not complete. Knows no
 tokenizer, no journal and no engine.
 """
@@ -29,7 +29,7 @@ from freight.jobs.prefixes import SharedPrefixes, find_prefixes
 from freight.plan.workload import Workload
 from freight.runtime.request import Prefix, Request, SamplingParams
 
-__all__ = ["RECORD", "SPOOL_FILES", "Spool", "derive_seed", "open_spool"]
+__all__ = ["RECORD", "SPOOL_FILES", "Spool", "derive_seed", "open_spool", "spool_marker"]
 
 RECORD: Final = np.dtype(
     [
@@ -43,6 +43,7 @@ RECORD: Final = np.dtype(
         ("prompt_logprobs", "i1"),
         ("score_from", "<i4"),  # the first token of a continuation; 0: the row has none
         ("is_structured", "?"),
+        ("ends_early", "?"),  # its answer may be shorter than it may be
     ]
 )
 SPOOL_FILES: Final = ("tokens.bin", "records.bin", "extras.bin", "spool.json")
@@ -51,10 +52,6 @@ _MOST_GROUPS: Final = 64
 _MOST_PREFIXES: Final = 8
 
 Indices = npt.NDArray[np.int64]
-
-
-def _ends_early(params: SamplingParams) -> bool:
-    return not params.ignore_eos or bool(params.stop or params.stop_token_ids)
 
 
 def _prefix_tokens(prefixes: SharedPrefixes, indices: Indices) -> tuple[int, int]:
@@ -197,7 +194,7 @@ class Spool:
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
             lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
             brought=_brought(self.prefixes, indices, prompts, new, samples),
-            ends_early=_ends_early(self._defaults),
+            ends_early=bool(records["ends_early"].any()),
             least_prefix_tokens=least_prefix,
             held_prefix_tokens=held_prefix,
             is_structured=bool(records["is_structured"].any()),
@@ -277,6 +274,11 @@ def derive_seed(job_seed: int, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def spool_marker(key: str, input_hash: str) -> dict[str, str]:
+    """What ``spool.json`` says, by which a later run knows whether it can use the spool again."""
+    return {"key": key, "input_hash": input_hash, "record": ", ".join(map(str, RECORD.descr))}
+
+
 def open_spool(
     directory: Path, *, key: str, defaults: SamplingParams, input_hash: str
 ) -> Spool | None:
@@ -285,6 +287,6 @@ def open_spool(
         written = json.loads((directory / "spool.json").read_bytes())
     except (OSError, ValueError):
         return None
-    if written != {"key": key, "input_hash": input_hash}:
+    if written != spool_marker(key, input_hash):
         return None
     return Spool(directory, defaults=defaults, input_hash=input_hash)

@@ -30,7 +30,7 @@ from freight.jobs.formats import (
 from freight.jobs.json_values import refuse_broken_text
 from freight.jobs.lines import LONGEST_LINE_BYTES, LineReader
 from freight.jobs.pairs import SCORING, check_pair, fit_pair, join_texts
-from freight.jobs.spool import RECORD, SPOOL_FILES, Spool
+from freight.jobs.spool import RECORD, SPOOL_FILES, Spool, spool_marker
 from freight.runtime.params import SamplingParams, check_tokenizer, check_vocabulary
 from freight.runtime.tokenizer import Tokenizer
 
@@ -268,6 +268,7 @@ class SpoolWriter:
                 -1 if params.prompt_logprobs is None else params.prompt_logprobs,
                 score_from,
                 params.structured_outputs is not None,
+                max_tokens > 0 and _ends_early(params),
             ),
             dtype=RECORD,
         )
@@ -325,7 +326,7 @@ def write_spool(
         writer.sync()
         for remark in writer.remarks():
             on_remark(remark)
-    marker = {"key": key(reader.digest), "input_hash": reader.digest}
+    marker = spool_marker(key(reader.digest), reader.digest)
     write_atomically(directory / "spool.json", json.dumps(marker).encode())
     return Spool(directory, defaults=defaults, input_hash=reader.digest)
 
@@ -335,6 +336,11 @@ def _parse(line: bytes | None, where: str, defaults: SamplingParams) -> Row:
         return parse_row(line, where=where, defaults=defaults)
     limit = f"A line may have {LONGEST_LINE_BYTES >> 20} MiB"
     return Row(error=f"{where}: It was read as a row. {limit}. Write one row per line.")
+
+
+def _ends_early(params: SamplingParams) -> bool:
+    is_told = params.stop or params.stop_token_ids or params.structured_outputs is not None
+    return not params.ignore_eos or bool(is_told)
 
 
 def _extras_blob(row: Row, num_cut: int) -> bytes:
