@@ -244,6 +244,46 @@ def test_rows_are_shared_out_and_rounded_up() -> None:
     assert (part.num_rows, part.total_prompt_tokens, part.total_new_tokens) == (3, 15, 9)
 
 
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(2, 20), st.integers(0, 9)),
+        min_size=1,
+        max_size=5,
+        unique_by=lambda group: group[1:],
+    ),
+    parts=st.integers(1, 50),
+    is_scored=st.booleans(),
+)
+def test_a_part_of_the_rows_is_like_all(
+    groups: list[tuple[int, int, int]], parts: int, is_scored: bool
+) -> None:
+    """Work that can be, with some rows of each length, in proportion."""
+    rows = sum(count for count, _, _ in groups)
+    prompts = sum(count * prompt for count, prompt, _ in groups)
+    longest = max(prompt for _, prompt, _ in groups)
+    whole = Workload(
+        num_rows=rows,
+        max_prompt_tokens=longest,
+        max_new_tokens=max(new for _, _, new in groups),
+        max_total_tokens=max(prompt + new for _, prompt, new in groups),
+        total_prompt_tokens=prompts,
+        total_new_tokens=sum(count * new for count, _, new in groups),
+        max_scored_tokens=is_scored * (longest - 1),
+        total_scored_tokens=is_scored * (prompts - rows),
+        lengths=tuple(groups),
+    )
+    part = part_of(whole, parts)
+    assert part.num_rows == -(-rows // parts) == sum(count for count, _, _ in part.lengths)
+    for name in ("total_prompt_tokens", "total_new_tokens", "total_scored_tokens"):
+        mean = getattr(whole, name) / rows
+        assert mean <= getattr(part, name) / part.num_rows < mean + 1 + 1e-9
+    left = list(part.lengths)
+    for count, prompt, new in groups:
+        own = left.pop(0)[0] if left and left[0][1:] == (prompt, new) else 0
+        assert abs(own - count * part.num_rows / rows) <= 1 + 1e-9
+    assert not left
+
+
 def test_ranks_send_what_the_closed_form_says() -> None:
     """An all-reduce behind attention and behind the MLP of each layer (Pope et al., section 3.2.1);
     norms, the embedding and the head are little beside."""

@@ -116,17 +116,36 @@ def ranges_of(counts: Sequence[int]) -> list[range]:
 
 
 def part_of(workload: Workload, parts: int) -> Workload:
-    """The rows of the one that has most of them, all taken to be of mean length."""
+    """The rows of the one that has most of them, of lengths as all have: each group's in
+    proportion."""
     rows = -(-workload.num_rows // parts)
     if rows == workload.num_rows:
         return workload
+    share = rows / workload.num_rows
     return replace(
         workload,
         num_rows=rows,
         total_prompt_tokens=math.ceil(rows * workload.mean_prompt_tokens),
-        total_new_tokens=math.ceil(rows * workload.total_new_tokens / workload.num_rows),
-        lengths=(),
-        brought=(),
+        total_new_tokens=math.ceil(share * workload.total_new_tokens),
+        total_scored_tokens=math.ceil(share * workload.total_scored_tokens),
+        lengths=_part_of(workload.lengths, rows),
+        brought=_part_of(workload.brought, rows),
+    )
+
+
+def _part_of(
+    groups: tuple[tuple[int, int, int], ...], rows: int
+) -> tuple[tuple[int, int, int], ...]:
+    """So many rows of these groups, from each as many as it has of all."""
+    ends = [*accumulate(count for count, _, _ in groups)]
+    if not ends:
+        return ()
+    reached = [0, *(round(end * rows / ends[-1]) for end in ends)]
+    counts = (last - first for first, last in pairwise(reached))
+    return tuple(
+        (count, prompt, new)
+        for count, (_, prompt, new) in zip(counts, groups, strict=True)
+        if count
     )
 
 

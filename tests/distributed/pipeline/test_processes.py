@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -35,6 +36,26 @@ def test_two_ranks_write_the_output_of_one(
     assert "stage 2 of 2, layers 3-5" in told
     status, told = forks.finish(2, job(rows, output))
     assert status == 0 and "already complete" in told
+
+
+@pytest.mark.parametrize("split", ["layers", "rows"])
+def test_ranks_score_as_one_does(split: str, rows: Path, forks: Forks, tmp_path: Path) -> None:
+    """Of prompts and continuations, and nothing else: each rank's part is work of its own."""
+    scored = tmp_path / "scored.jsonl"
+    asked = [json.loads(line) for line in rows.read_text().splitlines()]
+    own = [{"prompt": one["prompt"], "prompt_logprobs": 0, "max_tokens": 0} for one in asked[:9]]
+    own += [{"prompt": one["prompt"], "continuation": " the end"} for one in asked[9:]]
+    scored.write_text("".join(json.dumps(row) + "\n" for row in own))
+    outputs = [tmp_path / f"{size}.jsonl" for size in (1, 2)]
+    for size, output in zip((1, 2), outputs, strict=True):
+        flags = ["--split", split] if size > 1 else []
+        status, told = forks.finish(size, job(scored, output, *flags))
+        assert status == 0, told
+    alone, together = (
+        [json.loads(line) for line in output.read_text().splitlines()] for output in outputs
+    )
+    assert len(alone) == len(own)
+    assert together == alone
 
 
 def listening(pid: int) -> set[str]:
