@@ -281,7 +281,7 @@ def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_the_process_below_the_least(tmp_path: Path) -> None:
-    budget = process_bytes() + 70 * MIB
+    budget = process_bytes() + 30 * MIB
     message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=budget)
     for words in ("on cpu", "workspace", "the process itself", "missing", "--cpu-memory"):
         assert words in message
@@ -315,7 +315,7 @@ def test_all_tiers_that_are_too_small_are_named_at_once(tmp_path: Path) -> None:
         BudgetError,
         device="sim",
         gpu_memory_bytes=64 * 1024,
-        cpu_memory_bytes=process_bytes() + 60 * MIB,
+        cpu_memory_bytes=process_bytes() + 30 * MIB,
         weights_percent=(0.0, 100.0, 0.0),
     )
     assert "missing on gpu" in message and "missing on cpu" in message
