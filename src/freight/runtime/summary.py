@@ -35,13 +35,18 @@ def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
     policy = plan.policy
     links = ", ".join(f"{link} {format_bytes(n)}" for link, n in moved.items())
     return (
-        f"policy: {policy.admission}, block of {policy.num_micro_batches} x "
-        f"{policy.micro_batch_size} rows, "
+        f"policy: {policy.admission}, {_describe_blocks(policy)} of "
+        f"{policy.num_micro_batches} x {policy.micro_batch_size} rows, "
         f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk"
         f"{_describe_rows_elsewhere(policy)}\n"
         f"{_describe_weights(plan)}\n"
         f"moved: {links or 'nothing'}"
     )
+
+
+def _describe_blocks(policy: Policy) -> str:
+    count = policy.blocks_in_flight
+    return "block" if count == 1 else f"{count} blocks in flight, each"
 
 
 def _describe_rows_elsewhere(policy: Policy) -> str:

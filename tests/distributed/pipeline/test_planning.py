@@ -170,6 +170,23 @@ def test_the_best_proposal_is_taken(
     assert chosen.seconds < engines[0].forecast.seconds / 3
 
 
+@pytest.mark.parametrize(("disk_bytes_per_s", "blocks"), [(1e12, 4), (1e7, 2)])
+def test_more_blocks_are_in_flight_where_that_is_faster(
+    llama: tuple[Path, list[list[int]]], disk_bytes_per_s: float, blocks: int
+) -> None:
+    """Where arithmetic is all, two stages are idle for a third of the prompts' time with two
+    blocks, for a fifth with four; but each sweep reads all weights."""
+    directory, wanted = llama
+    disk = _link(MACHINE, "disk read", disk_bytes_per_s)
+    machine = replace(MACHINE, links={**MACHINE.links, "disk read": disk})
+    engines, told = run(
+        directory, 2, machine=machine, weights_percent=(0.0, 0.0, 100.0), admission="zigzag"
+    )
+    assert {engine.plan.policy.blocks_in_flight for engine in engines} == {blocks}
+    assert [ids(own) for own in told] == [wanted] * 2
+    assert f"{blocks} blocks in flight" in Engine.summary(engines[0])
+
+
 def _link(machine: Machine, name: str, bytes_per_s: float) -> Any:
     return replace(machine.links[name], bytes_per_s=Curve.constant(bytes_per_s))
 

@@ -43,6 +43,8 @@ _MOST_TOKENS: Final = 256
 _READ_BYTES_PER_S: Final = 2e9
 """Of a disk that was not measured."""
 _PIECE_BYTES: Final = 4 << 20
+_ROUNDS: Final = (1, 2)
+"""Blocks in flight, over stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,14 +126,7 @@ def build_stage_engine(
     layers = _cut(model, workload, ranks)
     stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
-    count = min(ranks.size, workload.num_rows)
-    forecaster = StageForecaster(
-        model=model,
-        layers=layers[ranks.rank],
-        workload=part_of(workload, count),
-        blocks_in_flight=count,
-    )
-    plan, told = _agree(own, stage, forecaster, ranks)
+    plan, told = _best(model, own, stage, workload, layers[ranks.rank], ranks)
     wires = Wires(ranks)
     return ranks.share(
         "built",
@@ -206,13 +201,52 @@ def _refuse_several(what: str, told: list[str], flag: str) -> None:
         )
 
 
+def _best(
+    whole: OpenedModel,
+    model: OpenedModel,
+    stage: StageModel,
+    workload: Workload,
+    layers: range,
+    ranks: Ranks,
+) -> tuple[Plan, Forecast | None]:
+    """The plan of this stage of the ``whole`` model. As many blocks are in flight as there are
+    stages, or twice as many, where that can be told to be faster: the pipeline then fills sooner,
+    and weights are brought more often."""
+    found: list[tuple[Plan, Forecast | None]] = []
+    refusal: FreightError | None = None
+    for count in sorted({min(workload.num_rows, times * ranks.size) for times in _ROUNDS}):
+        forecaster = StageForecaster(
+            model=whole,
+            layers=layers,
+            workload=part_of(workload, count),
+            blocks_in_flight=count,
+        )
+        rated = all(ranks.exchange(f"rated {count}", forecaster.knows_rates))
+        try:
+            found.append(_agree(model, stage, forecaster, ranks, rated=rated))
+        except RankError:
+            raise
+        except FreightError as error:  # by all of them
+            refusal = error
+        if not rated:
+            break
+    if not found:
+        assert refusal is not None
+        raise refusal
+    return min(found, key=lambda own: 0.0 if own[1] is None else own[1].seconds)
+
+
 def _agree(
-    model: OpenedModel, stage: StageModel, forecaster: StageForecaster, ranks: Ranks
+    model: OpenedModel,
+    stage: StageModel,
+    forecaster: StageForecaster,
+    ranks: Ranks,
+    *,
+    rated: bool,
 ) -> tuple[Plan, Forecast | None]:
     """The plan for the best block that any stage has proposed and all can follow, and what the
     pipeline takes with it where that can be told."""
-    rated = all(ranks.exchange("rated", forecaster.knows_rates))
-    workload, options = forecaster.workload, model.options
+    workload, options, count = forecaster.workload, model.options, forecaster.blocks_in_flight
 
     def plan(options: EngineOptions) -> Plan:
         return plan_run(
@@ -223,7 +257,7 @@ def _agree(
             replace(options, machine=None),
             workload,
             programme=stage.programme,
-            blocks_in_flight=forecaster.blocks_in_flight,
+            blocks_in_flight=count,
         )[0]
 
     def propose() -> list[_Block]:
@@ -232,7 +266,7 @@ def _agree(
             found.append(forecaster.search(options).policy)
         return [*map(_Block.of, found)]
 
-    proposed = ranks.exchange("block", ranks.share("planned", propose))
+    proposed = ranks.exchange(f"block {count}", ranks.share(f"planned {count}", propose))
     refusal: FreightError | None = None
     best: tuple[Plan, Forecast] | None = None
     on_device = model.device.tier == "gpu"
@@ -240,7 +274,7 @@ def _agree(
     for turn, block in enumerate(candidates):
         try:
             following = ranks.share(
-                f"following {turn}",
+                f"following {count}.{turn}",
                 lambda block=block: plan(block.fixed(options, on_device=on_device)),  # type: ignore[misc]
             )
         except RankError:
@@ -248,7 +282,7 @@ def _agree(
         except FreightError as error:
             refusal = error
             continue
-        told = ranks.exchange(f"followed {turn}", _Block.of(following.policy))
+        told = ranks.exchange(f"followed {count}.{turn}", _Block.of(following.policy))
         if len({own.shares_prefixes for own in told}) > 1:
             # What prompts begin with pays on some stages only: on all it is done on none.
             candidates.insert(turn + 1, replace(block, shares_prefixes=False))
@@ -256,7 +290,7 @@ def _agree(
         _refuse_several("blocks", [str(own) for own in told], "the same policy")
         if not rated:
             return following, None
-        taken = ranks.exchange(f"taken {turn}", forecaster.sweeps(following.policy))
+        taken = ranks.exchange(f"taken {count}.{turn}", forecaster.sweeps(following.policy))
         forecast = forecaster.of_pipeline(following.policy, taken)
         if best is None or forecast.seconds < best[1].seconds:
             best = following, forecast
