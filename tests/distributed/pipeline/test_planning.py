@@ -4,13 +4,12 @@ of the whole pipeline."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,14 +36,6 @@ from .stages import answers, on_ranks
 STEPS = 5
 # All alike: what stages are told of is the mean row.
 PROMPTS = [[1 + (7 * i + j) % 300 for j in range(21)] for i in range(8)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

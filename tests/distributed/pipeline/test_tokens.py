@@ -5,13 +5,12 @@ All stages are in this process, each in a thread; every operation is proven lega
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
@@ -39,14 +38,6 @@ HOMES: list[dict[str, Any]] = [
     {"kv_percent": (0.0, 50.0, 50.0)},
     {"device": "sim", "kv_percent": (30.0, 40.0, 30.0), "cpu_attention_percent": 0.0},
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
