@@ -30,8 +30,8 @@ _NOMINAL_BYTES_PER_S: Final = 2e9
 _TIMEOUT_S: Final = 180.0
 _LEAST_SHARE: Final = 0.05
 _MOST_FACTOR: Final = 4.0
-_OF_A_RANK: Final = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
-"""What torchrun tells the processes that it starts, and no process is that measures for all."""
+_OF_A_RANK: Final = ("OMP_NUM_THREADS",)
+"""What torchrun leaves each rank of a host; whoever measures for all has all of it."""
 
 
 def nominal_s(config: ModelConfig, workload: Workload) -> float:

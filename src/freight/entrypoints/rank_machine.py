@@ -6,6 +6,7 @@ Each host is measured by one of its ranks, while the others wait. Knows no model
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,13 +30,12 @@ def rank_machine(
     threads, and of the disk as much as each of the host's other ranks. None for all ranks where one
     of them knows no rates: plans by different measures could not be compared. Called on all ranks
     at once."""
-    size = ranks.place.local_size
-    found: Machine | None = None
-    for turn in (True, False):
-        if turn == (ranks.place.local_rank == 0):
-            # What the first one has measured is there for the others, who measure nothing.
-            found = own_machine(options, model_dir, work_s if turn else 0.0, say, is_part=size > 1)
-        ranks.exchange(f"rates of the first ones: {turn}", None, limit_s=float("inf"))
+    size, is_first = ranks.place.local_size, ranks.place.local_rank == 0
+    find = partial(own_machine, options, model_dir, say=say, is_part=size > 1)
+    found = find(work_s) if is_first else None
+    ranks.exchange("hosts measured", None, limit_s=float("inf"))
+    if not is_first:
+        found = find(0.0)  # what the first one has measured
     if not all(ranks.exchange("rates", found is not None)) or found is None:
         return None
     if size == 1:

@@ -44,7 +44,7 @@ _DEFAULT_SHARE: Final = 0.8
 _GROWTH_BYTES: Final = 36 * MIB
 _GROWTH_BYTES_PER_CORE: Final = 2 * MIB
 """What the process still takes beside its arenas: threads, the libraries' own scratch. Runs in a
-budget were seen to take 5 to 15 MiB."""
+budget were seen to take 4 to 16 MiB."""
 _CUDA_CONTEXT_BYTES: Final = 768 * MIB
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
 

@@ -3,7 +3,6 @@ of the whole pipeline."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +236,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Sequence[s
 
 def test_a_host_is_measured_once_and_shared(measured: list[Sequence[str]], tmp_path: Path) -> None:
     """Each of its two ranks has one of two threads, and half of the disk."""
-    assert default_path().is_relative_to(tmp_path) and "XDG_CACHE_HOME" in os.environ
+    assert default_path().is_relative_to(tmp_path)
 
     def part(ranks: Ranks) -> Machine | None:
         return rank_machine(ranks, EngineOptions(device="cpu"), tmp_path, 1e4, lambda _: None)

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from freight.hardware.machine import Machine
-from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, SweepRun, forecast
@@ -84,13 +83,10 @@ class StageForecaster:
         )
         return plan
 
-    def sweeps(self, policy: Policy) -> tuple[SweepRun, ...]:
-        """What this stage takes with a policy for each sweep of one of the blocks."""
-        return self._told(policy).sweeps
-
-    def of_pipeline(self, policy: Policy, stages: Sequence[Sequence[SweepRun]]) -> Forecast:
-        """The whole pipeline with this stage's own work: bytes and lanes are of all its blocks."""
-        told, count = self._told(policy), self.blocks_in_flight
+    def of_pipeline(self, told: Forecast, stages: Sequence[Sequence[SweepRun]]) -> Forecast:
+        """The whole pipeline, of whose ``stages`` each says what its sweeps of a block take, with
+        this one's own work as ``told`` of a block: bytes and lanes are of all its blocks."""
+        count = self.blocks_in_flight
         phases = flow(stages, count)
         return replace(
             told,
@@ -103,9 +99,10 @@ class StageForecaster:
             busy_s={lane: count * busy for lane, busy in told.busy_s.items()},
         )
 
-    def _told(self, policy: Policy) -> Forecast:
+    def tell(self, policy: Policy) -> Forecast:
+        """What this stage takes with a policy for one of the blocks, if none waits for another."""
         assert self._machine is not None
-        config: ModelConfig = self._own.config
+        config = self._own.config
         planner = Planner(
             config=config,
             programme=build_programme(config),

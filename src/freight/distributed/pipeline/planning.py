@@ -183,11 +183,9 @@ def _measure(model: OpenedModel) -> Capacity:
 
 
 def _read_bytes_per_s(machine: Machine | None) -> float:
-    return (
-        _READ_BYTES_PER_S
-        if machine is None
-        else machine.links["disk read"].bytes_per_s.at(_PIECE_BYTES)
-    )
+    if machine is None:
+        return _READ_BYTES_PER_S
+    return machine.links["disk read"].bytes_per_s.at(_PIECE_BYTES)
 
 
 def _refuse_several(what: str, told: list[str], flag: str) -> None:
@@ -290,8 +288,9 @@ def _agree(
         _refuse_several("blocks", [str(own) for own in told], "the same policy")
         if not rated:
             return following, None
-        taken = ranks.exchange(f"taken {count}.{turn}", forecaster.sweeps(following.policy))
-        forecast = forecaster.of_pipeline(following.policy, taken)
+        alone = forecaster.tell(following.policy)
+        taken = ranks.exchange(f"taken {count}.{turn}", alone.sweeps)
+        forecast = forecaster.of_pipeline(alone, taken)
         if best is None or forecast.seconds < best[1].seconds:
             best = following, forecast
     if best is None:
