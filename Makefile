@@ -12,13 +12,18 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 .PHONY: demo test check gpu gpu-matrix
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Installing Freight into $(VENV). Most of it is torch, some hundred megabytes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-demo: $(VENV)/.installed
+$(VENV)/.installed: $(VENV)/.ready
+	@echo "Installing what tests and checks need into $(VENV)."
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed
