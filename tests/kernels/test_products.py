@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels import products
+from freight.kernels import pairs, products
 from freight.kernels.grouped import GroupedRows, dequantise, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.model.number_format import Grouped
@@ -19,13 +19,20 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHOICE = products.loops_are_faster
 
 
-@pytest.fixture(params=["loops", "torch"], autouse=True)
+@pytest.fixture(params=["loops", "torch", "pairs"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """By the loops, however small the product, and by torch."""
-    assert products.find_loops() is not None
+    """By the loops, however small the product, by torch, and by pairs of bfloat16 or else torch,
+    pairs on all threads."""
+    loops = products.find_loops()
+    assert loops is not None
+    if request.param == "pairs" and loops.pairs is None:
+        pytest.skip("the processor multiplies no pairs")
     with monkeypatch.context() as patch:
         patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
+        patch.setattr(products, "pairs_are_faster", lambda tokens: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
+        for name in ("_LEAST_SHARED", "_LEAST_SHARED_OF_FEW"):
+            patch.setattr(pairs, name, 1)
         yield request.param
 
 
@@ -137,6 +144,8 @@ def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
     if way == "torch":
         pytest.skip("a library chooses its loops by shape")
     x, rows = torch.randn(200, 512), torch.randn(90, 512)
+    if way == "pairs":
+        x, rows = x.bfloat16(), rows.bfloat16()
     whole = product(x, rows)
     assert torch.equal(product(x[64:100], rows), whole[64:100])
     assert torch.equal(product(x, rows[13:51]), whole[:, 13:51])
@@ -227,11 +236,30 @@ def test_all_in_bfloat16(
 
 
 def test_bfloat16_is_rounded_to_the_nearest(way: str) -> None:
-    if way == "torch":
-        pytest.skip("a library rounds as it likes")
+    if way != "loops":
+        pytest.skip("a library, or an instruction, rounds as it likes")
     x, rows = torch.randn(100, 512).bfloat16(), torch.randn(90, 512).bfloat16()
     narrow, wide = product(x, rows), product(x.float(), rows)
     assert torch.equal(narrow, wide.bfloat16())
+
+
+@pytest.mark.parametrize("tokens", [5, 70])
+def test_pairs_that_are_part_of_a_wider_value(tokens: int) -> None:
+    """Also where they begin within a pair, which loops do not take."""
+    wide, rows = torch.randn(tokens, 131).bfloat16(), torch.randn(37, 96).bfloat16()
+    for whole in (wide, wide[:, :130].contiguous()):
+        for begin in (16, 17):
+            x = whole[:, begin : begin + 96]
+            expected = (x.double() @ rows.double().t()).bfloat16()
+            torch.testing.assert_close(product(x, rows), expected, rtol=2**-7, atol=0.02)
+
+
+def test_infinite_pairs_and_none(way: str) -> None:
+    """An infinity, and no number, stay what they are and touch no other result."""
+    x, rows = torch.ones(40, 64).bfloat16(), torch.ones(20, 64).bfloat16()
+    rows[3, 5], rows[7, 63], x[9, 0] = torch.inf, torch.nan, -torch.inf
+    expected = x.float() @ rows.float().t()
+    torch.testing.assert_close(product(x, rows).float(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_float16_is_left_to_torch() -> None:

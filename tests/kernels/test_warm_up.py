@@ -25,12 +25,13 @@ from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply, scratch_values
+from freight.kernels.threads import find_loops
 from freight.kernels.tokens import normalise, rotate
 from freight.kernels.warm_up import warm_up
 from freight.model.number_format import Grouped, fit_head
 from freight.model.workspace import Workspace
 
-dtype = getattr(torch, sys.argv[1])
+dtype, pairs = getattr(torch, sys.argv[1]), find_loops().pairs
 own = Grouped(bits=8, group_size=32, wide=True)
 across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
@@ -45,11 +46,12 @@ used = (
     product_loops.few_tokens,
     token_loops.normalise,
     token_loops.rotate,
-    # Only where they are faster than torch.
+    # Only where they are faster than torch, or there are instructions for them.
     product_loops.many_tokens,
+    *([] if pairs is None else (pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)),
 )
 compiled = [len(loop.signatures) for loop in used]
-assert all(compiled[:-1]), compiled
+assert all(compiled[:-4]), compiled
 for one in (own, across):
     raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
     rows = GroupedRows(raw=raw, columns=96, number_format=one)
@@ -59,7 +61,7 @@ many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
 packed = GroupedRows(raw=many, columns=128, number_format=own)
-for rows, count in ((packed, 40), (packed, 6), (plain, 40)):
+for rows, count in ((packed, 40), (packed, 6), (plain, 40), (plain, 3)):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)

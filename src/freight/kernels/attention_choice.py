@@ -3,7 +3,6 @@ which has better products where there are tiles for them."""
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Final
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 
 from freight.kernels.paged import attend_queries
 from freight.kernels.pages import Pages
+from freight.kernels.trial import best_times
 
 __all__ = ["loop_attends_faster"]
 
@@ -39,26 +39,15 @@ def loop_attends_faster(dtype: torch.dtype) -> bool:
     out = torch.empty_like(q)
     rows, zero = torch.arange(kv_heads), torch.zeros(1, dtype=torch.long)
 
-    def by_loop() -> bool:
+    def by_loop(turn: int) -> bool:
         return attend_queries(q, pages, rows, zero, out, scale=1.0, softcap=None, window=None)
 
-    def by_torch() -> bool:
+    def by_torch(turn: int) -> None:
         k, v = (pages.rows[0, kind].repeat_interleave(_SHARING, dim=0)[None] for kind in range(2))
         found = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, is_causal=True)
         out.copy_(found[0].transpose(0, 1))
-        return True
 
-    best = [float("inf")] * 2
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if not by_loop():
-            return False
-        for _ in range(_TRIES):
-            for number, way in enumerate((by_loop, by_torch)):
-                started_s = time.perf_counter()
-                way()
-                best[number] = min(best[number], time.perf_counter() - started_s)
-    finally:
-        torch.set_num_threads(num_threads)
-    return best[0] < best[1]
+    if not by_loop(0):
+        return False
+    own, other = best_times((by_loop, by_torch), _TRIES)
+    return own < other

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numba
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
+from llvmlite.binding import get_host_cpu_features, llvm_version_info
 from numba import types
 from numba.core import cgutils
 
@@ -20,6 +20,7 @@ __all__ = [
     "BYTE",
     "FLOAT",
     "FLOATS",
+    "HAS_PAIR_PRODUCTS",
     "HAS_WIDE_REGISTERS",
     "LOADERS",
     "SHORT",
@@ -31,6 +32,8 @@ __all__ = [
     "constant",
     "fetch",
     "loader",
+    "narrowed",
+    "pair_products",
     "place_of",
     "splat",
     "widen_codes",
@@ -48,6 +51,13 @@ WORDS: Final = ir.VectorType(WORD, WIDTH)
 HAS_WIDE_REGISTERS: Final = bool(get_host_cpu_features().get("avx512f"))
 """Whether sixteen floats are one register, of which there are 32; else they are two of 16, or
 more."""
+
+
+HAS_PAIR_PRODUCTS: Final = HAS_WIDE_REGISTERS and bool(
+    get_host_cpu_features().get("avx512bf16") and llvm_version_info >= (16,)
+)
+"""Whether one instruction multiplies sixteen pairs of bfloat16 and adds both products to sixteen
+floats. (Before its sixteenth version LLVM knew it by other types.)"""
 
 
 def _use_wide_registers() -> None:
@@ -108,8 +118,10 @@ LOADERS: Final = {
     types.float32: loader(FLOAT, 4, lambda builder, floats: floats),
     types.uint16: loader(SHORT, 2, _widen_bfloat16),
     types.int16: loader(SHORT, 2, _widen_float16),
+    types.uint32: loader(FLOAT, 4, lambda builder, pairs: pairs),
 }
-"""By what an array holds: float32, bfloat16 as uint16, float16 as int16."""
+"""By what an array holds: float32, bfloat16 as uint16, float16 as int16; pairs of bfloat16 as
+uint32, which are what ``pair_products`` takes and no numbers."""
 
 
 def splat(builder: Any, number: Any) -> Any:
@@ -128,6 +140,38 @@ def call(name: str, result: ir.Type, *flags: str) -> Any:
         return builder.call(function, arguments, fastmath=flags)
 
     return generate
+
+
+class _Bfloat16(ir.Type):  # type: ignore[misc]
+    """A type that llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat16)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat16)
+
+
+_PAIRS: Final = ir.VectorType(_Bfloat16(), 2 * WIDTH)
+
+
+def pair_products(builder: Any, sums: Any, a: Any, b: Any) -> Any:
+    """Each of sixteen sums plus both products of a pair of a and one of b."""
+    kind = ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [sums, builder.bitcast(a, _PAIRS), builder.bitcast(b, _PAIRS)])
+
+
+def narrowed(builder: Any, floats: Any) -> Any:
+    """Sixteen floats rounded to bfloat16, ties to even; those below its normal ones are zeros."""
+    kind = ir.FunctionType(ir.VectorType(_Bfloat16(), WIDTH), [FLOATS])
+    name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [floats])
 
 
 def fetch(builder: Any, place: Any) -> None:

@@ -2,7 +2,8 @@
 some rows, alone; threads are the caller's business.
 
 Rows are float32, or 16 bits that are widened where they are used: uint16 that are bfloat16, int16
-that are float16. Tokens in tiles, and results, are float32 or bfloat16, rounded once. Many tokens
+that are float16. For few tokens, both may be uint32 that are pairs of bfloat16, and columns count
+those. Tokens in tiles, and results, are float32 or bfloat16, rounded once. Many tokens
 are multiplied as Goto and van de Geijn do it (2008): a panel of rows, some columns of it at a time,
 lies in the nearest cache and meets tokens by sixteens, whose sums stay in registers. Few tokens are
 multiplied some rows at a time, as fast as rows can be read.
@@ -54,6 +55,7 @@ __all__ = [
     "lay_in_tiles",
     "many_tokens",
     "multiply_few",
+    "put_sums",
 ]
 
 U = np.uintp
@@ -145,13 +147,13 @@ def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def lay_in_tiles(x, pitch, columns, tokens, first, last, out):  # type: ignore[no-untyped-def]
+def lay_in_tiles(x, pitch, columns, tokens, length, first, last, out):  # type: ignore[no-untyped-def]
     """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out:
-    some columns of all tiles, then the next ones; of a tile a column's sixteen side by side, zeros
-    where there is no token."""
+    ``length`` columns of all tiles, then the next ones; of a tile a column's sixteen side by side,
+    zeros where there is no token."""
     num_tiles = (tokens + WIDTH - 1) // WIDTH
-    for begin in range(0, columns, PANEL_COLUMNS):
-        width = min(PANEL_COLUMNS, columns - begin)
+    for begin in range(0, columns, length):
+        width = min(length, columns - begin)
         for tile in range(first, last):
             at, token = (begin * num_tiles + tile * width) * WIDTH, tile * WIDTH
             if token + WIDTH <= tokens:
@@ -194,7 +196,7 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
                     _fill(rows, first + row, own_rows, column, width, ahead, panel)
                     _add_panel(panel, tiles, column, width, num_tiles, sums, most, row)
         own = bias[first : first + height]
-        _put(sums, most, tokens, height, own, adds, out[first:], pitch, turned)
+        put_sums(sums, most, tokens, height, own, adds, out[first:], pitch, turned)
 
 
 def _columns_at(rows: Any) -> Any:
@@ -290,7 +292,7 @@ def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type:
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _put(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
+def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
     """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time."""
     whole = height // WIDTH * WIDTH
     for begin in range(0, tokens, WIDTH):

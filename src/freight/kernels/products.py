@@ -1,5 +1,5 @@
-"""Products of tokens and rows of plain numbers, or of integers in groups: by torch, or in float32
-on a CPU by loops of our own where these are faster.
+"""Products of tokens and rows of plain numbers, or of integers in groups: by torch, or on a CPU by
+loops of our own where these are faster.
 
 Rows may be narrower than the tokens: bfloat16 or float16 rows meet float32 tokens as the numbers
 that they are, which float32 has all of. So what a file keeps in 16 bits stays so in memory on a CPU
@@ -11,10 +11,7 @@ are made plain where the loops use them, or some rows at a time for torch. Knows
 from __future__ import annotations
 
 import math
-import mmap
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -23,6 +20,8 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.pairs import are_pairs, multiply_pairs, pairs_are_faster
+from freight.kernels.product import Product, Target, share_targets
 from freight.kernels.threads import (
     Loops,
     as_numbers,
@@ -31,6 +30,7 @@ from freight.kernels.threads import (
     has_words,
     share_alike,
 )
+from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import TILE_ROWS
 
 __all__ = ["Product", "loops_are_faster", "multiply", "scratch_values"]
@@ -50,11 +50,10 @@ _LEAST_SHARED_OF_FEW: Final = 1 << 22
 _LEAST_LAID: Final = 1 << 17
 """Numbers in a share of those that are laid in tiles, likewise."""
 
-_TRIES: Final = 3
+_TRIES: Final = 12
 _PROBE_TOKENS: Final = 32
 _PROBE_ROWS: Final = 2048
 _PROBE_COLUMNS: Final = 2048
-_PROBE_MATRICES: Final = 4
 _TIMES_FASTER: Final = 1.1
 
 
@@ -62,17 +61,6 @@ def scratch_values(columns: int, dtype: torch.dtype) -> int:
     """How many numbers of its tokens' type ``multiply`` may want as scratch for rows of so many
     columns: as many rows, or tokens, as are widened at once."""
     return TILE_ROWS * columns * 4 // dtype.itemsize
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
-    """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
-    where it ``adds``."""
-
-    rows: torch.Tensor | GroupedRows
-    out: torch.Tensor
-    bias: torch.Tensor | None = None
-    adds: bool = False
 
 
 def multiply(
@@ -88,11 +76,13 @@ def multiply(
     if not products:
         return
     loops = find_loops() if _are_for_loops(x, products) else None
-    if loops is not None and (
-        _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype)
-    ):
-        _by_loops(loops, x, products, scratch)
-        return
+    if loops is not None:
+        if are_pairs(x, products) and pairs_are_faster(x.shape[0]):
+            multiply_pairs(x, products, scratch)
+            return
+        if _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype):
+            _by_loops(loops, x, products, scratch)
+            return
     _by_torch(x, products, scratch)
 
 
@@ -201,20 +191,6 @@ def _are_few_codes(x: torch.Tensor, products: Sequence[Product]) -> bool:
     return tokens <= _FEW_TOKENS_OF_CODES or not loops_are_faster(torch.uint8, x.dtype)
 
 
-class _Target:
-    """A product as the loops see it: its ``units`` are rows, or panels of as many as they take at
-    once."""
-
-    def __init__(self, product: Product, unit_rows: int, *shared: npt.NDArray[np.float32]) -> None:
-        self.count = product.rows.shape[0]
-        self.rows = (*_description(product.rows), *shared)
-        self.units = -(-self.count // unit_rows)
-        self.out, self.pitch = as_numbers(product.out), product.out.stride(0)
-        bias = product.bias
-        self.bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
-        self.adds = product.adds
-
-
 def _by_loops(
     loops: Loops,
     x: torch.Tensor,
@@ -225,7 +201,7 @@ def _by_loops(
         _few_by_loops(loops, x, products)
         return
     height, columns = loops.products.PANEL_ROWS, x.shape[1]
-    targets = [_Target(product, height) for product in products]
+    targets = [Target(own, height, _description(own.rows)) for own in products]
     num_tiles = -(-min(x.shape[0], _MOST_TOKENS) // _TILE)
     room = scratch(num_tiles * _TILE * columns * 4 // x.itemsize)
     tiles: npt.NDArray[np.float32] = room.view(torch.float32).numpy()
@@ -234,20 +210,20 @@ def _by_loops(
         _lay_in_tiles(loops, some, tiles)
         count = some.shape[0]
 
-        def panels(own: _Target, first: int, last: int, begin: int = begin, n: int = count) -> None:
+        def panels(own: Target, first: int, last: int, begin: int = begin, n: int = count) -> None:
             top, bottom = height * first, min(height * last, own.count)
             out = own.out[begin * own.pitch :]
             loops.products.many_tokens(
                 own.rows, top, bottom, tiles, n, own.bias, own.adds, out, own.pitch
             )
 
-        _share_targets(targets, panels, -(-_LEAST_SHARED // (height * columns * count)))
+        share_targets(targets, panels, -(-_LEAST_SHARED // (height * columns * count)))
 
 
 def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
     flat = x.reshape(-1).float().numpy()
 
-    def rows(own: _Target, first: int, last: int) -> None:
+    def rows(own: Target, first: int, last: int) -> None:
         loops.products.few_tokens(
             own.rows, first, last, flat, own.bias, own.adds, own.out, own.pitch
         )
@@ -261,8 +237,8 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
             if size not in sums:
                 sums[size] = _group_sums(flat.reshape(x.shape), size)
             shared.append(sums[size])
-        targets.append(_Target(product, 1, *shared))
-    _share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
+        targets.append(Target(product, 1, (*_description(product.rows), *shared)))
+    share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
 
 
 def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
@@ -273,29 +249,13 @@ def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32
     return sums.reshape(-1)
 
 
-def _share_targets(
-    targets: Sequence[_Target], work: Callable[[_Target, int, int], None], least: int
-) -> None:
-    """Share the units of all targets out as one row of units."""
-
-    def work_range(first: int, last: int) -> None:
-        begin = 0
-        for own in targets:
-            low, high = max(first - begin, 0), min(last - begin, own.units)
-            if low < high:
-                work(own, low, high)
-            begin += own.units
-
-    share_alike(sum(own.units for own in targets), work_range, least, in_turns=True)
-
-
 def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32]) -> None:
     """Tokens sixteen side by side."""
     tokens, columns = x.shape
-    source, pitch = as_numbers(x), x.stride(0)
+    source, pitch, length = as_numbers(x), x.stride(0), loops.products.PANEL_COLUMNS
 
     def lay(first: int, last: int) -> None:
-        loops.products.lay_in_tiles(source, pitch, columns, tokens, first, last, tiles)
+        loops.products.lay_in_tiles(source, pitch, columns, tokens, length, first, last, tiles)
 
     share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
 
@@ -321,9 +281,7 @@ def _numbers(rows: torch.Tensor) -> np.ndarray:
 @cache
 def loops_are_faster(kept: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies tokens of a type by rows that are kept in another, or the same,
-    faster by our loops than by torch: tried on one thread, as threads of a busy machine wait for
-    each other longer than they multiply, and with rows that no cache holds, as those of a model
-    are."""
+    faster by our loops than by torch: tried with rows that no cache holds."""
     loops = find_loops()
     if loops is None:
         return False
@@ -334,30 +292,15 @@ def loops_are_faster(kept: torch.dtype, dtype: torch.dtype) -> bool:
     scratch = torch.empty(scratch_values(columns, dtype), dtype=dtype)
     out = torch.empty(tokens, _PROBE_ROWS, dtype=dtype)
 
-    def by_loops(rows: torch.Tensor) -> None:
-        _by_loops(loops, x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
+    matrices = cold_rows(_PROBE_ROWS, columns, kept)
 
-    def by_torch(rows: torch.Tensor) -> None:
-        _by_torch(x, [Product(rows=rows, out=out)], lambda size: scratch[:size])
+    def by_loops(turn: int) -> None:
+        own = Product(rows=matrices[turn % len(matrices)], out=out)
+        _by_loops(loops, x, [own], lambda size: scratch[:size])
 
-    best = [float("inf")] * 2
-    matrices = _cold_rows(kept)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for turn in range(_TRIES * len(matrices)):
-            for number, way in enumerate((by_loops, by_torch)):
-                started_s = time.perf_counter()
-                way(matrices[(turn + number) % len(matrices)])
-                best[number] = min(best[number], time.perf_counter() - started_s)
-    finally:
-        torch.set_num_threads(num_threads)
-    return best[0] * _TIMES_FASTER < best[1]
+    def by_torch(turn: int) -> None:
+        own = Product(rows=matrices[turn % len(matrices)], out=out)
+        _by_torch(x, [own], lambda size: scratch[:size])
 
-
-def _cold_rows(kept: torch.dtype) -> list[torch.Tensor]:
-    """Matrices of ones, together more than caches hold. An allocator might keep their memory; a map
-    of its own ends with them."""
-    shape = _PROBE_MATRICES, _PROBE_ROWS, _PROBE_COLUMNS
-    room = mmap.mmap(-1, math.prod(shape) * kept.itemsize)
-    return list(torch.frombuffer(room, dtype=kept).view(shape).fill_(1.0))
+    own, other = best_times((by_loops, by_torch), _TRIES)
+    return own * _TIMES_FASTER < other

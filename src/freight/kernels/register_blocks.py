@@ -1,5 +1,6 @@
 """Blocks of a product whose sums stay in registers: what is loaded once meets as many numbers as
-there is room for sums of. All numbers are multiplied and added in float32."""
+there is room for sums of. All numbers are multiplied and added in float32. Two arrays of uint32
+hold pairs of bfloat16, of which a place counts one."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from freight.kernels.llvm import (
     call,
     constant,
     fetch,
+    pair_products,
     splat,
 )
 
@@ -157,7 +159,10 @@ def _dots(num_rows: int, num_tokens: int, *, fetches: bool) -> Any:
                     )
                 for token, some in enumerate(tokens):
                     own = kept[row, token]
-                    added = _FUSED(context, builder, None, (values, some, builder.load(own)))
+                    if kinds[0].dtype == kinds[3].dtype == types.uint32:
+                        added = pair_products(builder, builder.load(own), values, some)
+                    else:
+                        added = _FUSED(context, builder, None, (values, some, builder.load(own)))
                     builder.store(added, own)
         for (row, token), own in kept.items():
             found = _TOTAL(context, builder, None, (ir.Constant(FLOAT, 0.0), builder.load(own)))

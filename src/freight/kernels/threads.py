@@ -33,6 +33,7 @@ __all__ = [
     "scale_on_cpu",
     "share",
     "share_alike",
+    "together",
 ]
 
 _LEAST_ROWS = 16
@@ -46,7 +47,7 @@ _SHORTEST = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loops:
-    """The modules that numba compiles."""
+    """The modules that numba compiles; None where the processor has no instruction for it."""
 
     groups: Any
     group_products: Any
@@ -54,6 +55,7 @@ class Loops:
     attention: Any
     append: Any
     products: Any
+    pairs: Any
     query_blocks: Any
     tokens: Any
 
@@ -81,9 +83,20 @@ def find_loops() -> Loops | None:
         attention=attention_loops,
         append=append_loops,
         products=product_loops,
+        pairs=_pair_loops(),
         query_blocks=query_block_loops,
         tokens=token_loops,
     )
+
+
+def _pair_loops() -> Any:
+    from freight.kernels.llvm import HAS_PAIR_PRODUCTS
+
+    if not HAS_PAIR_PRODUCTS:
+        return None
+    from freight.kernels import pair_loops
+
+    return pair_loops
 
 
 @cache
@@ -182,9 +195,15 @@ def _take_turns(borders: list[int], work: Callable[[int, int], None]) -> None:
         for first, last in ranges:
             work(first, last)
 
-    helpers = min(torch.get_num_threads(), len(borders) - 1) - 1
-    others = [_pool().submit(take_turns) for _ in range(helpers)]
-    take_turns()
+    together(take_turns, len(borders) - 1)
+
+
+def together(work: Callable[[], None], most: int) -> None:
+    """Have as many cores as there are, but for ``most``, do the same work, which they share out
+    themselves. Another one than the caller's may come late, or not at all."""
+    helpers = min(torch.get_num_threads(), most) - 1
+    others = [_pool().submit(work) for _ in range(helpers)]
+    work()
     for other in others:
         # One that has not begun, as others use its thread, has nothing left to do.
         if not other.cancel():

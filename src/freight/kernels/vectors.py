@@ -15,6 +15,7 @@ from freight.kernels.llvm import (
     BYTE,
     FLOAT,
     FLOATS,
+    HAS_PAIR_PRODUCTS,
     LOADERS,
     SHORT,
     WIDTH,
@@ -25,6 +26,7 @@ from freight.kernels.llvm import (
     constant,
     fetch,
     loader,
+    narrowed,
     place_of,
     widen_codes,
 )
@@ -108,6 +110,10 @@ def _store_float32(builder: Any, vector: Any, place: Any) -> None:
 
 
 def _store_bfloat16(builder: Any, vector: Any, place: Any) -> None:
+    if HAS_PAIR_PRODUCTS:
+        halves = builder.bitcast(narrowed(builder, vector), ir.VectorType(SHORT, WIDTH))
+        builder.store(halves, place).align = 2
+        return
     words, sixteen = builder.bitcast(vector, WORDS), constant(WORD, 16)
     odd = builder.and_(builder.lshr(words, sixteen), constant(WORD, 1))
     words = builder.add(words, builder.add(odd, constant(WORD, 0x7FFF)))

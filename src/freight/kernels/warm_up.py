@@ -18,6 +18,7 @@ from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import GroupedRows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.pairs import pairs_are_faster
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
@@ -84,8 +85,9 @@ def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None
     if dtype not in (torch.float32, torch.bfloat16):
         return
     scratch = torch.empty(scratch_values(1024, dtype), dtype=dtype)
-    for own, count in itertools.product(kept, (1, 16)):
-        if not loops_are_faster(own, dtype):
+    for own, count in itertools.product(kept, (1, 16, 64)):
+        in_pairs = own == dtype == torch.bfloat16 and pairs_are_faster(count)
+        if not in_pairs and not loops_are_faster(own, dtype):
             continue
         x, out = torch.zeros(count, 1024, dtype=dtype), torch.empty(count, 2048, dtype=dtype)
         product = Product(rows=torch.zeros(2048, 1024, dtype=own), out=out)

@@ -1,0 +1,112 @@
+"""Loops over rows of bfloat16 times tokens of bfloat16, by pairs of neighbours, which numba
+compiles. Threads that call them with the same counters take turns.
+
+Arrays of uint32 hold the pairs. Rows are read as they lie, and sixteen tokens side by side meet
+each of their pairs. Products and sums are float32; results are rounded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
+from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
+from freight.kernels.turns import take, wait_for
+from freight.kernels.vectors import WIDTH
+
+__all__ = ["FEW_TOKENS", "MOST_COLUMNS", "few_in_turns", "lay_in_turns", "many_in_turns"]
+
+U = np.uintp
+F = np.float32
+MOST_COLUMNS = 1024
+"""Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
+FEW_TOKENS = 16
+"""Up to which rows had better meet them one by one."""
+_MANY_ROWS = 8 * ROWS
+"""Of a turn: whole panels, and whole vectors of results."""
+_FEW_ROWS = 64
+_TILES = 2
+
+_ONE, _TWO, _THREE, _FOUR = (add_pair_products(count) for count in range(1, MOST_TILES + 1))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def few_in_turns(counters, number, rows, x, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+    """As ``few_tokens`` of all rows, of which the counter ``number`` says how many are taken."""
+    count = rows[0].shape[0] // rows[1]
+    first = take(counters, U(number), _FEW_ROWS)
+    while first < count:
+        last = min(first + _FEW_ROWS, count)
+        few_tokens(rows, first, last, x, bias, adds, out, pitch)
+        first = take(counters, U(number), _FEW_ROWS)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: ignore[no-untyped-def]
+    """As ``lay_in_tiles`` of all tokens: the first counter says how many tiles are taken, the
+    second how many lie there, which all do when this returns. Pairs are moved as if they were
+    numbers."""
+    count = (tokens + WIDTH - 1) // WIDTH
+    first = take(counters, U(0), _TILES)
+    while first < count:
+        last = min(first + _TILES, count)
+        lay_in_tiles(x, pitch, columns, tokens, length, first, last, tiles)
+        take(counters, U(1), last - first)
+        first = take(counters, U(0), _TILES)
+    wait_for(counters, U(1), count)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def many_in_turns(counters, number, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+    """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
+    [all rows] unless it is empty, added to what is there where it ``adds``. The counter ``number``
+    says how many rows are taken. Rows are (pairs, pairs of a row), which are flat. Tokens lie in
+    tiles, ``length`` columns of all of them, then the next ones; of a tile a column's sixteen side
+    by side."""
+    flat, columns = rows
+    count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
+    sums = np.empty(num_tiles * _MANY_ROWS * WIDTH, np.float32)
+    panel = np.zeros(ROWS * length, np.uint32)
+    turned = np.empty(WIDTH * WIDTH, np.float32)
+    first = take(counters, U(number), _MANY_ROWS)
+    while first < count:
+        height = min(_MANY_ROWS, count - first)
+        sums[:] = F(0.0)
+        for begin in range(0, columns, length):
+            width = min(length, columns - begin)
+            for row in range(0, height, ROWS):
+                at = (first + row) * columns + begin
+                if row + ROWS <= height:
+                    _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row)
+                    continue
+                for own in range(height - row):
+                    for column in range(width):
+                        panel[U(own * length + column)] = flat[U(at + own * columns + column)]
+                _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row)
+        own_bias = bias[first : first + height]
+        put_sums(sums, _MANY_ROWS, tokens, height, own_bias, adds, out[first:], pitch, turned)
+        first = take(counters, U(number), _MANY_ROWS)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _add_panel(rows, start, pitch, tiles, begin, width, num_tiles, sums, row):  # type: ignore[no-untyped-def]
+    """``width`` columns of ROWS rows times those of all tiles, to sums [tiles, rows of a turn, 16]
+    from ``row`` on. Tiles are met by groups that differ by one tile at most."""
+    first, wide = U(start), U(pitch)
+    apart, count, sums_apart = U(width * WIDTH), U(width), U(_MANY_ROWS * WIDTH)
+    ahead = wide * U(ROWS)
+    groups = (num_tiles + MOST_TILES - 1) // MOST_TILES
+    for group in range(groups):
+        tile = num_tiles * group // groups
+        together = num_tiles * (group + 1) // groups - tile
+        at = U((begin * num_tiles + tile * width) * WIDTH)
+        own = U((tile * _MANY_ROWS + row) * WIDTH)
+        if together == 4:
+            _FOUR(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+        elif together == 3:
+            _THREE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+        elif together == 2:
+            _TWO(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+        else:
+            _ONE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)

@@ -1,0 +1,65 @@
+"""A product of tokens and rows as loops see it, and the rows of several shared out over threads.
+Knows no loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freight.kernels.grouped import GroupedRows
+from freight.kernels.threads import as_numbers, share_alike
+
+__all__ = ["Product", "Target", "share_targets"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
+    where it ``adds``."""
+
+    rows: torch.Tensor | GroupedRows
+    out: torch.Tensor
+    bias: torch.Tensor | None = None
+    adds: bool = False
+
+
+class Target:
+    """A product as the loops see it, with rows as they take them: its ``units`` are rows, or panels
+    of as many as they take at once."""
+
+    def __init__(self, product: Product, unit_rows: int, rows: tuple[Any, ...]) -> None:
+        self.count = product.rows.shape[0]
+        self.rows = rows
+        self.units = -(-self.count // unit_rows)
+        self.out, self.pitch = as_numbers(product.out), product.out.stride(0)
+        bias = product.bias
+        self.bias: npt.NDArray[np.float32] = (
+            np.empty(0, np.float32) if bias is None else bias.float().numpy()
+        )
+        self.adds = product.adds
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What loops are told of them last."""
+        return self.bias, self.adds, self.out, self.pitch
+
+
+def share_targets(
+    targets: Sequence[Target], work: Callable[[Target, int, int], None], least: int
+) -> None:
+    """Share the units of all targets out as one row of units, no fewer than ``least`` at a time."""
+
+    def work_range(first: int, last: int) -> None:
+        begin = 0
+        for own in targets:
+            low, high = max(first - begin, 0), min(last - begin, own.units)
+            if low < high:
+                work(own, low, high)
+            begin += own.units
+
+    share_alike(sum(own.units for own in targets), work_range, least, in_turns=True)
