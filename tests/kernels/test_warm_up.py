@@ -18,9 +18,11 @@ from freight.kernels import (
     group_loops,
     group_product_loops,
     product_loops,
+    products,
     query_block_loops,
     token_loops,
 )
+from freight.kernels import pairs as pairs_module
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
@@ -51,6 +53,8 @@ used = (
     *([] if pairs is None else (pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)),
 )
 compiled = [len(loop.signatures) for loop in used]
+choices = products.loops_are_faster, pairs_module._are_faster
+tried = [own.cache_info().misses for own in choices]
 assert all(compiled[:-4]), compiled
 for one in (own, across):
     raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
@@ -61,7 +65,7 @@ many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
 packed = GroupedRows(raw=many, columns=128, number_format=own)
-for rows, count in ((packed, 40), (packed, 6), (plain, 40), (plain, 3)):
+for rows, count in ((packed, 40), (packed, 6), (plain, 40), (plain, 3), (plain, 150)):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
@@ -85,6 +89,7 @@ assert attend_queries(
     q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, lse=lse
 )
 assert [len(loop.signatures) for loop in used] == compiled
+assert [own.cache_info().misses for own in choices] == tried
 """
 
 

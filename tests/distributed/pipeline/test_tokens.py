@@ -98,7 +98,7 @@ def test_machines_that_differ_get_stages_that_differ(
 ) -> None:
     """The second one multiplies a third as fast, by what it says of itself."""
     directory, wanted = llama
-    budgets = [3 * GIB, 2 * GIB]
+    budgets = [5 * GIB, 4 * GIB]  # more than the process of all tests takes
 
     def measure(model: OpenedModel) -> Capacity:
         is_first = model.options.cpu_memory_bytes == budgets[0]
