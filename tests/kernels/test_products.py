@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
         patch.setattr(products, "pairs_are_faster", lambda tokens: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
-        for name in ("_LEAST_SHARED", "_LEAST_SHARED_OF_FEW"):
+        for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
             patch.setattr(pairs, name, 1)
         yield request.param
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from freight.kernels.product import Product, Target
+from freight.kernels.product import LEAST_SHARED, LEAST_SHARED_OF_FEW, Product, Target
 from freight.kernels.threads import Loops, as_words, find_loops, has_words, together
 from freight.kernels.trial import best_times, cold_rows
 
@@ -19,9 +19,6 @@ __all__ = ["are_pairs", "multiply_pairs", "pairs_are_faster"]
 _MOST_TOKENS: Final = 128
 """With more, torch is as fast."""
 _TILE: Final = 16
-_LEAST_SHARED: Final = 1 << 23
-_LEAST_SHARED_OF_FEW: Final = 1 << 22
-"""Products of numbers in a share: waking a thread takes as long as some millions of them."""
 _COUNTERS_OF_TILES: Final = 2
 
 _TRIES: Final = 12
@@ -32,12 +29,9 @@ _PROBE_TOKENS: Final = (8, 64)
 
 
 def are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
-    """Whether the loops can take them: neighbours that are whole vectors of pairs."""
-    loops = find_loops()
+    """Whether they are what the loops take: neighbours that are whole vectors of pairs."""
     return (
-        loops is not None
-        and loops.pairs is not None
-        and x.dtype is torch.bfloat16
+        x.dtype is torch.bfloat16
         and x.shape[1] % (2 * _TILE) == 0
         and _lies_in_pairs(x)
         and all(_takes(own) for own in products)
@@ -71,11 +65,11 @@ def multiply_pairs(
         targets.append(Target(own, 1, (as_words(own.rows).view(np.uint32), columns // 2)))
     num_rows = sum(own.count for own in targets)
     if x.shape[0] <= loops.pairs.FEW_TOKENS:
-        shares = x.numel() * num_rows // _LEAST_SHARED_OF_FEW
+        shares = x.numel() * num_rows // LEAST_SHARED_OF_FEW
         _multiply_few(loops, x, targets, shares)
     else:
         room = scratch(-(-x.shape[0] // _TILE) * _TILE * columns)
-        shares = x.numel() * num_rows // _LEAST_SHARED
+        shares = x.numel() * num_rows // LEAST_SHARED
         _multiply_many(loops, x, targets, as_words(room[None]).view(np.uint32), shares)
 
 

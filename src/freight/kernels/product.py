@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,11 @@ import torch
 from freight.kernels.grouped import GroupedRows
 from freight.kernels.threads import as_numbers, share_alike
 
-__all__ = ["Product", "Target", "share_targets"]
+__all__ = ["LEAST_SHARED", "LEAST_SHARED_OF_FEW", "Product", "Target", "share_targets"]
+
+LEAST_SHARED: Final = 1 << 23
+LEAST_SHARED_OF_FEW: Final = 1 << 22
+"""Products of numbers in a share: waking a thread takes as long as some millions of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,13 @@ import torch
 
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
 from freight.kernels.pairs import are_pairs, multiply_pairs, pairs_are_faster
-from freight.kernels.product import Product, Target, share_targets
+from freight.kernels.product import (
+    LEAST_SHARED,
+    LEAST_SHARED_OF_FEW,
+    Product,
+    Target,
+    share_targets,
+)
 from freight.kernels.threads import (
     Loops,
     as_numbers,
@@ -44,9 +50,6 @@ _FEW_TOKENS_OF_CODES: Final = 12
 """Up to which codes are not made plain for the loops' panels; for torch, which needs whole rows
 made plain, some more."""
 _FEW_TOKENS_FOR_TORCH: Final = 16
-_LEAST_SHARED: Final = 1 << 23
-_LEAST_SHARED_OF_FEW: Final = 1 << 22
-"""Products of numbers in a share: waking a thread takes as long as some millions of them."""
 _LEAST_LAID: Final = 1 << 17
 """Numbers in a share of those that are laid in tiles, likewise."""
 
@@ -217,16 +220,14 @@ def _by_loops(
                 own.rows, top, bottom, tiles, n, own.bias, own.adds, out, own.pitch
             )
 
-        share_targets(targets, panels, -(-_LEAST_SHARED // (height * columns * count)))
+        share_targets(targets, panels, -(-LEAST_SHARED // (height * columns * count)))
 
 
 def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
     flat = x.reshape(-1).float().numpy()
 
     def rows(own: Target, first: int, last: int) -> None:
-        loops.products.few_tokens(
-            own.rows, first, last, flat, own.bias, own.adds, own.out, own.pitch
-        )
+        loops.products.few_tokens(own.rows, first, last, flat, *own.results)
 
     sums: dict[int, npt.NDArray[np.float32]] = {}
     targets = []
@@ -238,7 +239,7 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
                 sums[size] = _group_sums(flat.reshape(x.shape), size)
             shared.append(sums[size])
         targets.append(Target(product, 1, (*_description(product.rows), *shared)))
-    share_targets(targets, rows, -(-_LEAST_SHARED_OF_FEW // x.numel()))
+    share_targets(targets, rows, -(-LEAST_SHARED_OF_FEW // x.numel()))
 
 
 def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:

@@ -18,7 +18,6 @@ from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import GroupedRows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.pairs import pairs_are_faster
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
@@ -86,10 +85,8 @@ def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None
         return
     scratch = torch.empty(scratch_values(1024, dtype), dtype=dtype)
     for own, count in itertools.product(kept, (1, 16, 64, 256)):
-        # Trying takes memory, too: what only some counts ask for is asked for here.
-        by_loops = loops_are_faster(own, dtype)
-        in_pairs = own == dtype == torch.bfloat16 and pairs_are_faster(count)
-        if not in_pairs and not by_loops and own != dtype:
+        # Trying takes memory, too: every choice by the number of tokens is made here.
+        if own != dtype and not loops_are_faster(own, dtype):
             continue
         x, out = torch.zeros(count, 1024, dtype=dtype), torch.empty(count, 2048, dtype=dtype)
         product = Product(rows=torch.zeros(2048, 1024, dtype=own), out=out)

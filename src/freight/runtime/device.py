@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from freight.errors import BudgetError, DeviceError, InputError
+from freight.kernels.trial import best_times
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.plan.policy import Tier
 from freight.quantities import GIB, MIB, format_bytes
@@ -184,18 +185,8 @@ def _is_faster(dtype: torch.dtype, other: torch.dtype, times: float) -> bool:
     """Whether a small product takes so many times less than of the other type. The best of many of
     each counts, tried in turn and on one thread: on a busy machine threads wait for each other much
     longer than they multiply."""
-    products = [_product(dtype), _product(other)]
-    best = [float("inf")] * 2
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for _ in range(_PROBE_TRIES):
-            for number, multiply in enumerate(products):
-                started_s = time.perf_counter()
-                multiply()
-                best[number] = min(best[number], time.perf_counter() - started_s)
-    finally:
-        torch.set_num_threads(num_threads)
+    own, others = _product(dtype), _product(other)
+    best = best_times((lambda turn: own(), lambda turn: others()), _PROBE_TRIES)
     return best[0] * times < best[1]
 
 
