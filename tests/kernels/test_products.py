@@ -19,17 +19,20 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHOICE = products.loops_are_faster
 
 
-@pytest.fixture(params=["loops", "torch", "pairs"], autouse=True)
+@pytest.fixture(params=["loops", "torch", "pairs", "tiles"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """By the loops, however small the product, by torch, and by pairs of bfloat16 or else torch,
-    pairs on all threads."""
+    in vectors or in registers of sixteen by sixteen, on all threads."""
     loops = products.find_loops()
     assert loops is not None
-    if request.param == "pairs" and loops.pairs is None:
-        pytest.skip("the processor multiplies no pairs")
+    by_pairs = request.param in ("pairs", "tiles")
+    if by_pairs and getattr(loops, request.param) is None:
+        pytest.skip("the processor has no instruction for it")
     with monkeypatch.context() as patch:
         patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
-        patch.setattr(products, "pairs_are_faster", lambda tokens: request.param == "pairs")
+        patch.setattr(products, "pairs_are_faster", lambda tokens: by_pairs)
+        patch.setattr(pairs, "_loops_of_many", lambda loops: getattr(loops, request.param))
+        patch.setattr(pairs, "_one_by_one", lambda: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
             patch.setattr(pairs, name, 1)
@@ -144,7 +147,7 @@ def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
     if way == "torch":
         pytest.skip("a library chooses its loops by shape")
     x, rows = torch.randn(200, 512), torch.randn(90, 512)
-    if way == "pairs":
+    if way in ("pairs", "tiles"):
         x, rows = x.bfloat16(), rows.bfloat16()
     whole = product(x, rows)
     assert torch.equal(product(x[64:100], rows), whole[64:100])
@@ -207,9 +210,9 @@ def test_integers_in_groups(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    tokens=st.integers(1, 300),
-    num_rows=st.integers(1, 70),
-    sixteens=st.integers(1, 40),
+    tokens=st.integers(1, 300) | st.integers(500, 900),
+    num_rows=st.integers(1, 170),
+    sixteens=st.integers(1, 40) | st.sampled_from([130, 222]),
     has_bias=st.booleans(),
     adds=st.booleans(),
     seed=st.integers(0, 99),

@@ -31,7 +31,7 @@ from freight.kernels.warm_up import warm_up
 from freight.model.number_format import Grouped, fit_head
 from freight.model.workspace import Workspace
 
-dtype, pairs = getattr(torch, sys.argv[1]), find_loops().pairs
+dtype, pairs, tiles = getattr(torch, sys.argv[1]), find_loops().pairs, find_loops().tiles
 own = Grouped(bits=8, group_size=32, wide=True)
 across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
@@ -52,6 +52,8 @@ certain = len(used)
 used += (product_loops.many_tokens,)
 if pairs is not None:
     used += (pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
+if tiles is not None:
+    used += (tiles.many_in_turns,)
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled
 for one in (own, across):
@@ -63,7 +65,7 @@ many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
 packed = GroupedRows(raw=many, columns=128, number_format=own)
-for rows, count in ((packed, 40), (packed, 6), (plain, 40), (plain, 3), (plain, 150)):
+for rows, count in ((packed, 40), (packed, 6), (plain, 40), (plain, 3), (plain, 150), (plain, 700)):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
@@ -106,7 +108,7 @@ from freight.kernels.products import Product, multiply
 from freight.kernels.warm_up import warm_up
 
 warm_up(torch.bfloat16, weights=["bfloat16"], kv_format=None)
-choices = products.loops_are_faster, pairs._are_faster
+choices = products.loops_are_faster, pairs._times
 tried = [own.cache_info().misses for own in choices]
 rows, room = torch.zeros(4096, 1024).bfloat16(), torch.zeros(1 << 20).bfloat16()
 for count in (1, 12, 40, 128, 150, 600):

@@ -15,18 +15,40 @@ from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH
 
-__all__ = ["FEW_TOKENS", "MOST_COLUMNS", "few_in_turns", "lay_in_turns", "many_in_turns"]
+__all__ = [
+    "FEW_TOKENS",
+    "MOST_TOKENS",
+    "columns_together",
+    "few_in_turns",
+    "lay_in_turns",
+    "many_in_turns",
+    "rows_of_a_turn",
+    "wait_for",
+]
 
 U = np.uintp
 F = np.float32
-MOST_COLUMNS = 1024
+MOST_TOKENS = 128
+"""That are multiplied at once."""
+_MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
 FEW_TOKENS = 16
 """Up to which rows had better meet them one by one."""
 _MANY_ROWS = 8 * ROWS
-"""Of a turn: whole panels, and whole vectors of results."""
 _FEW_ROWS = 64
 _TILES = 2
+
+
+def columns_together(columns: int, tokens: int) -> int:
+    """Pairs of a row that had better meet all tokens before the next ones do: as few parts as there
+    can be, of whole vectors and about the same size."""
+    return -(-columns // (-(-columns // _MOST_COLUMNS) * WIDTH)) * WIDTH
+
+
+def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
+    """Whole panels, and whole vectors of results."""
+    return _MANY_ROWS
+
 
 _ONE, _TWO, _THREE, _FOUR = (add_pair_products(count) for count in range(1, MOST_TILES + 1))
 
@@ -58,50 +80,51 @@ def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: i
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def many_in_turns(counters, number, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
     [all rows] unless it is empty, added to what is there where it ``adds``. The counter ``number``
-    says how many rows are taken. Rows are (pairs, pairs of a row), which are flat. Tokens lie in
+    says how many rows are taken, ``most`` at a time, and the third one how many are done. Rows are (pairs, pairs of a row), which are flat. Tokens lie in
     tiles, ``length`` columns of all of them, then the next ones; of a tile a column's sixteen side
     by side."""
     flat, columns = rows
     count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
-    sums = np.empty(num_tiles * _MANY_ROWS * WIDTH, np.float32)
+    sums = np.empty(num_tiles * most * WIDTH, np.float32)
     panel = np.zeros(ROWS * length, np.uint32)
     turned = np.empty(WIDTH * WIDTH, np.float32)
-    first = take(counters, U(number), _MANY_ROWS)
+    first = take(counters, U(number), most)
     while first < count:
-        height = min(_MANY_ROWS, count - first)
+        height = min(most, count - first)
         sums[:] = F(0.0)
         for begin in range(0, columns, length):
             width = min(length, columns - begin)
             for row in range(0, height, ROWS):
                 at = (first + row) * columns + begin
                 if row + ROWS <= height:
-                    _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row)
+                    _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row, most)
                     continue
                 for own in range(height - row):
                     for column in range(width):
                         panel[U(own * length + column)] = flat[U(at + own * columns + column)]
-                _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row)
+                _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
         own_bias = bias[first : first + height]
-        put_sums(sums, _MANY_ROWS, tokens, height, own_bias, adds, out[first:], pitch, turned)
-        first = take(counters, U(number), _MANY_ROWS)
+        put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
+        take(counters, U(2), height)
+        first = take(counters, U(number), most)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _add_panel(rows, start, pitch, tiles, begin, width, num_tiles, sums, row):  # type: ignore[no-untyped-def]
+def _add_panel(rows, start, pitch, tiles, begin, width, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
     """``width`` columns of ROWS rows times those of all tiles, to sums [tiles, rows of a turn, 16]
     from ``row`` on. Tiles are met by groups that differ by one tile at most."""
     first, wide = U(start), U(pitch)
-    apart, count, sums_apart = U(width * WIDTH), U(width), U(_MANY_ROWS * WIDTH)
+    apart, count, sums_apart = U(width * WIDTH), U(width), U(most * WIDTH)
     ahead = wide * U(ROWS)
     groups = (num_tiles + MOST_TILES - 1) // MOST_TILES
     for group in range(groups):
         tile = num_tiles * group // groups
         together = num_tiles * (group + 1) // groups - tile
         at = U((begin * num_tiles + tile * width) * WIDTH)
-        own = U((tile * _MANY_ROWS + row) * WIDTH)
+        own = U((tile * most + row) * WIDTH)
         if together == 4:
             _FOUR(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
         elif together == 3:

@@ -1,11 +1,12 @@
 """Products of bfloat16 tokens and rows by loops of our own, where the processor multiplies pairs of
-such numbers at once and these are faster than torch."""
+such numbers at once, in vectors or in registers of sixteen by sixteen, and these are faster than
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,16 +17,22 @@ from freight.kernels.trial import best_times, cold_rows
 
 __all__ = ["are_pairs", "multiply_pairs", "pairs_are_faster"]
 
-_MOST_TOKENS: Final = 128
-"""With more, torch is as fast."""
 _TILE: Final = 16
-_COUNTERS_OF_TILES: Final = 2
+_COUNTERS_OF_BLOCK: Final = 3
+"""Tiles that are taken, tiles that are laid, rows that are multiplied."""
+_ROWS_DONE: Final = 2
+_BLOCKS_LAID: Final = 2
+"""One is laid while another is still multiplied."""
 
 _TRIES: Final = 12
+_TRIES_OF_MANY: Final = 4
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
-_PROBE_TOKENS: Final = (8, 64)
-"""Of few and of more."""
+_PROBE_TOKENS: Final = (8, 64, 512)
+"""Of few, of more, and of many."""
+_TIMES_SLOWER: Final = 1.05
+"""That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
+of tokens."""
 
 
 def are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
@@ -57,79 +64,135 @@ def multiply_pairs(
     x: torch.Tensor, products: Sequence[Product], scratch: Callable[[int], torch.Tensor]
 ) -> None:
     """As ``multiply`` of those that are pairs."""
-    loops, columns = find_loops(), x.shape[1]
+    loops = find_loops()
     assert loops is not None
-    targets = []
+    if x.shape[0] <= loops.pairs.FEW_TOKENS and _one_by_one():
+        _multiply_few(loops, x, products)
+    else:
+        _multiply_many(loops, x, products, scratch)
+
+
+def _targets(products: Sequence[Product]) -> list[Target]:
+    found = []
     for own in products:
         assert isinstance(own.rows, torch.Tensor)
-        targets.append(Target(own, 1, (as_words(own.rows).view(np.uint32), columns // 2)))
-    num_rows = sum(own.count for own in targets)
-    if x.shape[0] <= loops.pairs.FEW_TOKENS:
-        shares = x.numel() * num_rows // LEAST_SHARED_OF_FEW
-        _multiply_few(loops, x, targets, shares)
-    else:
-        room = scratch(-(-x.shape[0] // _TILE) * _TILE * columns)
-        shares = x.numel() * num_rows // LEAST_SHARED
-        _multiply_many(loops, x, targets, as_words(room[None]).view(np.uint32), shares)
+        rows = as_words(own.rows).view(np.uint32)
+        found.append(Target(own, 1, (rows, own.rows.shape[1] // 2)))
+    return found
 
 
-def _multiply_few(loops: Loops, x: torch.Tensor, targets: Sequence[Target], shares: int) -> None:
-    pairs = as_words(x.contiguous()).view(np.uint32)
+def _shares(x: torch.Tensor, targets: Sequence[Target], least: int) -> int:
+    return max(1, x.numel() * sum(own.count for own in targets) // least)
+
+
+def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
+    """Rows one by one, as fast as they can be read."""
+    pairs, targets = as_words(x.contiguous()).view(np.uint32), _targets(products)
     counters = np.zeros(len(targets), np.int64)
 
     def work() -> None:
         for number, own in enumerate(targets):
             loops.pairs.few_in_turns(counters, number, own.rows, pairs, *own.results)
 
-    together(work, max(1, shares))
+    together(work, _shares(x, targets, LEAST_SHARED_OF_FEW))
 
 
 def _multiply_many(
-    loops: Loops, x: torch.Tensor, targets: Sequence[Target], tiles: np.ndarray, shares: int
+    loops: Loops,
+    x: torch.Tensor,
+    products: Sequence[Product],
+    scratch: Callable[[int], torch.Tensor],
 ) -> None:
-    """Tokens are laid sixteen side by side first."""
-    tokens, columns, pitch = x.shape[0], x.shape[1] // 2, x.stride(0) // 2
-    source, laid = as_words(x).view(np.float32), tiles.view(np.float32)
-    length = _evenly(columns, loops.pairs.MOST_COLUMNS)
-    counters = np.zeros(_COUNTERS_OF_TILES + len(targets), np.int64)
+    """Blocks of tokens, which are laid sixteen side by side first. A thread begins with the next
+    block while others end the last one."""
+    targets, pitch, columns = _targets(products), x.stride(0) // 2, x.shape[1] // 2
+    own_loops = _loops_of_many(loops)
+    blocks = x.split(own_loops.MOST_TOKENS)
+    words = -(-blocks[0].shape[0] // _TILE) * _TILE * columns
+    laid = as_words(scratch(2 * words * min(_BLOCKS_LAID, len(blocks)))[None]).view(np.uint32)
+    places = [laid[begin : begin + words] for begin in range(0, len(laid), words)]
+    counters = np.zeros((len(blocks), _COUNTERS_OF_BLOCK + len(targets)), np.int64)
+    num_rows = sum(own.count for own in targets)
+    cores = torch.get_num_threads()
 
     def work() -> None:
-        loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
-        for number, own in enumerate(targets, _COUNTERS_OF_TILES):
-            loops.pairs.many_in_turns(
-                counters, number, own.rows, tiles, tokens, length, *own.results
+        for number, block in enumerate(blocks):
+            own_counters, tiles = counters[number], places[number % len(places)]
+            if number >= len(places):
+                loops.pairs.wait_for(counters[number - len(places)], _ROWS_DONE, num_rows)
+            tokens, begin = block.shape[0], number * own_loops.MOST_TOKENS
+            length = own_loops.columns_together(columns, tokens)
+            loops.pairs.lay_in_turns(
+                own_counters,
+                as_words(block).view(np.float32),
+                pitch,
+                columns,
+                tokens,
+                length,
+                tiles.view(np.float32),
             )
+            for counter, own in enumerate(targets, _COUNTERS_OF_BLOCK):
+                most = own_loops.rows_of_a_turn(own.count, length < columns, cores)
+                rest = own.bias, own.adds, own.out[begin * own.pitch :], own.pitch
+                own_loops.many_in_turns(
+                    own_counters, counter, most, own.rows, tiles, tokens, length, *rest
+                )
 
-    together(work, max(1, shares))
+    together(work, _shares(x, targets, LEAST_SHARED))
 
 
-def _evenly(count: int, most: int) -> int:
-    """As few parts as there can be, of whole vectors and about the same size."""
-    return -(-count // (-(-count // most) * _TILE)) * _TILE
+def _loops_of_many(loops: Loops) -> Any:
+    """Those with the widest registers."""
+    return loops.pairs if loops.tiles is None else loops.tiles
 
 
 def pairs_are_faster(tokens: int) -> bool:
-    """Whether so many tokens are multiplied faster by the loops than by torch."""
+    """Whether so many tokens are multiplied by the loops about as fast as by torch, or faster."""
     loops = find_loops()
-    if loops is None or loops.pairs is None or tokens > _MOST_TOKENS:
+    if loops is None or loops.pairs is None:
         return False
-    return _are_faster(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])
+    if tokens <= loops.pairs.FEW_TOKENS:
+        return _are_faster(_PROBE_TOKENS[0])
+    if tokens <= loops.pairs.MOST_TOKENS:
+        return _are_faster(_PROBE_TOKENS[1])
+    # Without wider registers than vectors torch is as fast at many.
+    return loops.tiles is not None and _are_faster(_PROBE_TOKENS[2])
+
+
+def _are_faster(tokens: int) -> bool:
+    by_torch, *by_loops = _times(tokens)
+    return min(by_loops) <= by_torch * _TIMES_SLOWER
+
+
+def _one_by_one() -> bool:
+    """Whether few tokens had better meet rows one by one."""
+    _, *by_loops = _times(_PROBE_TOKENS[0])
+    return by_loops[0] == min(by_loops)
 
 
 @cache
-def _are_faster(tokens: int) -> bool:
-    """Tried with rows that no cache holds."""
+def _times(tokens: int) -> tuple[float, ...]:
+    """Seconds by torch and by the loops, for few tokens by those for few and those for many; tried
+    with rows that no cache holds."""
+    loops = find_loops()
+    assert loops is not None
     matrices = cold_rows(_PROBE_ROWS, _PROBE_COLUMNS, torch.bfloat16)
     x = torch.ones(tokens, _PROBE_COLUMNS, dtype=torch.bfloat16)
     out = torch.empty(tokens, _PROBE_ROWS, dtype=torch.bfloat16)
     room = torch.empty((tokens + _TILE) * _PROBE_COLUMNS, dtype=torch.bfloat16)
 
-    def by_loops(turn: int) -> None:
-        product = Product(rows=matrices[turn % len(matrices)], out=out)
-        multiply_pairs(x, [product], lambda count: room[:count])
+    def product(turn: int) -> list[Product]:
+        return [Product(rows=matrices[turn % len(matrices)], out=out)]
 
     def by_torch(turn: int) -> None:
         torch.mm(x, matrices[turn % len(matrices)].t(), out=out)
 
-    own, other = best_times((by_loops, by_torch), _TRIES)
-    return own <= other
+    def one_by_one(turn: int) -> None:
+        _multiply_few(loops, x, product(turn))
+
+    def in_tiles(turn: int) -> None:
+        _multiply_many(loops, x, product(turn), lambda count: room[:count])
+
+    few = tokens <= loops.pairs.FEW_TOKENS
+    ways = (by_torch, one_by_one, in_tiles) if few else (by_torch, in_tiles)
+    return tuple(best_times(ways, _TRIES if tokens < _PROBE_TOKENS[-1] else _TRIES_OF_MANY))

@@ -56,6 +56,7 @@ class Loops:
     append: Any
     products: Any
     pairs: Any
+    tiles: Any
     query_blocks: Any
     tokens: Any
 
@@ -84,6 +85,7 @@ def find_loops() -> Loops | None:
         append=append_loops,
         products=product_loops,
         pairs=_pair_loops(),
+        tiles=_tile_loops(),
         query_blocks=query_block_loops,
         tokens=token_loops,
     )
@@ -97,6 +99,16 @@ def _pair_loops() -> Any:
     from freight.kernels import pair_loops
 
     return pair_loops
+
+
+def _tile_loops() -> Any:
+    from freight.kernels.tile_registers import may_use_tiles
+
+    if not may_use_tiles():
+        return None
+    from freight.kernels import tile_loops
+
+    return tile_loops
 
 
 @cache

@@ -1,0 +1,149 @@
+"""Loops over rows of bfloat16 times tokens of bfloat16 in registers of sixteen by sixteen, which
+numba compiles. Threads that call them with the same counters take turns.
+
+Arrays of uint32 hold pairs of neighbours. Tokens lie sixteen side by side; of rows, which are read
+as they lie, some columns of ROWS are laid together in the nearest cache and meet all tokens, and
+the next ones are laid meanwhile: what loads them waits for memory while registers multiply. Products and sums are float32; results are rounded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.product_loops import put_sums
+from freight.kernels.tile_registers import ROWS, TILES, add_tile_products, configure, release
+from freight.kernels.turns import take
+from freight.kernels.vectors import WIDTH, load, store
+
+__all__ = ["MOST_TOKENS", "columns_together", "many_in_turns", "rows_of_a_turn"]
+
+U = np.uintp
+F = np.float32
+MOST_TOKENS = 256
+"""That are multiplied at once."""
+_PANEL_COLUMNS = 128
+_PANEL = ROWS * _PANEL_COLUMNS
+"""Pairs of a panel: with as many of two tiles they stay in the nearest cache."""
+_KEPT = 1 << 18
+"""Pairs of the tokens that stay in a core's own cache."""
+_FEWEST_ROWS = 64
+_MOST_ROWS = 512
+_TURNS = 2
+"""Of each core, at least, where there are rows enough."""
+
+_ONE, _TWO = (add_tile_products(count) for count in range(1, TILES + 1))
+
+
+def columns_together(columns: int, tokens: int) -> int:
+    """Pairs of a row that had better meet all tokens before the next ones do."""
+    most = _KEPT // (-(-tokens // WIDTH) * WIDTH)
+    return -(-columns // (-(-columns // most) * WIDTH)) * WIDTH
+
+
+def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
+    """Where tokens meet the rows of a turn ``in_parts``, and come into a core's cache again for the
+    next turn, more rows."""
+    if not in_parts:
+        return _FEWEST_ROWS
+    fair = rows // (_TURNS * cores) // ROWS * ROWS
+    return min(max(fair, _FEWEST_ROWS), _MOST_ROWS)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
+    """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
+    [all rows] unless it is empty, added to what is there where it ``adds``. The counter ``number``
+    says how many rows are taken, ``most`` at a time, and the third one how many are done. Rows are
+    (pairs, pairs of a row), which are flat. Tokens lie in tiles, ``length`` columns of all of them,
+    then the next ones; of a tile a column's sixteen side by side."""
+    flat, columns = rows
+    count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
+    sums = _whole_lines(num_tiles * most * WIDTH)
+    panel, next_panel = _whole_lines(_PANEL), _whole_lines(_PANEL)
+    panel[:], next_panel[:] = F(0.0), F(0.0)
+    turned = np.empty(WIDTH * WIDTH, np.float32)
+    configure()
+    first = take(counters, U(number), most)
+    if first < count:
+        width = min(_PANEL_COLUMNS, length)
+        _lay_panel((flat, first * columns, columns, min(ROWS, count - first), width), 0, panel)
+    while first < count:
+        next_first = take(counters, U(number), most)
+        height = min(most, count - first)
+        sums[:] = F(0.0)
+        for begin in range(0, columns, length):
+            width = min(length, columns - begin)
+            for row in range(0, height, ROWS):
+                for column in range(0, width, _PANEL_COLUMNS):
+                    some = min(_PANEL_COLUMNS, width - column)
+                    # What comes next: further columns, rows, columns of all rows, or a turn.
+                    own_row, own_begin = first + row, begin + column + some
+                    left, there = width - column - some, height - row
+                    if left == 0 and row + ROWS < height:
+                        own_row, own_begin, left, there = own_row + ROWS, begin, width, there - ROWS
+                    elif left == 0 and begin + length < columns:
+                        own_row, left, there = first, columns - begin - length, height
+                    elif left == 0:
+                        own_row, own_begin, left = next_first, 0, min(length, columns)
+                        there = max(0, count - next_first)
+                    at, there = own_row * columns + own_begin, min(ROWS, there)
+                    following = flat, at, columns, there, min(_PANEL_COLUMNS, left, length)
+                    place = begin * num_tiles, width, column, some
+                    target = sums, row, most
+                    _add_panel(panel, tiles, place, num_tiles, target, following, next_panel)
+                    _lay_panel(following, some, next_panel)
+                    panel, next_panel = next_panel, panel
+        own_bias = bias[first : first + height]
+        put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
+        take(counters, U(2), height)
+        first = next_first
+    release()
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _whole_lines(count):  # type: ignore[no-untyped-def]
+    """So many floats, that begin where a cache line does: a row of a register is one."""
+    room = np.empty(count + WIDTH, np.float32)
+    first = -room.ctypes.data // 4 % WIDTH
+    return room[first : first + count]
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _lay_panel(rows, begin, panel):  # type: ignore[no-untyped-def]
+    """Some rows as ``add_tile_products`` takes them, from the column ``begin`` on: of (pairs, where
+    they begin, pairs of a row, how many rows, how many columns). Rows that are not there keep what
+    they were, for nobody looks at their sums."""
+    flat, start, pitch, height, width = rows
+    for row in range(height):
+        source, target = U(start + row * pitch), U(row * WIDTH)
+        for column in range(begin, width, WIDTH):
+            store(panel, target + U(column * ROWS), load(flat, source + U(column)))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _add_panel(panel, tiles, place, num_tiles, target, following, next_panel):  # type: ignore[no-untyped-def]
+    """A panel times the same columns of all tiles, to the target: (sums [tiles, rows of a turn,
+    16], the first of the rows, rows of a turn). ``place`` is where the tiles begin that hold these
+    columns, how many columns they hold, which of these is the first, and how many they are. Each
+    group of tiles lays a share of the following rows meanwhile."""
+    begin, width, column, some = place
+    sums, row, most = target
+    flat, start, pitch, height, columns = following
+    groups = (num_tiles + TILES - 1) // TILES
+    apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
+    for group in range(groups):
+        tile = TILES * group
+        at = U((begin + tile * width + column) * WIDTH)
+        to = U((tile * most + row) * WIDTH)
+        low, high = U(height * group // groups), U(height * (group + 1) // groups)
+        if tile + 1 < num_tiles:
+            _TWO(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, flat, U(start), U(pitch), low, high, U(columns)),
+            )
+        else:
+            _ONE(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, flat, U(start), U(pitch), low, high, U(columns)),
+            )
