@@ -107,7 +107,8 @@ def _multiply_many(
     block while others end the last one."""
     targets, pitch, columns = _targets(products), x.stride(0) // 2, x.shape[1] // 2
     own_loops = _loops_of_many(loops)
-    blocks = x.split(own_loops.MOST_TOKENS)
+    most = own_loops.MOST_TOKENS
+    blocks = [x[begin : begin + most] for begin in range(0, x.shape[0], most)]
     words = -(-blocks[0].shape[0] // _TILE) * _TILE * columns
     laid = as_words(scratch(2 * words * min(_BLOCKS_LAID, len(blocks)))[None]).view(np.uint32)
     places = [laid[begin : begin + words] for begin in range(0, len(laid), words)]
@@ -120,7 +121,7 @@ def _multiply_many(
             own_counters, tiles = counters[number], places[number % len(places)]
             if number >= len(places):
                 loops.pairs.wait_for(counters[number - len(places)], _ROWS_DONE, num_rows)
-            tokens, begin = block.shape[0], number * own_loops.MOST_TOKENS
+            tokens, begin = block.shape[0], number * most
             length = own_loops.columns_together(columns, tokens)
             loops.pairs.lay_in_turns(
                 own_counters,
@@ -132,10 +133,10 @@ def _multiply_many(
                 tiles.view(np.float32),
             )
             for counter, own in enumerate(targets, _COUNTERS_OF_BLOCK):
-                most = own_loops.rows_of_a_turn(own.count, length < columns, cores)
+                turn = own_loops.rows_of_a_turn(own.count, length < columns, cores)
                 rest = own.bias, own.adds, own.out[begin * own.pitch :], own.pitch
                 own_loops.many_in_turns(
-                    own_counters, counter, most, own.rows, tiles, tokens, length, *rest
+                    own_counters, counter, turn, own.rows, tiles, tokens, length, *rest
                 )
 
     together(work, _shares(x, targets, LEAST_SHARED))

@@ -3,7 +3,8 @@ numba compiles. Threads that call them with the same counters take turns.
 
 Arrays of uint32 hold pairs of neighbours. Tokens lie sixteen side by side; of rows, which are read
 as they lie, some columns of ROWS are laid together in the nearest cache and meet all tokens, and
-the next ones are laid meanwhile: what loads them waits for memory while registers multiply. Products and sums are float32; results are rounded once.
+the next ones are laid meanwhile: what loads them waits for memory while registers multiply.
+Products and sums are float32; results are rounded once.
 """
 
 from __future__ import annotations

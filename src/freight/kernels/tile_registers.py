@@ -1,7 +1,7 @@
 """Products of pairs of bfloat16 in registers of sixteen rows of sixteen, where the processor has
 them (Intel's AMX), and the leave to use them that Linux gives a process which asks.
 
-Register 0 to 3 hold sums, 4 and 5 rows, 6 and 7 tokens. What loads and multiplies is Intel's
+Registers 0 to 3 hold sums, 4 and 5 rows, 6 and 7 tokens. What loads and multiplies is Intel's
 TILELOADD and TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -21,7 +22,15 @@ from numba.extending import intrinsic
 
 from freight.kernels.llvm import BYTE, FLOATS, HAS_PAIR_PRODUCTS, WIDTH, address_of
 
-__all__ = ["ROWS", "TILES", "add_tile_products", "configure", "may_use_tiles", "release"]
+__all__ = [
+    "ROWS",
+    "TILES",
+    "add_tile_products",
+    "configure",
+    "may_use_tiles",
+    "release",
+    "tile_products",
+]
 
 ROWS: Final = 2 * WIDTH
 TILES: Final = 2
@@ -31,6 +40,7 @@ eight registers hold does better."""
 _INDEX = types.uintp
 _LONG: Final = ir.IntType(64)
 _LINE_BYTES: Final = 64
+_PAIR_BYTES: Final = 4
 _ROW_REGISTERS: Final = (4, 5)
 _TOKEN_REGISTERS: Final = (6, 7)
 
@@ -97,6 +107,59 @@ def release(context):  # type: ignore[no-untyped-def]
     return types.none(), generate
 
 
+def _load_or_store(builder: Any, name: str, register: int, place: Any, pitch: Any) -> None:
+    """Sixteen times 64 bytes, which are ``pitch`` bytes apart."""
+    _call(builder, name, register, builder.bitcast(place, BYTE.as_pointer()), pitch)
+
+
+class _Products:
+    """The steps of a block's product: two by one or two registers of sums."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.builder = builder
+        self._context, self._kinds, self._arguments = context, signature.args, arguments
+        self._sums: dict[tuple[int, int], tuple[int, Any]] = {}
+
+    def whole(self, value: int) -> Any:
+        return ir.Constant(self._context.get_value_type(_INDEX), value)
+
+    def address(self, number: int, index: Any) -> Any:
+        """Of an element of the array that is argument ``number``."""
+        array, kind = self._arguments[number], self._kinds[number]
+        return address_of(self._context, self.builder, kind, array, index)
+
+    def begin(self, number: int, num_tiles: int, place: Any, apart: Any, *, adds: bool) -> None:
+        """Sums of ROWS rows and a tile begin at ``place``, those of the next tile ``apart``."""
+        builder, line = self.builder, ir.Constant(_LONG, _LINE_BYTES)
+        for tile in range(num_tiles):
+            first = builder.add(place, builder.mul(apart, self.whole(tile)))
+            for half in range(2):
+                index = builder.add(first, self.whole(half * WIDTH * WIDTH))
+                register, own = 2 * half + tile, self.address(number, index)
+                self._sums[half, tile] = register, own
+                if adds:
+                    _load_or_store(builder, "tileloadd64", register, own, line)
+                else:
+                    _call(builder, "tilezero", register)
+
+    def multiply(self, rows: Sequence[Any], pitch: Any, tiles: Sequence[Any]) -> None:
+        """Sixteen pairs of twice sixteen rows, which begin at ``rows`` and are ``pitch`` bytes
+        apart, and of one or two ``tiles``."""
+        builder, line = self.builder, ir.Constant(_LONG, _LINE_BYTES)
+        for half, (register, own) in enumerate(zip(_ROW_REGISTERS, rows, strict=True)):
+            _load_or_store(builder, "tileloadd64", register, own, pitch)
+            for tile, place in enumerate(tiles):
+                if half == 0:
+                    _load_or_store(builder, "tileloadd64", _TOKEN_REGISTERS[tile], place, line)
+                sums = self._sums[half, tile][0]
+                _call(builder, "tdpbf16ps", sums, register, _TOKEN_REGISTERS[tile])
+
+    def end(self) -> None:
+        for register, own in self._sums.values():
+            line = ir.Constant(_LONG, _LINE_BYTES)
+            _load_or_store(self.builder, "tilestored64", register, own, line)
+
+
 def add_tile_products(num_tiles: int) -> Any:
     """What adds to sums[place + 16 r + i] the products of row r of a panel and x[at + 16 k + i],
     over ``count`` pairs k, whole sixteens, for sixteen tokens i and ROWS rows r. Of a second tile,
@@ -110,53 +173,34 @@ def add_tile_products(num_tiles: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, at, apart, count, _, place, sums_apart, *coming = arguments
         _, _, start, pitch, low, high, width = coming
-
-        def address(number: int, index: Any) -> Any:
-            return address_of(context, builder, signature.args[number], arguments[number], index)
-
-        def whole(value: int) -> Any:
-            return ir.Constant(at.type, value)
-
-        def move(name: str, register: int, place: Any) -> None:
-            raw = builder.bitcast(place, BYTE.as_pointer())
-            _call(builder, name, register, raw, ir.Constant(_LONG, _LINE_BYTES))
-
-        own_sums = {}
-        for tile in range(num_tiles):
-            begin = builder.add(place, builder.mul(sums_apart, whole(tile)))
-            for half in range(2):
-                index = builder.add(begin, whole(half * WIDTH * WIDTH))
-                own_sums[half, tile] = 2 * half + tile, address(5, index)
-        for register, own in own_sums.values():
-            move("tileloadd64", register, own)
-        with cgutils.for_range(builder, builder.udiv(count, whole(WIDTH))) as step:
-            begun = builder.mul(step.index, whole(WIDTH))
-            line = builder.mul(begun, whole(ROWS))
-            for half in range(2):
-                rows = address(0, builder.add(line, whole(half * WIDTH * WIDTH)))
-                move("tileloadd64", _ROW_REGISTERS[half], rows)
-                for tile, register in enumerate(_TOKEN_REGISTERS[:num_tiles]):
-                    if half == 0:
-                        index = builder.add(at, builder.mul(apart, whole(tile)))
-                        index = builder.add(index, builder.mul(begun, whole(WIDTH)))
-                        move("tileloadd64", register, address(1, index))
-                    sums = own_sums[half, tile][0]
-                    _call(builder, "tdpbf16ps", sums, _ROW_REGISTERS[half], register)
+        own = _Products(context, builder, signature, arguments)
+        own.begin(5, num_tiles, place, sums_apart, adds=True)
+        with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
+            begun = builder.mul(step.index, own.whole(WIDTH))
+            line = builder.mul(begun, own.whole(ROWS))
+            halves = [own.address(0, line)]
+            halves.append(builder.gep(halves[0], [own.whole(WIDTH * WIDTH)]))
+            tokens = builder.add(at, builder.mul(begun, own.whole(WIDTH)))
+            tiles = [
+                own.address(1, builder.add(tokens, builder.mul(apart, own.whole(tile))))
+                for tile in range(num_tiles)
+            ]
+            own.multiply(halves, ir.Constant(_LONG, _LINE_BYTES), tiles)
             is_there = builder.icmp_unsigned("<", begun, width)
             last = builder.select(is_there, high, low)
             with cgutils.for_range(builder, last, start=low) as row:
                 source = builder.add(start, builder.mul(row.index, pitch))
-                source = address(9, builder.add(source, begun))
-                target = builder.add(line, builder.mul(row.index, whole(WIDTH)))
+                source = own.address(9, builder.add(source, begun))
+                target = builder.add(line, builder.mul(row.index, own.whole(WIDTH)))
                 kind = FLOATS.as_pointer()
                 found = builder.load(builder.bitcast(source, kind), align=4)
-                builder.store(found, builder.bitcast(address(8, target), kind), align=_LINE_BYTES)
-        for register, own in own_sums.values():
-            move("tilestored64", register, own)
+                place_there = builder.bitcast(own.address(8, target), kind)
+                builder.store(found, place_there, align=_LINE_BYTES)
+        own.end()
         return context.get_dummy_value()
 
     @intrinsic
-    def add(
+    def add(  # type: ignore[no-untyped-def]
         context,
         panel,
         x,
@@ -166,16 +210,46 @@ def add_tile_products(num_tiles: int) -> Any:
         sums,
         place,
         sums_apart,
-        following,
+        next_panel,
         source,
         start,
         pitch,
         low,
         high,
         width,
-    ):  # type: ignore[no-untyped-def]
-        whole = _INDEX
-        first = panel, x, whole, whole, whole, sums, whole, whole
-        return types.none(*first, following, source, *[whole] * 5), generate
+    ):
+        first = panel, x, _INDEX, _INDEX, _INDEX, sums, _INDEX, _INDEX
+        return types.none(*first, next_panel, source, *[_INDEX] * 5), generate
 
     return add
+
+
+def tile_products(num_tiles: int, *, adds: bool) -> Any:
+    """What makes sums[place + 16 r + i] the products of rows[start + pitch r + k] and
+    x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r, or adds
+    them to what is there. Of a second tile, x lies ``apart``, and sums ``sums_apart``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, start, pitch, _, at, apart, count, _, place, sums_apart = arguments
+        own = _Products(context, builder, signature, arguments)
+        own.begin(7, num_tiles, place, sums_apart, adds=adds)
+        second = builder.add(start, builder.mul(pitch, own.whole(WIDTH)))
+        line = builder.mul(pitch, own.whole(_PAIR_BYTES))
+        with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
+            begun = builder.mul(step.index, own.whole(WIDTH))
+            rows = [own.address(0, builder.add(half, begun)) for half in (start, second)]
+            tokens = builder.add(at, builder.mul(begun, own.whole(WIDTH)))
+            tiles = [
+                own.address(3, builder.add(tokens, builder.mul(apart, own.whole(tile))))
+                for tile in range(num_tiles)
+            ]
+            own.multiply(rows, line, tiles)
+        own.end()
+        return context.get_dummy_value()
+
+    @intrinsic
+    def put(context, rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
+        kinds = rows, _INDEX, _INDEX, x, _INDEX, _INDEX, _INDEX, sums, _INDEX, _INDEX
+        return types.none(*kinds), generate
+
+    return put
