@@ -18,11 +18,15 @@ from freight.kernels import (
     group_loops,
     group_product_loops,
     product_loops,
-    query_block_loops,
     token_loops,
 )
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
-from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
+from freight.kernels.paged import (
+    _query_blocks,
+    append_rows,
+    attend_queries,
+    attend_single_queries,
+)
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.kernels.threads import find_loops
@@ -41,7 +45,7 @@ used = (
     group_product_loops.product_across,
     group_loops.make_plain_across,
     attention_loops.attend_heads,
-    query_block_loops.attend_queries,
+    _query_blocks(find_loops(), dtype).attend_queries,
     append_loops.append_tokens,
     product_loops.few_tokens,
     token_loops.normalise,

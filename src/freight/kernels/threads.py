@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class Loops:
     pairs: Any
     tiles: Any
     query_blocks: Any
+    tile_attention: Any
     tokens: Any
 
 
@@ -85,7 +87,8 @@ def find_loops() -> Loops | None:
         append=append_loops,
         products=product_loops,
         pairs=_pair_loops(),
-        tiles=_tile_loops(),
+        tiles=_tile_loops("tile_loops"),
+        tile_attention=_tile_loops("tile_attention_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,
     )
@@ -101,14 +104,10 @@ def _pair_loops() -> Any:
     return pair_loops
 
 
-def _tile_loops() -> Any:
+def _tile_loops(name: str) -> Any:
     from freight.kernels.tile_registers import may_use_tiles
 
-    if not may_use_tiles():
-        return None
-    from freight.kernels import tile_loops
-
-    return tile_loops
+    return import_module(f"freight.kernels.{name}") if may_use_tiles() else None
 
 
 @cache

@@ -13,7 +13,14 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.product_loops import put_sums
-from freight.kernels.tile_registers import ROWS, TILES, add_tile_products, configure, release
+from freight.kernels.tile_registers import (
+    ROWS,
+    TILES,
+    add_tile_products,
+    configure,
+    release,
+    whole_lines,
+)
 from freight.kernels.turns import take
 from freight.kernels.vectors import WIDTH, load, store
 
@@ -60,8 +67,8 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     then the next ones; of a tile a column's sixteen side by side."""
     flat, columns = rows
     count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
-    sums = _whole_lines(num_tiles * most * WIDTH)
-    panel, next_panel = _whole_lines(_PANEL), _whole_lines(_PANEL)
+    sums = whole_lines(num_tiles * most * WIDTH)
+    panel, next_panel = whole_lines(_PANEL), whole_lines(_PANEL)
     panel[:], next_panel[:] = F(0.0), F(0.0)
     turned = np.empty(WIDTH * WIDTH, np.float32)
     configure()
@@ -100,14 +107,6 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
         take(counters, U(2), height)
         first = next_first
     release()
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _whole_lines(count):  # type: ignore[no-untyped-def]
-    """So many floats, that begin where a cache line does: a row of a register is one."""
-    room = np.empty(count + WIDTH, np.float32)
-    first = -room.ctypes.data // 4 % WIDTH
-    return room[first : first + count]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
