@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -263,6 +264,54 @@ def test_infinite_pairs_and_none(way: str) -> None:
     rows[3, 5], rows[7, 63], x[9, 0] = torch.inf, torch.nan, -torch.inf
     expected = x.float() @ rows.float().t()
     torch.testing.assert_close(product(x, rows).float(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(17, 300) | st.sampled_from([513, 700]),
+    cuts=st.lists(st.integers(1, 119), max_size=2, unique=True),
+    num_columns=st.sampled_from([32, 96, 640]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products_that_gate_others(
+    tokens: int, cuts: list[int], num_columns: int, has_bias: bool, seed: int
+) -> None:
+    """In one call with what they gate, which other threads may make; rows lie in several places."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    x = drawn(tokens, num_columns)
+    matrices, biases = drawn(2, 120, num_columns), drawn(2, 120) * 3
+    matrices[0, 7] = 40.0 if seed % 2 else -40.0
+    out = torch.full((tokens, 120), torch.nan).bfloat16()
+    borders = [0, *sorted(cuts), 120]
+    parts = [slice(*pair) for pair in itertools.pairwise(borders)]
+    asked = [
+        Product(
+            rows=matrices[own][part].clone(),
+            out=out[:, part],
+            bias=biases[own][part] if has_bias else None,
+            gates=own == 1,
+        )
+        for own, order in ((0, parts), (1, parts[::-1]))
+        for part in order
+    ]
+    if not products.can_gate(x, asked):
+        assert not products.pairs_are_faster(tokens)
+        return
+    count = scratch_values(num_columns, x.dtype)
+    multiply(x, asked, lambda size: torch.full((count,), torch.nan).bfloat16()[:size])
+    gated, shares = (
+        x.double() @ own.double().t() + (bias.double() if has_bias else 0.0)
+        for own, bias in zip(matrices, biases, strict=True)
+    )
+    expected = torch.nn.functional.silu(gated.bfloat16().double()) * shares
+    torch.testing.assert_close(
+        out.double(), expected, rtol=2**-6, atol=2**-6 * float(shares.abs().max())
+    )
 
 
 def test_float16_is_left_to_torch() -> None:

@@ -15,11 +15,13 @@ from freight.kernels.trial import best_times
 
 __all__ = ["loop_attends_faster"]
 
-_TOKENS: Final = 256
-_HEADS: Final = 8
+_TOKENS: Final = 512
+_HEADS: Final = 16
 _SHARING: Final = 4
 _WIDTH: Final = 64
 _TRIES: Final = 5
+_TIMES_SLOWER: Final = 1.1
+"""That the loop may be: torch's kernel takes memory for keys of every head."""
 
 
 @cache
@@ -50,4 +52,4 @@ def loop_attends_faster(dtype: torch.dtype) -> bool:
     if not by_loop(0):
         return False
     own, other = best_times((by_loop, by_torch), _TRIES)
-    return own < other
+    return own <= other * _TIMES_SLOWER

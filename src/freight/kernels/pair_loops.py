@@ -82,10 +82,10 @@ def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: i
 @njit(nogil=True, cache=True, boundscheck=False)
 def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
-    [all rows] unless it is empty, added to what is there where it ``adds``. The counter ``number``
-    says how many rows are taken, ``most`` at a time, and the third one how many are done. Rows are
-    (pairs, pairs of a row), which are flat. Tokens lie in tiles, ``length`` columns of all of them,
-    then the next ones; of a tile a column's sixteen side by side."""
+    [all rows] unless it is empty, as ``put_sums`` has it. The counter ``number`` says how many rows
+    are taken, ``most`` at a time, and the third one how many are done. Rows are (pairs, pairs of a
+    row), which are flat. Tokens lie in tiles, ``length`` columns of all of them, then the next
+    ones; of a tile a column's sixteen side by side."""
     flat, columns = rows
     count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
     sums = np.empty(num_tiles * most * WIDTH, np.float32)

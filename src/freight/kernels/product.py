@@ -24,12 +24,13 @@ LEAST_SHARED_OF_FEW: Final = 1 << 22
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
-    where it ``adds``."""
+    where it ``adds``, or out = silu(out) times that where it ``gates``."""
 
     rows: torch.Tensor | GroupedRows
     out: torch.Tensor
     bias: torch.Tensor | None = None
     adds: bool = False
+    gates: bool = False
 
 
 class Target:
@@ -45,7 +46,8 @@ class Target:
         self.bias: npt.NDArray[np.float32] = (
             np.empty(0, np.float32) if bias is None else bias.float().numpy()
         )
-        self.adds = product.adds
+        self.gates = product.gates
+        self.adds = 2 if product.gates else int(product.adds)
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.attention_steps import exponential
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.register_blocks import (
@@ -38,11 +39,16 @@ from freight.kernels.register_blocks import (
 from freight.kernels.vectors import (
     WIDTH,
     add,
+    larger,
     load,
+    multiply,
     number_at,
     prefetch,
     put_number,
+    quotient,
+    splat,
     store,
+    subtract,
     transpose,
 )
 
@@ -291,9 +297,16 @@ def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type:
         add_products(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
 
 
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _silu(x):  # type: ignore[no-untyped-def]
+    grown = exponential(subtract(splat(F(0.0)), larger(x, splat(F(-87.0)))))
+    return quotient(x, add(splat(F(1.0)), grown))
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
-    """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time."""
+    """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time:
+    added to what is there where ``adds`` is 1, times its silu where it is 2."""
     whole = height // WIDTH * WIDTH
     for begin in range(0, tokens, WIDTH):
         count = min(WIDTH, tokens - begin)
@@ -303,8 +316,10 @@ def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # typ
                 place, found = U((begin + token) * pitch + row), load(turned, U(token * WIDTH))
                 if bias.shape[0]:
                     found = add(found, load(bias, U(row)))
-                if adds:
+                if adds == 1:
                     found = add(found, load(out, place))
+                elif adds == 2:
+                    found = multiply(found, _silu(load(out, place)))
                 store(out, place, found)
         for token in range(count):
             for row in range(whole, height):
@@ -312,6 +327,9 @@ def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # typ
                 found = sums[begin * most + row * WIDTH + token]
                 if bias.shape[0]:
                     found += bias[row]
-                if adds:
+                if adds == 1:
                     found += number_at(out, place)
+                elif adds == 2:
+                    number = number_at(out, place)
+                    found *= number / (F(1.0) + np.exp(min(-number, F(87.0))))
                 put_number(out, place, found)

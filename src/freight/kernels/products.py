@@ -39,7 +39,7 @@ from freight.kernels.threads import (
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["Product", "loops_are_faster", "multiply", "scratch_values"]
+__all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
 _LEAST_PRODUCTS: Final = 1 << 21
 """Of numbers, in a product that is worth calling threads for."""
@@ -71,7 +71,8 @@ def multiply(
 ) -> None:
     """Products of the same tokens x [T, columns], together: what is done once for x serves all.
 
-    x and what comes out are of one type, rows of that or of a narrower one. ``scratch`` is asked
+    x and what comes out are of one type, rows of that or of a narrower one. Only where ``can_gate``
+    says so may one gate. ``scratch`` is asked
     for some numbers of x's type, ``scratch_values`` at most at a time, which are free again after
     the call.
     """
@@ -87,6 +88,19 @@ def multiply(
             _by_loops(loops, x, products, scratch)
             return
     _by_torch(x, products, scratch)
+
+
+def can_gate(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether some of the products may gate what others before them make."""
+    loops = find_loops()
+    return (
+        loops is not None
+        and loops.pairs is not None
+        and x.shape[0] > loops.pairs.FEW_TOKENS
+        and _are_for_loops(x, products)
+        and are_pairs(x, products)
+        and pairs_are_faster(x.shape[0])
+    )
 
 
 def _is_multiplied_alone(x: torch.Tensor, own: Product) -> bool:

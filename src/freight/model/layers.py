@@ -20,7 +20,7 @@ from freight.kernels.integers import (
     quantise_tokens,
 )
 from freight.kernels.pages import Pages
-from freight.kernels.products import Product, multiply
+from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
@@ -129,12 +129,16 @@ def run_unit(unit: Unit, frame: Frame) -> None:
     """Run all steps of a unit; embedding rows are gathered by the caller, who knows the tiers."""
     with frame.workspace.frame():
         for steps in _runs(unit.steps):
-            if isinstance(steps[0], Project):
-                _project(steps, frame)
-            elif isinstance(steps[0], Activate) and len(steps) > 1:
-                _gate(steps[0], steps[1], frame)
-            else:
-                _STEPS[type(steps[0])](steps[0], frame)
+            products = [step for step in steps if isinstance(step, Project)]
+            rest = steps[len(products) :]
+            if products and _project_gated(products, rest, frame):
+                rest = []
+            elif products:
+                _project(products, frame)
+            if len(rest) > 1:
+                _gate(rest[0], rest[1], frame)
+            elif rest:
+                _STEPS[type(rest[0])](rest[0], frame)
             for step in steps:
                 for name in changed_values(step):
                     frame.integers.pop(name, None)
@@ -142,7 +146,7 @@ def run_unit(unit: Unit, frame: Frame) -> None:
 
 def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:
     """Steps one by one, but products of one value that follow each other together, and so an
-    activation and what it is multiplied by."""
+    activation and what it is multiplied by, with the products that make both."""
     run: list[Any] = []
     for step in steps:
         if run and not _is_alongside(step, run):
@@ -154,14 +158,20 @@ def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:
 
 
 def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
-    """Whether a step can be computed with those of a run: what gates an activation, and products,
-    whose results it does not touch."""
-    if isinstance(step, Multiply) and isinstance(run[-1], Activate):
-        return step.x == run[-1].x != step.y
-    if not (isinstance(step, Project) and isinstance(run[0], Project)):
+    """Whether a step can be computed with those of a run: what gates an activation, an activation
+    of what products make, and products, whose results it does not touch."""
+    last = run[-1]
+    if isinstance(last, Activate):
+        return isinstance(step, Multiply) and step.x == last.x != step.y
+    if not isinstance(last, Project):
         return False
-    made = {name for other in run for name in changed_values(other)}
-    return step.x == run[0].x and not made & {step.x, step.out}
+    if isinstance(step, Activate):
+        made = [other.out for other in run if isinstance(other, Project)]
+        return len(made) == 2 and step.x == made[0] != made[1]
+    if not isinstance(step, Project):
+        return False
+    made_so_far = {name for other in run for name in changed_values(other)}
+    return step.x == last.x and not made_so_far & {step.x, step.out}
 
 
 def _norm(step: Norm, frame: Frame) -> None:
@@ -187,17 +197,53 @@ def _project(steps: Sequence[Project], frame: Frame) -> None:
     for step in steps:
         assert not step.adds or step.out in frame.values
         out = frame.new(step.out, x, step.weight.num_rows)
-        bias = None if step.bias is None else frame.vector(step.bias)
-        for first, rows in frame.weights[step.weight.name]:
-            part = out[:, first : first + rows.shape[0]]
-            own_bias = None if bias is None else bias[first : first + rows.shape[0]]
+        for rows, bias, part in _parts(step, frame, out):
             if isinstance(rows, IntegerRows):
-                _multiply_integers(frame.tokens(step.x), rows, own_bias, part, step, frame)
+                _multiply_integers(frame.tokens(step.x), rows, bias, part, step, frame)
             else:
-                plain.append(Product(rows=rows, out=part, bias=own_bias, adds=step.adds))
-    if plain:
+                plain.append(Product(rows=rows, out=part, bias=bias, adds=step.adds))
+    _multiply_plain(x, plain, frame)
+
+
+def _parts(
+    step: Project, frame: Frame, out: torch.Tensor
+) -> Iterator[tuple[Rows, torch.Tensor | None, torch.Tensor]]:
+    """(rows, their bias, their columns of out) of each part of a step's weight."""
+    bias = None if step.bias is None else frame.vector(step.bias)
+    for first, rows in frame.weights[step.weight.name]:
+        own = slice(first, first + rows.shape[0])
+        yield rows, None if bias is None else bias[own], out[:, own]
+
+
+def _multiply_plain(x: torch.Tensor, products: Sequence[Product], frame: Frame) -> None:
+    if products:
         with frame.workspace.frame():
-            multiply(x, plain, frame.numbers(x.dtype))
+            multiply(x, products, frame.numbers(x.dtype))
+
+
+def _project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Frame) -> bool:
+    """What two products and an activation of the first one, times the second, make, all at once: of
+    each number that the second one makes only its share in that is kept. False where this is not
+    such a run, or there is no loop for it."""
+    if len(products) != 2 or len(rest) != 2:
+        return False
+    (first, second), (activation, by) = products, rest
+    assert isinstance(activation, Activate) and isinstance(by, Multiply)
+    if activation.function != "silu" or by.y != second.out or first.adds or second.adds:
+        return False
+    x = frame.values[first.x]
+    out = frame.new(first.out, x, first.weight.num_rows)
+    all_products = []
+    for step in products:
+        for rows, bias, part in _parts(step, frame, out):
+            if isinstance(rows, IntegerRows):
+                return False
+            gates = step is second
+            all_products.append(Product(rows=rows, out=part, bias=bias, gates=gates))
+    if not can_gate(x, all_products):
+        return False
+    _multiply_plain(x, all_products, frame)
+    return True
 
 
 def _multiply_integers(
