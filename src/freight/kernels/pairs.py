@@ -18,18 +18,16 @@ from freight.kernels.trial import best_times, cold_rows
 __all__ = ["are_pairs", "multiply_pairs", "pairs_are_faster"]
 
 _TILE: Final = 16
-_COUNTERS_OF_BLOCK: Final = 3
-"""Tiles that are taken, tiles that are laid, rows that are multiplied."""
+_COUNTERS: Final = 3
+"""Of tiles that are taken, tiles that are laid, and rows that are multiplied; those of rows that
+are taken follow, one for each product."""
 _ROWS_DONE: Final = 2
-_BLOCKS_LAID: Final = 2
-"""One is laid while another is still multiplied."""
 
 _TRIES: Final = 12
-_TRIES_OF_MANY: Final = 4
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
-_PROBE_TOKENS: Final = (8, 64, 512)
-"""Of few, of more, and of many."""
+_PROBE_TOKENS: Final = (8, 64)
+"""Of few, and of more."""
 _TIMES_SLOWER: Final = 1.1
 """That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
 of tokens."""
@@ -103,45 +101,27 @@ def _multiply_many(
     products: Sequence[Product],
     scratch: Callable[[int], torch.Tensor],
 ) -> None:
-    """Blocks of tokens, which are laid sixteen side by side first. A thread begins with the next
-    block while others end the last one."""
-    targets, pitch, columns = _targets(products), x.stride(0) // 2, x.shape[1] // 2
-    own_loops = _loops_of_many(loops)
-    most = own_loops.MOST_TOKENS
-    blocks = [x[begin : begin + most] for begin in range(0, x.shape[0], most)]
-    words = -(-blocks[0].shape[0] // _TILE) * _TILE * columns
-    laid = as_words(scratch(2 * words * min(_BLOCKS_LAID, len(blocks)))[None]).view(np.uint32)
-    places = [laid[begin : begin + words] for begin in range(0, len(laid), words)]
-    counters = np.zeros((len(blocks), _COUNTERS_OF_BLOCK + len(targets)), np.int64)
-    num_rows = sum(own.count for own in targets)
-    cores = torch.get_num_threads()
+    """Tokens are laid sixteen side by side first."""
+    own_loops, targets = _loops_of_many(loops), _targets(products)
+    tokens, columns, pitch = x.shape[0], x.shape[1] // 2, x.stride(0) // 2
+    room = scratch(-(-tokens // _TILE) * _TILE * x.shape[1])
+    tiles, source = as_words(room[None]).view(np.uint32), as_words(x).view(np.float32)
+    laid, cores = tiles.view(np.float32), torch.get_num_threads()
+    length = own_loops.columns_together(columns, tokens)
+    counters = np.zeros(_COUNTERS + len(targets), np.int64)
 
     def work() -> None:
-        for number, block in enumerate(blocks):
-            own_counters, tiles = counters[number], places[number % len(places)]
-            if number >= len(places):
-                loops.pairs.wait_for(counters[number - len(places)], _ROWS_DONE, num_rows)
-            tokens, begin = block.shape[0], number * most
-            length = own_loops.columns_together(columns, tokens)
-            loops.pairs.lay_in_turns(
-                own_counters,
-                as_words(block).view(np.float32),
-                pitch,
-                columns,
-                tokens,
-                length,
-                tiles.view(np.float32),
+        loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
+        made = 0
+        for number, own in enumerate(targets, _COUNTERS):
+            if own.gates:
+                # What it gates must be there: products before this one make it.
+                loops.pairs.wait_for(counters, _ROWS_DONE, made)
+            turn = own_loops.rows_of_a_turn(own.count, length < columns, cores)
+            own_loops.many_in_turns(
+                counters, number, turn, own.rows, tiles, tokens, length, *own.results
             )
-            for counter, own in enumerate(targets, _COUNTERS_OF_BLOCK):
-                if own.gates:
-                    # What is gated must be there: products before this one make it.
-                    made = sum(other.count for other in targets[: counter - _COUNTERS_OF_BLOCK])
-                    loops.pairs.wait_for(own_counters, _ROWS_DONE, made)
-                turn = own_loops.rows_of_a_turn(own.count, length < columns, cores)
-                rest = own.bias, own.adds, own.out[begin * own.pitch :], own.pitch
-                own_loops.many_in_turns(
-                    own_counters, counter, turn, own.rows, tiles, tokens, length, *rest
-                )
+            made += own.count
 
     together(work, _shares(x, targets, LEAST_SHARED))
 
@@ -152,16 +132,12 @@ def _loops_of_many(loops: Loops) -> Any:
 
 
 def pairs_are_faster(tokens: int) -> bool:
-    """Whether so many tokens are multiplied by the loops about as fast as by torch, or faster."""
+    """Whether so many tokens are multiplied by the loops about as fast as by torch, or faster. With
+    more than they multiply at once torch is as fast."""
     loops = find_loops()
-    if loops is None or loops.pairs is None:
+    if loops is None or loops.pairs is None or tokens > _loops_of_many(loops).MOST_TOKENS:
         return False
-    if tokens <= loops.pairs.FEW_TOKENS:
-        return _are_faster(_PROBE_TOKENS[0])
-    if tokens <= loops.pairs.MOST_TOKENS:
-        return _are_faster(_PROBE_TOKENS[1])
-    # Without wider registers than vectors torch is as fast at many.
-    return loops.tiles is not None and _are_faster(_PROBE_TOKENS[2])
+    return _are_faster(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])
 
 
 def _are_faster(tokens: int) -> bool:
@@ -200,4 +176,4 @@ def _times(tokens: int) -> tuple[float, ...]:
 
     few = tokens <= loops.pairs.FEW_TOKENS
     ways = (by_torch, one_by_one, in_tiles) if few else (by_torch, in_tiles)
-    return tuple(best_times(ways, _TRIES if tokens < _PROBE_TOKENS[-1] else _TRIES_OF_MANY))
+    return tuple(best_times(ways, _TRIES))

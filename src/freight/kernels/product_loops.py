@@ -17,7 +17,6 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from freight.kernels.attention_steps import exponential
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.register_blocks import (
@@ -36,19 +35,16 @@ from freight.kernels.register_blocks import (
     rows_by_tokens,
     rows_by_tokens_fetching,
 )
+from freight.kernels.token_loops import silu
 from freight.kernels.vectors import (
     WIDTH,
     add,
-    larger,
     load,
     multiply,
     number_at,
     prefetch,
     put_number,
-    quotient,
-    splat,
     store,
-    subtract,
     transpose,
 )
 
@@ -297,12 +293,6 @@ def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type:
         add_products(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
 
 
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _silu(x):  # type: ignore[no-untyped-def]
-    grown = exponential(subtract(splat(F(0.0)), larger(x, splat(F(-87.0)))))
-    return quotient(x, add(splat(F(1.0)), grown))
-
-
 @njit(nogil=True, cache=True, boundscheck=False)
 def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
     """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time:
@@ -319,7 +309,7 @@ def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # typ
                 if adds == 1:
                     found = add(found, load(out, place))
                 elif adds == 2:
-                    found = multiply(found, _silu(load(out, place)))
+                    found = multiply(found, silu(load(out, place)))
                 store(out, place, found)
         for token in range(count):
             for row in range(whole, height):

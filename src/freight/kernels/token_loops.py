@@ -27,7 +27,7 @@ from freight.kernels.vectors import (
     total,
 )
 
-__all__ = ["gelu_tanh", "normalise", "rotate"]
+__all__ = ["gated_silu", "gelu_tanh", "normalise", "rotate", "silu"]
 
 U = np.uintp
 F = np.float32
@@ -111,6 +111,31 @@ def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch)
                 c, s = number_at(cos, angles + U(place)), number_at(sin, angles + U(place))
                 put_number(x, low, a * c - b * s)
                 put_number(x, high, b * c + a * s)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def silu(x):  # type: ignore[no-untyped-def]
+    """x / (1 + e^-x) of sixteen."""
+    grown = exponential(subtract(splat(F(0.0)), larger(x, splat(F(-87.0)))))
+    return quotient(x, add(splat(F(1.0)), grown))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def gated_silu(first, last, width, x, pitch, other, other_pitch):  # type: ignore[no-untyped-def]
+    """x = x / (1 + e^-x) times ``other``, for the numbers [width] of the tokens ``first`` to
+    ``last``."""
+    whole = width // WIDTH * WIDTH
+    for token in range(first, last):
+        start, beside = U(token) * U(pitch), U(token) * U(other_pitch)
+        for place in range(0, whole, WIDTH):
+            at = U(place)
+            found = multiply(silu(load(x, start + at)), load(other, beside + at))
+            store(x, start + at, found)
+        for place in range(whole, width):
+            at = U(place)
+            number = number_at(x, start + at)
+            number /= F(1.0) + np.exp(min(-number, F(87.0)))
+            put_number(x, start + at, number * number_at(other, beside + at))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

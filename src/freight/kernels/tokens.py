@@ -139,12 +139,10 @@ def _rotate_by_torch(
 
 
 def activate(x: torch.Tensor, function: str, other: torch.Tensor | None = None) -> None:
-    """x = f(x) in place, times ``other`` of the same shape if there is one; [T, D] both. The loop
-    is for the one function that torch takes long for."""
-    has_loop = function == "gelu_tanh" and has_words(x)
-    has_loop &= other is None or (has_words(other) and other.dtype == x.dtype)
-    loops = find_loops() if has_loop else None
-    if loops is None:
+    """x = f(x) in place, times ``other`` of the same shape if there is one; [T, D] both. There are
+    loops for what torch takes long for, and for silu with what it gates."""
+    loop = _find_loop(x, function, other)
+    if loop is None:
         _FUNCTIONS[function](x)
         if other is not None:
             x.mul_(other)
@@ -154,9 +152,23 @@ def activate(x: torch.Tensor, function: str, other: torch.Tensor | None = None) 
     other_pitch = 0 if other is None else other.stride(0)
 
     def work(first: int, last: int) -> None:
-        loops.tokens.gelu_tanh(first, last, width, numbers, pitch, others, other_pitch)
+        loop(first, last, width, numbers, pitch, others, other_pitch)
 
     share_alike(x.shape[0], work, -(-_LEAST_ACTIVATED // width))
+
+
+def _find_loop(
+    x: torch.Tensor, function: str, other: torch.Tensor | None
+) -> Callable[..., None] | None:
+    has_loop = function == "gelu_tanh" or (function == "silu" and other is not None)
+    has_loop &= has_words(x) and (other is None or (has_words(other) and other.dtype == x.dtype))
+    loops = find_loops() if has_loop else None
+    if loops is None:
+        return None
+    found: Callable[..., None] = (
+        loops.tokens.gated_silu if function == "silu" else loops.tokens.gelu_tanh
+    )
+    return found
 
 
 def _silu(x: torch.Tensor) -> None:

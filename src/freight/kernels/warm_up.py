@@ -84,7 +84,7 @@ def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None
     if dtype not in (torch.float32, torch.bfloat16):
         return
     scratch = torch.empty(scratch_values(1024, dtype), dtype=dtype)
-    for own, count in itertools.product(kept, (1, 16, 64, 256)):
+    for own, count in itertools.product(kept, (1, 16, 64, 512)):
         # Trying takes memory, too: every choice by the number of tokens is made here.
         if own != dtype and not loops_are_faster(own, dtype):
             continue
@@ -106,6 +106,7 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
     normalise(x, x, ones, None, num_heads=1, eps=1.0, centred=False, workspace=room)
     rotate(x, 1, angles[:, :16], angles[:, :16], room)
     activate(x, "gelu_tanh")
+    activate(x, "silu", x.clone())
 
 
 def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
