@@ -1,4 +1,4 @@
-"""Leave to use the registers of sixteen by sixteen: asked for where there are such, and only there."""
+"""Leave to use registers of sixteen by sixteen: asked for where there are such, and only there."""
 
 from __future__ import annotations
 
