@@ -11,7 +11,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from freight.kernels.product import LEAST_SHARED, LEAST_SHARED_OF_FEW, Product, Target
+from freight.kernels.product import (
+    GATES,
+    LEAST_SHARED,
+    LEAST_SHARED_OF_FEW,
+    Product,
+    Target,
+)
 from freight.kernels.threads import Loops, as_words, find_loops, has_words, together
 from freight.kernels.trial import best_times, cold_rows
 
@@ -114,7 +120,7 @@ def _multiply_many(
         loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
         made = 0
         for number, own in enumerate(targets, _COUNTERS):
-            if own.gates:
+            if own.adds == GATES:
                 # What it gates must be there: products before this one make it.
                 loops.pairs.wait_for(counters, _ROWS_DONE, made)
             turn = own_loops.rows_of_a_turn(own.count, length < columns, cores)

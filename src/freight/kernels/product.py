@@ -14,7 +14,20 @@ import torch
 from freight.kernels.grouped import GroupedRows
 from freight.kernels.threads import as_numbers, share_alike
 
-__all__ = ["LEAST_SHARED", "LEAST_SHARED_OF_FEW", "Product", "Target", "share_targets"]
+__all__ = [
+    "ADDS",
+    "GATES",
+    "LEAST_SHARED",
+    "LEAST_SHARED_OF_FEW",
+    "Product",
+    "Target",
+    "share_targets",
+]
+
+PUTS: Final = 0
+ADDS: Final = 1
+GATES: Final = 2
+"""What becomes of a product's sums, as loops are told."""
 
 LEAST_SHARED: Final = 1 << 23
 LEAST_SHARED_OF_FEW: Final = 1 << 22
@@ -46,8 +59,7 @@ class Target:
         self.bias: npt.NDArray[np.float32] = (
             np.empty(0, np.float32) if bias is None else bias.float().numpy()
         )
-        self.gates = product.gates
-        self.adds = 2 if product.gates else int(product.adds)
+        self.adds = GATES if product.gates else ADDS if product.adds else PUTS
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from numba.extending import overload
 
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
+from freight.kernels.product import ADDS, GATES
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -296,7 +297,7 @@ def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type:
 @njit(nogil=True, cache=True, boundscheck=False)
 def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
     """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time:
-    added to what is there where ``adds`` is 1, times its silu where it is 2."""
+    added to what is there where it is told ADDS, times its silu where it is told GATES."""
     whole = height // WIDTH * WIDTH
     for begin in range(0, tokens, WIDTH):
         count = min(WIDTH, tokens - begin)
@@ -306,9 +307,9 @@ def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # typ
                 place, found = U((begin + token) * pitch + row), load(turned, U(token * WIDTH))
                 if bias.shape[0]:
                     found = add(found, load(bias, U(row)))
-                if adds == 1:
+                if adds == ADDS:
                     found = add(found, load(out, place))
-                elif adds == 2:
+                elif adds == GATES:
                     found = multiply(found, silu(load(out, place)))
                 store(out, place, found)
         for token in range(count):
@@ -317,9 +318,9 @@ def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # typ
                 found = sums[begin * most + row * WIDTH + token]
                 if bias.shape[0]:
                     found += bias[row]
-                if adds == 1:
+                if adds == ADDS:
                     found += number_at(out, place)
-                elif adds == 2:
+                elif adds == GATES:
                     number = number_at(out, place)
                     found *= number / (F(1.0) + np.exp(min(-number, F(87.0))))
                 put_number(out, place, found)

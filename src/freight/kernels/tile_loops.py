@@ -60,11 +60,7 @@ def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
-    """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
-    [all rows] unless it is empty, as ``put_sums`` has it. The counter ``number`` says how many rows
-    are taken, ``most`` at a time, and the third one how many are done. Rows are (pairs, pairs of a
-    row), which are flat. Tokens lie in tiles, ``length`` columns of all of them, then the next
-    ones; of a tile a column's sixteen side by side."""
+    """As ``pair_loops`` has it."""
     flat, columns = rows
     count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
     sums = whole_lines(num_tiles * most * WIDTH)

@@ -175,7 +175,7 @@ class Activate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Multiply:
-    """x = x * y, in place"""
+    """x = x * y, in place; y is not wanted again"""
 
     x: str
     y: str
