@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from freight.kernels.product import (
-    GATES,
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
     Product,
     Target,
 )
+from freight.kernels.sums import GATES
 from freight.kernels.threads import Loops, as_words, find_loops, has_words, together
 from freight.kernels.trial import best_times, cold_rows
 

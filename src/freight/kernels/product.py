@@ -12,22 +12,16 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import GroupedRows
+from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.kernels.threads import as_numbers, share_alike
 
 __all__ = [
-    "ADDS",
-    "GATES",
     "LEAST_SHARED",
     "LEAST_SHARED_OF_FEW",
     "Product",
     "Target",
     "share_targets",
 ]
-
-PUTS: Final = 0
-ADDS: Final = 1
-GATES: Final = 2
-"""What becomes of a product's sums, as loops are told."""
 
 LEAST_SHARED: Final = 1 << 23
 LEAST_SHARED_OF_FEW: Final = 1 << 22

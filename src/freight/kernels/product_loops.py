@@ -19,7 +19,6 @@ from numba.extending import overload
 
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
-from freight.kernels.product import ADDS, GATES
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -36,6 +35,7 @@ from freight.kernels.register_blocks import (
     rows_by_tokens,
     rows_by_tokens_fetching,
 )
+from freight.kernels.sums import ADDS, GATES
 from freight.kernels.token_loops import silu
 from freight.kernels.vectors import (
     WIDTH,
