@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
+from freight.kernels.code_lines import extent_of, lay_codes, pairs_of_a_part
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.turns import take, wait_for
@@ -17,7 +19,9 @@ from freight.kernels.vectors import WIDTH
 
 __all__ = [
     "FEW_TOKENS",
+    "FEW_TOKENS_OF_CODES",
     "MOST_TOKENS",
+    "MOST_TOKENS_OF_CODES",
     "columns_together",
     "few_in_turns",
     "lay_in_turns",
@@ -34,6 +38,9 @@ _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
 FEW_TOKENS = 16
 """Up to which rows had better meet them one by one."""
+FEW_TOKENS_OF_CODES = 10
+"""Up to which codes had better be multiplied as they are."""
+MOST_TOKENS_OF_CODES = MOST_TOKENS
 _MANY_ROWS = 8 * ROWS
 _FEW_ROWS = 64
 _TILES = 2
@@ -41,8 +48,8 @@ _TILES = 2
 
 def columns_together(columns: int, tokens: int) -> int:
     """Pairs of a row that had better meet all tokens before the next ones do: as few parts as there
-    can be, of whole vectors and about the same size."""
-    return -(-columns // (-(-columns // _MOST_COLUMNS) * WIDTH)) * WIDTH
+    can be, of whole groups and about the same size."""
+    return pairs_of_a_part(columns, -(-columns // _MOST_COLUMNS))
 
 
 def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
@@ -83,11 +90,11 @@ def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: i
 def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
     [all rows] unless it is empty, as ``put_sums`` has it. The counter ``number`` says how many rows
-    are taken, ``most`` at a time, and the third one how many are done. Rows are (pairs, pairs of a
-    row), which are flat. Tokens lie in tiles, ``length`` columns of all of them, then the next
-    ones; of a tile a column's sixteen side by side."""
-    flat, columns = rows
-    count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
+    are taken, ``most`` at a time, and the third one how many are done. Rows are as ``extent_of``
+    has them. Tokens lie in tiles, ``length`` columns of all of them, then the next ones; of a tile
+    a column's sixteen side by side."""
+    count, columns = extent_of(rows)
+    num_tiles = (tokens + WIDTH - 1) // WIDTH
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
     panel = np.zeros(ROWS * length, np.uint32)
     turned = np.empty(WIDTH * WIDTH, np.float32)
@@ -98,18 +105,42 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
         for begin in range(0, columns, length):
             width = min(length, columns - begin)
             for row in range(0, height, ROWS):
-                at = (first + row) * columns + begin
-                if row + ROWS <= height:
-                    _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row, most)
-                    continue
-                for own in range(height - row):
-                    for column in range(width):
-                        panel[U(own * length + column)] = flat[U(at + own * columns + column)]
-                _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
+                part = first + row, min(ROWS, height - row), begin, width
+                _add_rows(rows, part, panel, length, tiles, num_tiles, sums, row, most)
         own_bias = bias[first : first + height]
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
         take(counters, U(2), height)
         first = take(counters, U(number), most)
+
+
+def _add_rows(  # type: ignore[no-untyped-def]
+    rows, part, panel, length, tiles, num_tiles, sums, row, most
+) -> None:
+    """ROWS rows or fewer, as they lie or else laid in a panel, as ``_add_panel`` has it; a part is
+    the first row, how many, the first pair, how many."""
+
+
+@overload(_add_rows, jit_options={"nogil": True, "boundscheck": False})
+def _add_rows_of(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+    return _add_pairs if len(rows) == 2 else _add_codes
+
+
+def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+    (flat, columns), (top, height, begin, width) = rows, part
+    at = top * columns + begin
+    if height == ROWS:
+        _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row, most)
+        return
+    for own in range(height):
+        for column in range(width):
+            panel[U(own * length + column)] = flat[U(at + own * columns + column)]
+    _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
+
+
+def _add_codes(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+    top, height, begin, width = part
+    lay_codes(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH)
+    _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

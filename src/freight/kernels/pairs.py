@@ -4,7 +4,9 @@ torch."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -18,10 +20,10 @@ from freight.kernels.product import (
     Target,
 )
 from freight.kernels.sums import GATES
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, together
+from freight.kernels.threads import Loops, as_words, find_loops, has_words, pair_lines, together
 from freight.kernels.trial import best_times, cold_rows
 
-__all__ = ["are_pairs", "multiply_pairs", "pairs_are_faster"]
+__all__ = ["multiply_pairs", "pairs_are_better"]
 
 _TILE: Final = 16
 _COUNTERS: Final = 3
@@ -39,8 +41,26 @@ _TIMES_SLOWER: Final = 1.1
 of tokens."""
 
 
-def are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
-    """Whether they are what the loops take: neighbours that are whole vectors of pairs."""
+def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether the loops take these, and multiply so many tokens about as fast as torch, or faster.
+    With more than they multiply at once torch is as fast, with codes of which it would have to have
+    numbers made only with more still; few tokens had better multiply codes as they are."""
+    loops = find_loops()
+    if loops is None or loops.pairs is None:
+        return False
+    tokens, own = x.shape[0], _loops_of_many(loops)
+    fewest, most = 1, own.MOST_TOKENS
+    if not any(map(_is_plain, products)):
+        fewest, most = own.FEW_TOKENS_OF_CODES + 1, own.MOST_TOKENS_OF_CODES
+    return fewest <= tokens <= most and _are_pairs(x, products) and _are_faster(tokens)
+
+
+def _is_plain(product: Product) -> bool:
+    return isinstance(product.rows, torch.Tensor)
+
+
+def _are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Neighbours that are whole vectors of pairs, or groups that they are made of."""
     return (
         x.dtype is torch.bfloat16
         and x.shape[1] % (2 * _TILE) == 0
@@ -50,14 +70,12 @@ def are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
 
 
 def _takes(product: Product) -> bool:
+    if not has_words(product.out):
+        return False
     rows = product.rows
-    return (
-        isinstance(rows, torch.Tensor)
-        and rows.dtype is torch.bfloat16
-        and rows.is_contiguous()
-        and _lies_in_pairs(rows)
-        and has_words(product.out)
-    )
+    if isinstance(rows, torch.Tensor):
+        return rows.dtype is torch.bfloat16 and rows.is_contiguous() and _lies_in_pairs(rows)
+    return pair_lines(rows.raw, rows.columns, rows.number_format) is not None
 
 
 def _lies_in_pairs(x: torch.Tensor) -> bool:
@@ -70,18 +88,33 @@ def multiply_pairs(
     """As ``multiply`` of those that are pairs."""
     loops = find_loops()
     assert loops is not None
-    if x.shape[0] <= loops.pairs.FEW_TOKENS and _one_by_one():
+    is_few = x.shape[0] <= loops.pairs.FEW_TOKENS and all(map(_is_plain, products))
+    if is_few and _one_by_one():
         _multiply_few(loops, x, products)
-    else:
-        _multiply_many(loops, x, products, scratch)
+        return
+    parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOKENS)
+    borders = [x.shape[0] * part // parts for part in range(parts + 1)]
+    room = scratch(_room(-(-x.shape[0] // parts), x.shape[1]))
+    for first, last in itertools.pairwise(borders):
+        own = [replace(each, out=each.out[first:last]) for each in products]
+        _multiply_many(loops, x[first:last], own, room)
+
+
+def _room(tokens: int, columns: int) -> int:
+    """Numbers of tokens in whole tiles."""
+    return -(-tokens // _TILE) * _TILE * columns
 
 
 def _targets(products: Sequence[Product]) -> list[Target]:
     found = []
     for own in products:
-        assert isinstance(own.rows, torch.Tensor)
-        rows = as_words(own.rows).view(np.uint32)
-        found.append(Target(own, 1, (rows, own.rows.shape[1] // 2)))
+        if isinstance(own.rows, torch.Tensor):
+            pairs = as_words(own.rows).view(np.uint32)
+            found.append(Target(own, 1, (pairs, own.rows.shape[1] // 2)))
+        else:
+            rows = pair_lines(own.rows.raw, own.rows.columns, own.rows.number_format)
+            assert rows is not None
+            found.append(Target(own, 1, rows))
     return found
 
 
@@ -102,16 +135,13 @@ def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
 
 
 def _multiply_many(
-    loops: Loops,
-    x: torch.Tensor,
-    products: Sequence[Product],
-    scratch: Callable[[int], torch.Tensor],
+    loops: Loops, x: torch.Tensor, products: Sequence[Product], room: torch.Tensor
 ) -> None:
-    """Tokens are laid sixteen side by side first."""
+    """Tokens are laid sixteen side by side in the room first."""
     own_loops, targets = _loops_of_many(loops), _targets(products)
     tokens, columns, pitch = x.shape[0], x.shape[1] // 2, x.stride(0) // 2
-    room = scratch(-(-tokens // _TILE) * _TILE * x.shape[1])
-    tiles, source = as_words(room[None]).view(np.uint32), as_words(x).view(np.float32)
+    tiles = as_words(room[None, : _room(*x.shape)]).view(np.uint32)
+    source = as_words(x).view(np.float32)
     laid, cores = tiles.view(np.float32), torch.get_num_threads()
     length = own_loops.columns_together(columns, tokens)
     counters = np.zeros(_COUNTERS + len(targets), np.int64)
@@ -137,17 +167,11 @@ def _loops_of_many(loops: Loops) -> Any:
     return loops.pairs if loops.tiles is None else loops.tiles
 
 
-def pairs_are_faster(tokens: int) -> bool:
-    """Whether so many tokens are multiplied by the loops about as fast as by torch, or faster. With
-    more than they multiply at once torch is as fast."""
-    loops = find_loops()
-    if loops is None or loops.pairs is None or tokens > _loops_of_many(loops).MOST_TOKENS:
-        return False
-    return _are_faster(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])
-
-
 def _are_faster(tokens: int) -> bool:
-    by_torch, *by_loops = _times(tokens)
+    """Whether loops multiply plain rows and so many tokens about as fast as torch, or faster."""
+    loops = find_loops()
+    assert loops is not None
+    by_torch, *by_loops = _times(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])
     return min(by_loops) <= by_torch * _TIMES_SLOWER
 
 
@@ -178,7 +202,7 @@ def _times(tokens: int) -> tuple[float, ...]:
         _multiply_few(loops, x, product(turn))
 
     def in_tiles(turn: int) -> None:
-        _multiply_many(loops, x, product(turn), lambda count: room[:count])
+        _multiply_many(loops, x, product(turn), room)
 
     few = tokens <= loops.pairs.FEW_TOKENS
     ways = (by_torch, one_by_one, in_tiles) if few else (by_torch, in_tiles)

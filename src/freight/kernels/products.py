@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import GroupedRows, dequantise, small_product
-from freight.kernels.pairs import are_pairs, multiply_pairs, pairs_are_faster
+from freight.kernels.pairs import multiply_pairs, pairs_are_better
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -81,7 +81,7 @@ def multiply(
         return
     loops = find_loops() if _are_for_loops(x, products) else None
     if loops is not None:
-        if are_pairs(x, products) and pairs_are_faster(x.shape[0]):
+        if pairs_are_better(x, products):
             multiply_pairs(x, products, scratch)
             return
         if _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype):
@@ -98,8 +98,7 @@ def can_gate(x: torch.Tensor, products: Sequence[Product]) -> bool:
         and loops.pairs is not None
         and x.shape[0] > loops.pairs.FEW_TOKENS
         and _are_for_loops(x, products)
-        and are_pairs(x, products)
-        and pairs_are_faster(x.shape[0])
+        and pairs_are_better(x, products)
     )
 
 

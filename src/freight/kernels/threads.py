@@ -22,6 +22,7 @@ import torch
 from freight.model.number_format import Grouped
 
 __all__ = [
+    "PAIR_COLUMNS",
     "Loops",
     "as_numbers",
     "as_words",
@@ -29,6 +30,7 @@ __all__ = [
     "find_loops",
     "group_lines",
     "has_words",
+    "pair_lines",
     "product_on_cpu",
     "quantise_on_cpu",
     "scale_on_cpu",
@@ -42,6 +44,10 @@ _LEAST_BYTES = 8
 """Of groups across rows: those of as many rows, in 4 bits."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
+PAIR_COLUMNS = 128
+"""Of which loops make pairs of bfloat16 at once: whole groups."""
+_LEAST_PAIRS = 1 << 20
+"""A share of those: made in less time than a thread is woken in."""
 _SHORTEST = 16
 """Of ranges that cores take in turns: a core's share over this."""
 
@@ -52,6 +58,7 @@ class Loops:
 
     groups: Any
     group_products: Any
+    code_lines: Any
     integers: Any
     attention: Any
     append: Any
@@ -82,11 +89,12 @@ def find_loops() -> Loops | None:
     return Loops(
         groups=group_loops,
         group_products=group_product_loops,
+        code_lines=_pair_loops("code_lines"),
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
         products=product_loops,
-        pairs=_pair_loops(),
+        pairs=_pair_loops("pair_loops"),
         tiles=_tile_loops("tile_loops"),
         tile_attention=_tile_loops("tile_attention_loops"),
         query_blocks=query_block_loops,
@@ -94,14 +102,10 @@ def find_loops() -> Loops | None:
     )
 
 
-def _pair_loops() -> Any:
+def _pair_loops(name: str) -> Any:
     from freight.kernels.llvm import HAS_PAIR_PRODUCTS
 
-    if not HAS_PAIR_PRODUCTS:
-        return None
-    from freight.kernels import pair_loops
-
-    return pair_loops
+    return import_module(f"freight.kernels.{name}") if HAS_PAIR_PRODUCTS else None
 
 
 def _tile_loops(name: str) -> Any:
@@ -168,6 +172,19 @@ def group_lines(
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
+def pair_lines(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
+    """As loops that make pairs of bfloat16 take rows in groups: bytes, the same as whole numbers as
+    wide as a scale, size of a group, bits, columns, bytes of a row; None where they do not."""
+    size, bits = number_format.group_size, number_format.code_bits
+    if number_format.across or PAIR_COLUMNS % size:
+        return None
+    found = group_lines(raw, columns, number_format)
+    if found is None:
+        return None
+    lines, numbers = (own.reshape(-1) for own in found)
+    return lines, numbers, size, bits, columns, raw.shape[1]
+
+
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
     """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
     core, but for none that weighs less than ``least``."""
@@ -228,6 +245,11 @@ def dequantise_on_cpu(
     loops = find_loops()
     if loops is None or not out.is_contiguous():
         return False
+    if loops.code_lines is not None and out.dtype is torch.bfloat16:
+        rows = pair_lines(raw, columns, number_format)
+        if rows is not None:
+            _lay_pairs(loops, rows, out)
+            return True
     found = group_lines(raw, columns, number_format)
     if found is None:
         return False
@@ -249,6 +271,18 @@ def dequantise_on_cpu(
 
     _share_rows(raw.shape[0], number_format, work_across if number_format.across else work)
     return True
+
+
+def _lay_pairs(loops: Loops, rows: tuple[Any, ...], out: torch.Tensor) -> None:
+    columns, target, width = out.shape[1], as_words(out), loops.code_lines.LINE
+
+    def work(first: int, last: int) -> None:
+        place = first * columns
+        loops.code_lines.lay_codes(
+            rows, first, last - first, 0, columns, target, place, columns, width
+        )
+
+    share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
 
 
 def quantise_on_cpu(

@@ -9,9 +9,13 @@ Products and sums are float32; results are rounded once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
+from freight.kernels.code_lines import extent_of, lay_codes, pairs_of_a_part
 from freight.kernels.product_loops import put_sums
 from freight.kernels.tile_registers import (
     ROWS,
@@ -24,13 +28,24 @@ from freight.kernels.tile_registers import (
 from freight.kernels.turns import take
 from freight.kernels.vectors import WIDTH, load, store
 
-__all__ = ["MOST_TOKENS", "columns_together", "many_in_turns", "rows_of_a_turn"]
+__all__ = [
+    "FEW_TOKENS_OF_CODES",
+    "MOST_TOKENS",
+    "columns_together",
+    "many_in_turns",
+    "rows_of_a_turn",
+]
 
 U = np.uintp
 F = np.float32
 MOST_TOKENS = 256
 """That are multiplied at once."""
+FEW_TOKENS_OF_CODES = 4
+"""Up to which codes had better be multiplied as they are."""
+MOST_TOKENS_OF_CODES = 1024
+"""Up to which codes had better be laid anew for each part of the tokens than made numbers."""
 _PANEL_COLUMNS = 128
+_LINES = ROWS * WIDTH
 _PANEL = ROWS * _PANEL_COLUMNS
 """Pairs of a panel: with as many of two tiles they stay in the nearest cache."""
 _KEPT = 1 << 18
@@ -46,7 +61,7 @@ _ONE, _TWO = (add_tile_products(count) for count in range(1, TILES + 1))
 def columns_together(columns: int, tokens: int) -> int:
     """Pairs of a row that had better meet all tokens before the next ones do."""
     most = _KEPT // (-(-tokens // WIDTH) * WIDTH)
-    return -(-columns // (-(-columns // most) * WIDTH)) * WIDTH
+    return pairs_of_a_part(columns, -(-columns // most))
 
 
 def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
@@ -61,8 +76,8 @@ def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
 @njit(nogil=True, cache=True, boundscheck=False)
 def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """As ``pair_loops`` has it."""
-    flat, columns = rows
-    count, num_tiles = flat.shape[0] // columns, (tokens + WIDTH - 1) // WIDTH
+    count, columns = extent_of(rows)
+    num_tiles = (tokens + WIDTH - 1) // WIDTH
     sums = whole_lines(num_tiles * most * WIDTH)
     panel, next_panel = whole_lines(_PANEL), whole_lines(_PANEL)
     panel[:], next_panel[:] = F(0.0), F(0.0)
@@ -71,7 +86,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     first = take(counters, U(number), most)
     if first < count:
         width = min(_PANEL_COLUMNS, length)
-        _lay_panel((flat, first * columns, columns, min(ROWS, count - first), width), 0, panel)
+        _lay(rows, (first, min(ROWS, count - first), 0, width), 0, panel)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)
@@ -91,12 +106,15 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
                     elif left == 0:
                         own_row, own_begin, left = next_first, 0, min(length, columns)
                         there = max(0, count - next_first)
-                    at, there = own_row * columns + own_begin, min(ROWS, there)
-                    following = flat, at, columns, there, min(_PANEL_COLUMNS, left, length)
+                    following = (
+                        own_row,
+                        min(ROWS, there),
+                        own_begin,
+                        min(_PANEL_COLUMNS, left, length),
+                    )
                     place = begin * num_tiles, width, column, some
                     target = sums, row, most
-                    _add_panel(panel, tiles, place, num_tiles, target, following, next_panel)
-                    _lay_panel(following, some, next_panel)
+                    _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_panel)
                     panel, next_panel = next_panel, panel
         own_bias = bias[first : first + height]
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
@@ -105,28 +123,49 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     release()
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
-def _lay_panel(rows, begin, panel):  # type: ignore[no-untyped-def]
-    """Some rows as ``add_tile_products`` takes them, from the column ``begin`` on: of (pairs, where
-    they begin, pairs of a row, how many rows, how many columns). Rows that are not there keep what
-    they were, for nobody looks at their sums."""
-    flat, start, pitch, height, width = rows
+def _lay(rows: Any, part: Any, begin: Any, panel: Any) -> None:
+    """A part of the rows as ``add_tile_products`` takes them: the first row, how many, the first
+    pair, how many; of these all from number ``begin`` on. Rows that are not there keep what they
+    were, for nobody looks at their sums."""
+
+
+@overload(_lay, jit_options={"nogil": True, "boundscheck": False})
+def _lay_of(rows, part, begin, panel):  # type: ignore[no-untyped-def]
+    return _lay_pairs if len(rows) == 2 else _lay_codes
+
+
+def _lay_pairs(rows, part, begin, panel):  # type: ignore[no-untyped-def]
+    (flat, pitch), (top, height, column, width) = rows, part
     for row in range(height):
-        source, target = U(start + row * pitch), U(row * WIDTH)
-        for column in range(begin, width, WIDTH):
-            store(panel, target + U(column * ROWS), load(flat, source + U(column)))
+        source, target = U((top + row) * pitch + column), U(row * WIDTH)
+        for pair in range(begin, width, WIDTH):
+            store(panel, target + U(pair * ROWS), load(flat, source + U(pair)))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
-def _add_panel(panel, tiles, place, num_tiles, target, following, next_panel):  # type: ignore[no-untyped-def]
+def _lay_codes(rows, part, begin, panel):  # type: ignore[no-untyped-def]
+    top, height, column, width = part
+    lay_codes(rows, top, height, 2 * column, 2 * width, panel, 0, WIDTH, _LINES)
+
+
+def _add_panel(  # type: ignore[no-untyped-def]
+    panel, tiles, place, num_tiles, target, rows, following, next_panel
+) -> None:
     """A panel times the same columns of all tiles, to the target: (sums [tiles, rows of a turn,
     16], the first of the rows, rows of a turn). ``place`` is where the tiles begin that hold these
     columns, how many columns they hold, which of these is the first, and how many they are. Each
-    group of tiles lays a share of the following rows meanwhile."""
+    group of tiles lays a share of the ``following`` part of rows meanwhile, as ``_lay`` has it."""
+
+
+@overload(_add_panel, jit_options={"nogil": True, "boundscheck": False})
+def _add_panel_of(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
+    return _add_panel_laying_pairs if len(rows) == 2 else _add_panel_laying_codes
+
+
+def _add_panel_laying_pairs(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
     begin, width, column, some = place
     sums, row, most = target
-    flat, start, pitch, height, columns = following
-    groups = (num_tiles + TILES - 1) // TILES
+    (flat, pitch), (top, height, first, columns) = rows, following
+    groups, start = (num_tiles + TILES - 1) // TILES, U(top * pitch + first)
     apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
     for group in range(groups):
         tile = TILES * group
@@ -136,10 +175,38 @@ def _add_panel(panel, tiles, place, num_tiles, target, following, next_panel):  
         if tile + 1 < num_tiles:
             _TWO(
                 *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, flat, U(start), U(pitch), low, high, U(columns)),
+                *(next_panel, flat, start, U(pitch), low, high, U(columns)),
             )
         else:
             _ONE(
                 *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, flat, U(start), U(pitch), low, high, U(columns)),
+                *(next_panel, flat, start, U(pitch), low, high, U(columns)),
             )
+    _lay(rows, following, some, next_panel)
+
+
+def _add_panel_laying_codes(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
+    begin, width, column, some = place
+    sums, row, most = target
+    top, height, first, columns = following
+    groups, nothing = (num_tiles + TILES - 1) // TILES, U(0)
+    apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
+    for group in range(groups):
+        tile = TILES * group
+        at = U((begin + tile * width + column) * WIDTH)
+        to = U((tile * most + row) * WIDTH)
+        if tile + 1 < num_tiles:
+            _TWO(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, tiles, nothing, nothing, nothing, nothing, nothing),
+            )
+        else:
+            _ONE(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, tiles, nothing, nothing, nothing, nothing, nothing),
+            )
+        low, high = height * group // groups, height * (group + 1) // groups
+        lay_codes(
+            *(rows, top + low, high - low, 2 * first, 2 * columns),
+            *(next_panel, low * WIDTH, WIDTH, _LINES),
+        )

@@ -20,6 +20,7 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
+    PAIR_COLUMNS,
     dequantise_on_cpu,
     product_on_cpu,
     quantise_on_cpu,
@@ -32,6 +33,10 @@ from freight.model.workspace import Workspace
 __all__ = ["warm_up"]
 
 _FORMAT: Final = Grouped(bits=4, group_size=64)
+_OTHER_SIZE: Final = 48
+"""Of a group that some loops do not take."""
+_COLUMNS: Final = 192
+_ROWS: Final = 8192
 _MADV_DONTNEED: Final = 4
 
 
@@ -41,8 +46,8 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     names = set(weights)
     kinds = set(map(find_compressed, names))
     grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
-    for wide, across in {(own.wide, own.across) for own in grouped}:
-        _warm_up_products(dtype, replace(_FORMAT, wide=wide, across=across))
+    for own in {_alike(each) for each in grouped}:
+        _warm_up_products(dtype, own)
     _warm_up_plain_rows(dtype, {getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
     if PerRow() in kinds:
         _warm_up_integers(dtype)
@@ -65,19 +70,27 @@ def _let_go_of_compiler() -> None:
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
-def _warm_up_products(dtype: torch.dtype, number_format: Grouped) -> None:
-    rows = number_format.rows_together
-    raw = torch.zeros(rows, number_format.row_bytes(64), dtype=torch.uint8)
-    dequantise_on_cpu(raw, 64, number_format, torch.empty(rows, 64, dtype=dtype))
-    if number_format.across:
-        product_on_cpu(raw, number_format, torch.zeros(1, 64))
-    if dtype in (torch.float32, torch.bfloat16) and not number_format.across:
-        raw = torch.zeros(4096, number_format.row_bytes(64), dtype=torch.uint8)
-        many = GroupedRows(raw=raw, columns=64, number_format=number_format)
-        scratch = torch.empty(scratch_values(64, dtype), dtype=dtype)
-        for count in (8, 32):
-            x, out = torch.zeros(count, 64, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
-            multiply(x, [Product(rows=many, out=out)], lambda size: scratch[:size])
+def _alike(own: Grouped) -> Grouped:
+    """A format for which the same loops are compiled."""
+    is_taken = PAIR_COLUMNS % own.group_size == 0
+    size = _FORMAT.group_size if is_taken or own.across else _OTHER_SIZE
+    return replace(_FORMAT, group_size=size, wide=own.wide, across=own.across)
+
+
+def _warm_up_products(dtype: torch.dtype, own: Grouped) -> None:
+    rows = own.rows_together
+    raw = torch.zeros(rows, own.row_bytes(_COLUMNS), dtype=torch.uint8)
+    dequantise_on_cpu(raw, _COLUMNS, own, torch.empty(rows, _COLUMNS, dtype=dtype))
+    if own.across:
+        product_on_cpu(raw, own, torch.zeros(1, _COLUMNS))
+    if dtype in (torch.float32, torch.bfloat16) and not own.across:
+        raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
+        many = GroupedRows(raw=raw, columns=_COLUMNS, number_format=own)
+        scratch = torch.empty(scratch_values(_COLUMNS, dtype), dtype=dtype)
+        for count in (2, 8, 32):
+            x = torch.zeros(count, _COLUMNS, dtype=dtype)
+            product = Product(rows=many, out=torch.empty(count, _ROWS, dtype=dtype))
+            multiply(x, [product], lambda size: scratch[:size])
 
 
 def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:

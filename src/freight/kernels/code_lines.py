@@ -1,0 +1,79 @@
+"""Rows of integers in groups made pairs of bfloat16, 16 pairs at a time, which loops over pairs
+multiply: a loop that numba compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+from freight.kernels.code_registers import (
+    LINE,
+    group_table,
+    put_bytes,
+    put_high_halves,
+    put_low_halves,
+    put_short_group,
+)
+from freight.kernels.vectors import WIDTH
+
+__all__ = ["LINE", "extent_of", "lay_codes", "pairs_of_a_part"]
+
+U = np.uintp
+_GROUP_PAIRS = 64
+"""That have whole groups."""
+
+
+def pairs_of_a_part(pairs: int, parts: int) -> int:
+    """Of a row in so many parts, of whole groups and about the same size."""
+    return -(-pairs // (parts * _GROUP_PAIRS)) * _GROUP_PAIRS
+
+
+def extent_of(rows: Any) -> Any:
+    """(How many rows, pairs of each): of rows as ``lay_codes`` has them, or (pairs, pairs of a
+    row)."""
+
+
+@overload(extent_of, inline="always")
+def _extent_of(rows):  # type: ignore[no-untyped-def]
+    if len(rows) == 2:
+        return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
+    return lambda rows: (rows[0].shape[0] // rows[5], rows[4] // 2)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+    """``width`` columns from ``begin`` on, whole groups, of rows from ``top`` on, to out from
+    ``start`` on. Rows are as ``many_tokens`` has them, and ``row_apart`` there; lines of 32
+    columns are ``line_apart``, counted in out's own elements."""
+    raw, numbers, size, bits, columns, line = rows
+    groups, step, half = U(columns // size), size * bits // 8, U(WIDTH * 2 // out.itemsize)
+    first, count = begin // size, width // size
+    half_apart = U(line_apart * (step // LINE))
+    for row in range(height):
+        source = U((top + row) * line)
+        factors = (source + U(columns * bits // 8)) // U(numbers.itemsize) + U(first)
+        source += U(first * step)
+        to = U(start + row * row_apart)
+        for _ in range(count):
+            if bits == 4:
+                table = group_table(numbers, factors, factors + groups)
+                if step < LINE:
+                    put_short_group(out, to, raw, source, table)
+                    to += U(line_apart)
+                else:
+                    for byte in range(0, step, LINE):
+                        put_low_halves(out, to, raw, source + U(byte), table)
+                        put_high_halves(out, to + half_apart, raw, source + U(byte), table)
+                        to += U(line_apart)
+                    to += half_apart
+            else:
+                for byte in range(0, step, WIDTH):
+                    put_bytes(out, to, raw, source + U(byte), numbers, factors, factors + groups)
+                    to += half
+                    if byte // WIDTH % 2:
+                        to += U(line_apart) - U(2) * half
+            source += U(step)
+            factors += U(1)

@@ -1,0 +1,162 @@
+"""Codes of a group as pairs of bfloat16, in registers of 64 bytes: 4-bit ones are looked up, as a
+group has but sixteen values. For processors that multiply such pairs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from freight.kernels.llvm import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    SHORT,
+    WIDTH,
+    WORD,
+    address_of,
+    narrowed,
+    splat,
+    widen_codes,
+)
+
+__all__ = [
+    "LINE",
+    "group_table",
+    "put_bytes",
+    "put_high_halves",
+    "put_low_halves",
+    "put_short_group",
+]
+
+LINE: Final = 2 * WIDTH
+"""Numbers of bfloat16 in 64 bytes."""
+
+_LINE: Final = ir.VectorType(SHORT, LINE)
+_LINE_BYTES: Final = 64
+_INDEX = types.uintp
+
+
+class _Table(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(name="bfloat16x32")
+
+
+_TABLE = _Table()
+
+
+@register_model(_Table)
+class _TableModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _LINE)
+
+
+def _factor(context: Any, builder: Any, kind: Any, numbers: Any, index: Any) -> Any:
+    """A scale, or a minimum, sixteen times: float16 by its bits, or float32."""
+    bits = builder.load(address_of(context, builder, kind, numbers, index))
+    if kind.dtype.bitwidth == 16:
+        return splat(builder, builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT))
+    return splat(builder, builder.bitcast(bits, FLOAT))
+
+
+def _value(builder: Any, codes: Any, scale: Any, lowest: Any) -> Any:
+    """Rounded in two steps, as the reference does, and then to bfloat16."""
+    found = builder.fadd(builder.fmul(codes, scale), lowest)
+    return builder.bitcast(narrowed(builder, found), ir.VectorType(SHORT, WIDTH))
+
+
+def _lanes(*lanes: int) -> Any:
+    return ir.Constant(ir.VectorType(WORD, len(lanes)), lanes)
+
+
+@intrinsic
+def group_table(context, numbers, scale, lowest):  # type: ignore[no-untyped-def]
+    """The values of a group's sixteen codes, twice, so that of an index four bits count."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, *places = arguments
+        factors = [_factor(context, builder, signature.args[0], data, own) for own in places]
+        values = _value(builder, ir.Constant(FLOATS, [float(i) for i in range(WIDTH)]), *factors)
+        return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
+
+    return _TABLE(numbers, _INDEX, _INDEX), generate
+
+
+def _look_up(builder: Any, table: Any, indices: Any) -> Any:
+    """By the lower five bits of each."""
+    kind = ir.FunctionType(_LINE, [_LINE, _LINE])
+    name = "llvm.x86.avx512.permvar.hi.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [table, indices])
+
+
+def _bytes(context: Any, builder: Any, kind: Any, raw: Any, start: Any, count: int) -> Any:
+    place = address_of(context, builder, kind, raw, start)
+    return builder.load(builder.bitcast(place, ir.VectorType(BYTE, count).as_pointer()), align=1)
+
+
+def _put(builder: Any, place: Any, found: Any, align: int) -> None:
+    builder.store(found, builder.bitcast(place, found.type.as_pointer()), align=align)
+
+
+def _put_looked_up(num_bytes: int, indices_of: Any) -> Any:
+    """What stores a line, looked up by what becomes of so many bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        out, place, raw, start, table = arguments
+        own = _bytes(context, builder, signature.args[2], raw, start, num_bytes)
+        wide = builder.zext(own, ir.VectorType(SHORT, num_bytes))
+        found = _look_up(builder, table, indices_of(builder, wide))
+        _put(builder, address_of(context, builder, signature.args[0], out, place), found, 4)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _high(builder: Any, wide: Any) -> Any:
+    return builder.lshr(wide, ir.Constant(wide.type, [4] * wide.type.count))
+
+
+def _both(builder: Any, wide: Any) -> Any:
+    return builder.shuffle_vector(wide, _high(builder, wide), _lanes(*range(LINE)))
+
+
+def _signature(out: Any, raw: Any) -> Any:
+    return types.none(out, _INDEX, raw, _INDEX, _TABLE)
+
+
+@intrinsic
+def put_low_halves(context, out, place, raw, start, table):  # type: ignore[no-untyped-def]
+    """A line from out[place] on: what the lower halves of 32 bytes from ``start`` on stand for."""
+    return _signature(out, raw), _put_looked_up(LINE, lambda builder, wide: wide)
+
+
+@intrinsic
+def put_high_halves(context, out, place, raw, start, table):  # type: ignore[no-untyped-def]
+    """Likewise the upper halves."""
+    return _signature(out, raw), _put_looked_up(LINE, _high)
+
+
+@intrinsic
+def put_short_group(context, out, place, raw, start, table):  # type: ignore[no-untyped-def]
+    """Likewise the lower halves of sixteen bytes, and then the upper ones."""
+    return _signature(out, raw), _put_looked_up(WIDTH, _both)
+
+
+@intrinsic
+def put_bytes(context, out, place, raw, start, numbers, scale, lowest):  # type: ignore[no-untyped-def]
+    """Half a line from out[place] on: what sixteen codes of a byte each stand for."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, place, data, start, own, *places = arguments
+        kinds = signature.args
+        factors = [_factor(context, builder, kinds[4], own, index) for index in places]
+        codes = widen_codes(builder, _bytes(context, builder, kinds[2], data, start, WIDTH))
+        found = _value(builder, codes, *factors)
+        _put(builder, address_of(context, builder, kinds[0], target, place), found, 4)
+        return context.get_dummy_value()
+
+    return types.none(out, _INDEX, raw, _INDEX, numbers, _INDEX, _INDEX), generate
