@@ -70,7 +70,7 @@ many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
 packed = GroupedRows(raw=many, columns=128, number_format=own)
-for rows, count in ((packed, 40), (packed, 8), (packed, 3), (plain, 40), (plain, 3), (plain, 150), (plain, 700)):
+for rows, count in (*((packed, n) for n in (3, 8, 40)), *((plain, n) for n in (3, 40, 150, 700))):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
