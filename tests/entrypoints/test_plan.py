@@ -319,7 +319,7 @@ def test_what_cannot_be_planned(
         assert word in error
 
 
-HOST = {"cpu": "an imagined one", "threads": "2", "gpu": "none"}
+HOST = {"cpu": "an imagined one", "threads": "2", "gpu": "none", "loops": "2"}
 
 
 def test_a_profile_of_another_machine_says_so(tmp_path: Path) -> None:
@@ -328,8 +328,18 @@ def test_a_profile_of_another_machine_says_so(tmp_path: Path) -> None:
     write_machine(replace(find_machine("laptop"), host=HOST), path)
     found = read_own_profile(HOST, path)
     assert found is not None and found.units["cpu"].memory_bytes == 32 * GIB
-    with pytest.raises(InputError, match="of another machine: cpu an imagined one"):
+    with pytest.raises(InputError, match=r"of another machine, .*: cpu an imagined one; here"):
         read_own_profile({**HOST, "cpu": "this one"}, path)
+    with pytest.raises(InputError, match="or of other loops: loops 2; here"):
+        read_own_profile({**HOST, "loops": "3"}, path)
+
+
+def test_a_profile_from_before_loops_had_versions_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    before = {key: value for key, value in HOST.items() if key != "loops"}
+    write_machine(replace(find_machine("laptop"), host=before), path)
+    with pytest.raises(InputError, match="of other loops: loops unknown; here"):
+        read_own_profile(HOST, path)
 
 
 @pytest.mark.parametrize("place", ["a-file/machine.json", "."])

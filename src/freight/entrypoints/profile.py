@@ -29,16 +29,22 @@ def default_path() -> Path:
 
 
 def read_own_profile(host: Mapping[str, str], path: Path | None = None) -> Machine | None:
-    """The profile kept for this machine, or None. InputError if it is another machine's."""
+    """The profile kept for this machine, or None. InputError if it is another machine's, or was
+    measured with loops of another version."""
     path = path or default_path()
     if not path.exists():
         return None
     machine = read_machine(path)
-    others = [f"{key} {machine.host[key]}" for key in host if machine.host.get(key) != host[key]]
+    others = [
+        f"{key} {machine.host.get(key, 'unknown')}"
+        for key in host
+        if machine.host.get(key) != host[key]
+    ]
     if others:
         raise InputError(
             f"The profile in {path} was to be used.",
-            f"It is of another machine: {', '.join(others)}; here {_listed(host)}.",
+            f"It is of another machine, or of other loops: {', '.join(others)}; "
+            f"here {_listed(host)}.",
             "Measure this one with freight profile.",
         )
     return machine

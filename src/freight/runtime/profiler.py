@@ -58,6 +58,9 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
+_LOOPS: Final = "2"
+"""Counts up where loops have become faster by so much that older profiles would mislead a plan."""
+
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
@@ -132,11 +135,12 @@ def _mean_link(rounds: Sequence[Link]) -> Link:
 
 
 def identify_host(device: ComputeDevice) -> dict[str, str]:
-    """What tells this machine from another."""
+    """What tells this machine, and the loops that it is measured with, from others."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
     gpu = torch.cuda.get_device_name(device.torch_device) if device.kind == "cuda" else "none"
-    return {"cpu": model, "threads": str(torch.get_num_threads()), "gpu": gpu}
+    threads = str(torch.get_num_threads())
+    return {"cpu": model, "threads": threads, "gpu": gpu, "loops": _LOOPS}
 
 
 # -- compute units -----------------------------------------------------------------------------
