@@ -201,8 +201,9 @@ def test_integers_in_groups(
     bias = drawn(num_rows).to(dtype) if has_bias else None
     before = drawn(tokens, num_rows).to(dtype) if adds else None
     found, expected = product(x, rows, bias, before), product(x, plain.to(dtype), bias, before)
-    own = Product(rows=rows, out=found)
-    if dtype is torch.bfloat16 and tokens <= 128 and pairs.pairs_are_better(x, [own]):
+    # Fewer tokens may meet plain rows one by one, and more go to torch with them.
+    own, is_many = Product(rows=rows, out=found), 16 < tokens <= 128
+    if dtype is torch.bfloat16 and is_many and pairs.pairs_are_better(x, [own]):
         assert size != 48
         assert torch.equal(found, expected)
     is_by_loops = products.loops_are_faster(dtype, dtype)

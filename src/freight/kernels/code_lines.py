@@ -18,17 +18,17 @@ from freight.kernels.code_registers import (
     put_short_group,
 )
 from freight.kernels.vectors import WIDTH
+from freight.model.number_format import PAIR_COLUMNS
 
 __all__ = ["LINE", "extent_of", "lay_codes", "pairs_of_a_part"]
 
 U = np.uintp
-_GROUP_PAIRS = 64
-"""That have whole groups."""
 
 
 def pairs_of_a_part(pairs: int, parts: int) -> int:
     """Of a row in so many parts, of whole groups and about the same size."""
-    return -(-pairs // (parts * _GROUP_PAIRS)) * _GROUP_PAIRS
+    whole = PAIR_COLUMNS // 2
+    return -(-pairs // (parts * whole)) * whole
 
 
 def extent_of(rows: Any) -> Any:

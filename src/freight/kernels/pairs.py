@@ -20,7 +20,7 @@ from freight.kernels.product import (
     Target,
 )
 from freight.kernels.sums import GATES
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, pair_lines, together
+from freight.kernels.threads import Loops, as_words, find_loops, has_words, pair_rows, together
 from freight.kernels.trial import best_times, cold_rows
 
 __all__ = ["multiply_pairs", "pairs_are_better"]
@@ -75,7 +75,7 @@ def _takes(product: Product) -> bool:
     rows = product.rows
     if isinstance(rows, torch.Tensor):
         return rows.dtype is torch.bfloat16 and rows.is_contiguous() and _lies_in_pairs(rows)
-    return pair_lines(rows.raw, rows.columns, rows.number_format) is not None
+    return pair_rows(rows.raw, rows.columns, rows.number_format) is not None
 
 
 def _lies_in_pairs(x: torch.Tensor) -> bool:
@@ -112,7 +112,7 @@ def _targets(products: Sequence[Product]) -> list[Target]:
             pairs = as_words(own.rows).view(np.uint32)
             found.append(Target(own, 1, (pairs, own.rows.shape[1] // 2)))
         else:
-            rows = pair_lines(own.rows.raw, own.rows.columns, own.rows.number_format)
+            rows = pair_rows(own.rows.raw, own.rows.columns, own.rows.number_format)
             assert rows is not None
             found.append(Target(own, 1, rows))
     return found

@@ -31,8 +31,8 @@ from freight.kernels.product import (
 from freight.kernels.threads import (
     Loops,
     as_numbers,
+    code_rows,
     find_loops,
-    group_lines,
     has_words,
     share_alike,
 )
@@ -186,13 +186,12 @@ def _fits_loops(x: torch.Tensor, rows: torch.Tensor | GroupedRows) -> bool:
     loops, kind = find_loops(), rows.number_format
     return (
         loops is not None
-        and not kind.across
         and kind.group_size * kind.code_bits % (8 * _TILE) == 0
         and (
             x.shape[0] <= loops.products.FEW_TOKENS
             or loops.products.PANEL_COLUMNS % kind.group_size == 0
         )
-        and group_lines(rows.raw, rows.columns, kind) is not None
+        and code_rows(rows.raw, rows.columns, kind) is not None
     )
 
 
@@ -278,11 +277,9 @@ def _description(rows: torch.Tensor | GroupedRows) -> tuple[Any, ...]:
     """Rows as the loops take them."""
     if isinstance(rows, torch.Tensor):
         return _numbers(rows).reshape(-1), rows.shape[1]
-    kind = rows.number_format
-    found = group_lines(rows.raw, rows.columns, kind)
+    found = code_rows(rows.raw, rows.columns, rows.number_format)
     assert found is not None
-    lines, numbers = (own.reshape(-1) for own in found)
-    return lines, numbers, kind.group_size, kind.code_bits, rows.columns, rows.raw.shape[1]
+    return found
 
 
 def _numbers(rows: torch.Tensor) -> np.ndarray:

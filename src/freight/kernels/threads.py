@@ -19,18 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.model.number_format import Grouped
+from freight.model.number_format import PAIR_COLUMNS, Grouped
 
 __all__ = [
-    "PAIR_COLUMNS",
     "Loops",
     "as_numbers",
     "as_words",
+    "code_rows",
     "dequantise_on_cpu",
     "find_loops",
     "group_lines",
     "has_words",
-    "pair_lines",
+    "pair_rows",
     "product_on_cpu",
     "quantise_on_cpu",
     "scale_on_cpu",
@@ -44,8 +44,6 @@ _LEAST_BYTES = 8
 """Of groups across rows: those of as many rows, in 4 bits."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
-PAIR_COLUMNS = 128
-"""Of which loops make pairs of bfloat16 at once: whole groups."""
 _LEAST_PAIRS = 1 << 20
 """A share of those: made in less time than a thread is woken in."""
 _SHORTEST = 16
@@ -172,17 +170,23 @@ def group_lines(
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
-def pair_lines(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
-    """As loops that make pairs of bfloat16 take rows in groups: bytes, the same as whole numbers as
-    wide as a scale, size of a group, bits, columns, bytes of a row; None where they do not."""
-    size, bits = number_format.group_size, number_format.code_bits
-    if number_format.across or PAIR_COLUMNS % size:
-        return None
-    found = group_lines(raw, columns, number_format)
+def code_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
+    """As loops of products take rows in groups: bytes, the same as whole numbers as wide as a
+    scale, size of a group, bits, columns, bytes of a row; None where ``group_lines`` is, or groups
+    run across rows."""
+    found = None if number_format.across else group_lines(raw, columns, number_format)
     if found is None:
         return None
     lines, numbers = (own.reshape(-1) for own in found)
+    size, bits = number_format.group_size, number_format.code_bits
     return lines, numbers, size, bits, columns, raw.shape[1]
+
+
+def pair_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
+    """The same for loops that make pairs of bfloat16 of them; None where these do not."""
+    if PAIR_COLUMNS % number_format.group_size:
+        return None
+    return code_rows(raw, columns, number_format)
 
 
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
@@ -246,7 +250,7 @@ def dequantise_on_cpu(
     if loops is None or not out.is_contiguous():
         return False
     if loops.code_lines is not None and out.dtype is torch.bfloat16:
-        rows = pair_lines(raw, columns, number_format)
+        rows = pair_rows(raw, columns, number_format)
         if rows is not None:
             _lay_pairs(loops, rows, out)
             return True

@@ -85,8 +85,8 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     configure()
     first = take(counters, U(number), most)
     if first < count:
-        width = min(_PANEL_COLUMNS, length)
-        _lay(rows, (first, min(ROWS, count - first), 0, width), 0, panel)
+        height = min(ROWS, count - first)
+        _lay(rows, (first, height, 0, min(_PANEL_COLUMNS, length)), 0, height, 0, panel)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)
@@ -123,90 +123,74 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     release()
 
 
-def _lay(rows: Any, part: Any, begin: Any, panel: Any) -> None:
-    """A part of the rows as ``add_tile_products`` takes them: the first row, how many, the first
-    pair, how many; of these all from number ``begin`` on. Rows that are not there keep what they
-    were, for nobody looks at their sums."""
+def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:
+    """Of a part of the rows (the first row, how many, the first pair, how many) those from number
+    ``low`` to ``high`` as ``add_tile_products`` takes them; of pairs the first ``begin`` are laid
+    already. Rows that are not there keep what they were, for nobody looks at their sums."""
 
 
 @overload(_lay, jit_options={"nogil": True, "boundscheck": False})
-def _lay_of(rows, part, begin, panel):  # type: ignore[no-untyped-def]
+def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
     return _lay_pairs if len(rows) == 2 else _lay_codes
 
 
-def _lay_pairs(rows, part, begin, panel):  # type: ignore[no-untyped-def]
-    (flat, pitch), (top, height, column, width) = rows, part
-    for row in range(height):
-        source, target = U((top + row) * pitch + column), U(row * WIDTH)
+def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+    (flat, pitch), (top, _, first, width) = rows, part
+    for row in range(low, high):
+        source, target = U((top + row) * pitch + first), U(row * WIDTH)
         for pair in range(begin, width, WIDTH):
             store(panel, target + U(pair * ROWS), load(flat, source + U(pair)))
 
 
-def _lay_codes(rows, part, begin, panel):  # type: ignore[no-untyped-def]
-    top, height, column, width = part
-    lay_codes(rows, top, height, 2 * column, 2 * width, panel, 0, WIDTH, _LINES)
+def _lay_codes(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+    top, _, first, width = part
+    own = top + low, high - low, 2 * first, 2 * width
+    lay_codes(rows, *own, panel, low * WIDTH, WIDTH, _LINES)
 
 
-def _add_panel(  # type: ignore[no-untyped-def]
-    panel, tiles, place, num_tiles, target, rows, following, next_panel
-) -> None:
+def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
+    """What the steps of ``add_tile_products`` may lay of a part: (source, where it begins, how far
+    rows are apart, how many pairs of each). No codes: then the source is any."""
+
+
+@overload(_laid_meanwhile, jit_options={"nogil": True, "boundscheck": False})
+def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
+    return _pairs_meanwhile if len(rows) == 2 else _nothing_meanwhile
+
+
+def _pairs_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
+    (flat, pitch), (top, _, first, width) = rows, part
+    return flat, U(top * pitch + first), U(pitch), U(width)
+
+
+def _nothing_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
+    return tiles, U(0), U(0), U(0)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
     """A panel times the same columns of all tiles, to the target: (sums [tiles, rows of a turn,
     16], the first of the rows, rows of a turn). ``place`` is where the tiles begin that hold these
     columns, how many columns they hold, which of these is the first, and how many they are. Each
-    group of tiles lays a share of the ``following`` part of rows meanwhile, as ``_lay`` has it."""
-
-
-@overload(_add_panel, jit_options={"nogil": True, "boundscheck": False})
-def _add_panel_of(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
-    return _add_panel_laying_pairs if len(rows) == 2 else _add_panel_laying_codes
-
-
-def _add_panel_laying_pairs(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
+    group of tiles lays a share of the ``following`` part of the rows."""
     begin, width, column, some = place
     sums, row, most = target
-    (flat, pitch), (top, height, first, columns) = rows, following
-    groups, start = (num_tiles + TILES - 1) // TILES, U(top * pitch + first)
+    source, start, pitch, pairs = _laid_meanwhile(rows, following, tiles)
+    groups, height = (num_tiles + TILES - 1) // TILES, following[1]
     apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
     for group in range(groups):
         tile = TILES * group
         at = U((begin + tile * width + column) * WIDTH)
         to = U((tile * most + row) * WIDTH)
-        low, high = U(height * group // groups), U(height * (group + 1) // groups)
-        if tile + 1 < num_tiles:
-            _TWO(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, flat, start, U(pitch), low, high, U(columns)),
-            )
-        else:
-            _ONE(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, flat, start, U(pitch), low, high, U(columns)),
-            )
-    _lay(rows, following, some, next_panel)
-
-
-def _add_panel_laying_codes(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
-    begin, width, column, some = place
-    sums, row, most = target
-    top, height, first, columns = following
-    groups, nothing = (num_tiles + TILES - 1) // TILES, U(0)
-    apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
-    for group in range(groups):
-        tile = TILES * group
-        at = U((begin + tile * width + column) * WIDTH)
-        to = U((tile * most + row) * WIDTH)
-        if tile + 1 < num_tiles:
-            _TWO(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, tiles, nothing, nothing, nothing, nothing, nothing),
-            )
-        else:
-            _ONE(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, tiles, nothing, nothing, nothing, nothing, nothing),
-            )
         low, high = height * group // groups, height * (group + 1) // groups
-        lay_codes(
-            *(rows, top + low, high - low, 2 * first, 2 * columns),
-            *(next_panel, low * WIDTH, WIDTH, _LINES),
-        )
+        if tile + 1 < num_tiles:
+            _TWO(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, source, start, pitch, U(low), U(high), pairs),
+            )
+        else:
+            _ONE(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(next_panel, source, start, pitch, U(low), U(high), pairs),
+            )
+        _lay(rows, following, low, high, some, next_panel)

@@ -20,14 +20,13 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
-    PAIR_COLUMNS,
     dequantise_on_cpu,
     product_on_cpu,
     quantise_on_cpu,
     scale_on_cpu,
 )
 from freight.kernels.tokens import activate, normalise, rotate
-from freight.model.number_format import DTYPE_BYTES, Grouped, PerRow, find_compressed
+from freight.model.number_format import DTYPE_BYTES, PAIR_COLUMNS, Grouped, PerRow, find_compressed
 from freight.model.workspace import Workspace
 
 __all__ = ["warm_up"]

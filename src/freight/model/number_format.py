@@ -33,6 +33,7 @@ __all__ = [
     "DTYPE_BYTES",
     "GROUP_SIZE",
     "GROUP_SIZES",
+    "PAIR_COLUMNS",
     "SUMS",
     "TILE_ROWS",
     "Compressed",
@@ -56,6 +57,9 @@ GROUP_SIZES: Final = (32, 64, 128)
 DIMS: Final = ("input", "output")
 TILE_ROWS: Final = 256
 """Compressed rows that a product makes plain at once: they are used while they are in the cache."""
+
+PAIR_COLUMNS: Final = 128
+"""Columns of compressed rows that are made pairs of bfloat16 at once: whole groups."""
 
 SUMS: Final = 1 << 20
 """Sums of an integer product that are there at once: they are scaled while they are in a cache."""
