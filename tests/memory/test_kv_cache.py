@@ -33,7 +33,7 @@ PAGE_TOKENS, TOKEN_BYTES, NUM_LAYERS = 4, 1024, 2
 PAGE_BYTES = PAGE_TOKENS * TOKEN_BYTES
 FAR_TOKEN_BYTES = (TOKEN_BYTES, 2 * TOKEN_BYTES)
 FAR_PAGE_BYTES = tuple(PAGE_TOKENS * size for size in FAR_TOKEN_BYTES)
-"""Of each layer; where rows are used in place pages are alike."""
+"""Of each layer; where rows are used in place pages are alike. Rows move only where all are."""
 LARGEST = max(FAR_PAGE_BYTES)
 NUM_PAGES, NUM_TAILS, SLOT_PAGES = 24, 6, 40
 HOMES: tuple[Home, ...] = ("compute", "cpu", "disk")
@@ -51,12 +51,17 @@ class Row:
 class Block:
     """A cache and its slot, beside the rows as they should be."""
 
-    def __init__(self, directory: Path, extent_pages: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        extent_pages: int = 0,
+        far_page_bytes: tuple[int, ...] = FAR_PAGE_BYTES,
+    ) -> None:
         self.traffic = Traffic()
         arena = host_arena((2 * NUM_PAGES + NUM_TAILS) * sum(FAR_PAGE_BYTES) + SLOT_PAGES * LARGEST)
         self.slot = arena.take(SLOT_PAGES * LARGEST, "slot").view(SLOT_PAGES, LARGEST)
 
-        def pool(pages: int, sizes: tuple[int, ...] = FAR_PAGE_BYTES) -> list[torch.Tensor]:
+        def pool(pages: int, sizes: tuple[int, ...] = far_page_bytes) -> list[torch.Tensor]:
             return [arena.take(pages * size, "pool").view(pages, size) for size in sizes]
 
         self.file = create_scratch(directory, NUM_PAGES * sum(FAR_PAGE_BYTES), self.traffic)
@@ -69,7 +74,7 @@ class Block:
             file=self.file,
             num_disk_pages=NUM_PAGES,
             page_tokens=PAGE_TOKENS,
-            far_page_bytes=FAR_PAGE_BYTES,
+            far_page_bytes=far_page_bytes,
             disk_extent_pages=extent_pages,
         )
         self.rows: dict[int, Row] = {}
@@ -92,6 +97,12 @@ class Block:
         self.cache.release(row)
         del self.rows[row]
 
+    def move(self, row: int, home: Home) -> None:
+        own = self.rows[row]
+        if self.cache.rows[row].origin is None and self.cache.has_room(home, own.most_tokens):
+            self.cache.move(row, home, own.most_tokens)
+            own.home = home
+
     # -- a sweep: bring the offloaded rows, write new tokens, take back what they touched ----------
 
     def sweep(self, growth: list[int]) -> None:
@@ -102,10 +113,12 @@ class Block:
         for (number, row), count in zip(sorted(self.rows.items()), growth, strict=False):
             count = min(count, row.most_tokens - len(row.marks))
             needed = -(-(len(row.marks) + count) // PAGE_TOKENS)
-            if count == 0 or (row.home != "compute" and pages + needed > SLOT_PAGES):
+            is_near = self.cache.rows[number].is_near
+            is_moving = self.cache.rows[number].origin is not None
+            if (count == 0 and not is_moving) or (not is_near and pages + needed > SLOT_PAGES):
                 continue
             new[number] = count
-            if row.home != "compute":
+            if not is_near:
                 far.append((number, row))
                 pages += needed
         passage = plan_passage(
@@ -118,10 +131,12 @@ class Block:
             self._pass(layer, passage, far, new)
         for number, count in new.items():
             row = self.rows[number]
-            if row.home == "compute":
+            if self.cache.rows[number].is_near:
                 for layer in range(NUM_LAYERS):
                     self._append(self._own_pages(layer, number), layer, number, row, count)
             row.marks += [_mark(number, len(row.marks) + i, 0) for i in range(count)]
+            if self.cache.rows[number].origin is not None:
+                self.cache.settle(number)
 
     def _pass(
         self, layer: int, passage: Passage, far: list[tuple[int, Row]], new: dict[int, int]
@@ -130,11 +145,13 @@ class Block:
         for source, target in self.cache.pairs_in(layer, passage, self.slot):
             copy_bytes(source, target)
         self.cache.read_disk(layer, passage, self.slot)
+        self.cache.fetch_near(layer, passage, self.slot)
         for (number, row), table in zip(far, passage.tables, strict=True):
             slot = self.cache.pages_in(layer, self.slot)
             pages = [slot[page] for page in table]
             check(pages, layer, number, len(row.marks))
             self._append(pages, layer, number, row, new[number])
+        self.cache.keep_near(layer, passage, self.slot)
         for source, target in self.cache.pairs_out(layer, passage, self.slot):
             copy_bytes(source, target)
         self.cache.write_disk(layer, passage, self.slot)
@@ -152,7 +169,7 @@ class Block:
 
     def check_compute_tier(self) -> None:
         for number, row in self.rows.items():
-            if row.home == "compute":
+            if self.cache.rows[number].is_near:
                 for layer in range(NUM_LAYERS):
                     check(self._own_pages(layer, number), layer, number, len(row.marks))
 
@@ -199,6 +216,42 @@ def test_rows_come_back_as_they_were(script: list[tuple], directory: Path) -> No
         for row in [*block.rows]:
             block.release(row)
         assert all(block.cache.num_free_pages(home) == NUM_PAGES for home in HOMES)
+    finally:
+        block.file.close()
+
+
+moving_steps = st.one_of(
+    steps, steps, st.tuples(st.just("move"), st.integers(0, 100), st.sampled_from(HOMES))
+)
+
+
+@settings(deadline=None, max_examples=120)
+@given(script=st.lists(moving_steps, max_size=20), extent_pages=st.sampled_from([0, 5]))
+def test_rows_that_move_come_back_as_they_were(
+    script: list[tuple], extent_pages: int, directory: Path
+) -> None:
+    """From any tier to any, between any sweeps, and some leave while they are on the way."""
+    block = Block(directory, extent_pages, (PAGE_BYTES,) * NUM_LAYERS)
+    try:
+        for step in [*script, ("sweep", [1] * 100), ("sweep", [1] * 100)]:
+            numbers = sorted(block.rows)
+            if step[0] == "admit" and step[1] == "disk":
+                for size in step[2]:
+                    if block.cache.has_room("disk", size):
+                        block.admit("disk", [size])
+            elif step[0] == "admit":
+                block.admit(step[1], step[2])
+            elif step[0] == "sweep":
+                block.sweep(step[1])
+            elif step[0] == "move" and numbers:
+                block.move(numbers[step[1] % len(numbers)], step[2])
+            elif step[0] == "release" and numbers:
+                block.release(numbers[step[1] % len(numbers)])
+            block.check_compute_tier()
+        for row in [*block.rows]:
+            block.release(row)
+        assert all(block.cache.num_free_pages(home) == NUM_PAGES for home in HOMES)
+        assert block.cache.has_room("disk", 1)
     finally:
         block.file.close()
 

@@ -117,10 +117,11 @@ continuous = st.builds(
 cases = st.one_of(zigzag, continuous)
 
 
-def cache(num_pages: int = NUM_PAGES) -> KVCache:
+def cache(num_pages: int = NUM_PAGES, far_pages: int | None = None) -> KVCache:
     pool = [torch.zeros(num_pages, 1, dtype=torch.uint8)]
+    far = pool if far_pages is None else [torch.zeros(far_pages, 1, dtype=torch.uint8)]
     return KVCache(
-        pools={"compute": pool, "cpu": pool},
+        pools={"compute": pool, "cpu": far},
         tails=[torch.zeros(100, 1, dtype=torch.uint8)],
         file=None,
         num_disk_pages=num_pages,
@@ -134,16 +135,18 @@ class Bench:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.policy = case.policy()
         self.kv = cache(case.num_pages)
         self.batches: list[list[MicroBatch]] = []
         self.completions: list[Completion] = []
         self.expected: list[bool] = []
+        self.moves: list[tuple[Home, Home]] = []
         self.scheduler = self.make(longest_answer=LONGEST_ANSWER)
 
     def make(self, *, longest_answer: int, expected: float | None = None) -> Scheduler:
         return Scheduler(
             self.case.requests(),
-            policy=self.case.policy(),
+            policy=self.policy,
             kv_cache=self.kv,
             slot_pages=self.case.slot_pages,
             tokenizer=None,
@@ -155,15 +158,17 @@ class Bench:
     def _describe(self, sweep: int, batch: MicroBatch, continues: bool) -> BatchWork:
         rows = self.case.rows
         assert continues == any(span.total_len > rows[span.row.request][0] for span in batch.rows)
-        assert [self.kv.rows[span.row].home for span in batch.rows] == sorted(
-            (self.kv.rows[span.row].home for span in batch.rows),
-            key=("compute", "cpu", "disk").index,
-        )
+        pages = [self.kv.rows[span.row] for span in batch.rows]
+        # Those that move are among the others that pass through a slot.
+        places = [own.home for own in pages if own.origin is None]
+        assert places == sorted(places, key=("compute", "cpu", "disk").index)
+        assert [own.is_near for own in pages] == sorted((own.is_near for own in pages), reverse=True)
+        self.moves += [(own.origin.home, own.home) for own in pages if own.origin is not None]
         if self.case.policy().is_continuous:
             passing = [
                 self.kv.pages_for(span.total_len)
                 for span in batch.rows
-                if self.kv.rows[span.row].home != "compute"
+                if not self.kv.rows[span.row].is_near
             ]
             assert sum(passing) <= self.case.slot_pages
         return BatchWork(batch=batch, continues=continues)
@@ -438,6 +443,62 @@ def test_rows_longer_than_expected_give_way_to_the_oldest(place: dict[str, Any])
     ]
     assert len(begun) > len(case.rows), "no row has given its pages up: the case is too easy"
     assert len(bench.completions) == len(case.rows)
+
+
+@pytest.mark.parametrize("far_pages, is_enough", [(NUM_PAGES, True), (ROW_PAGES, False)])
+def test_rows_that_outgrow_their_tier_move_on(far_pages: int, is_enough: bool) -> None:
+    """As above, with a slower tier behind: where it has room nothing is computed twice."""
+    case = Case(
+        rows=[(1, 6, 1)] * 30 + [(1, 6, 99)] * 24,
+        size=16,
+        count=1,
+        max_batch_tokens=40,
+        kv=Split(gpu=0.75, cpu=0.25),
+        admission="refill",
+        entry_pace=1000.0,
+        num_pages=13,
+    )
+
+    def num_brought(*, moves_rows: bool) -> int:
+        bench = Bench(case)
+        bench.kv = cache(case.num_pages, far_pages)
+        bench.policy = replace(case.policy(), moves_rows=moves_rows)
+        bench.scheduler = bench.make(longest_answer=LONGEST_ANSWER)
+        bench.run()
+        assert (("compute", "cpu") in bench.moves) == moves_rows
+        assert len(bench.completions) == len(case.rows)
+        return sum(span.num_new for own in bench.batches for b in own for span in b.rows)
+
+    # Each row its prompt of one token, and each token that is not its last.
+    least = sum(min(most, end + 1) for _, most, end in case.rows)
+    assert (num_brought(moves_rows=True) == least) == is_enough
+    assert num_brought(moves_rows=False) > least
+
+
+def test_rows_come_nearer_when_others_have_ended_and_nobody_waits() -> None:
+    """Every third row is on the device; those end at once, and the oldest of the others take their
+    places."""
+    case = Case(
+        rows=[(1, 6, 2 if row % 3 == 0 else 99) for row in range(12)],
+        size=12,
+        count=1,
+        max_batch_tokens=40,
+        kv=Split(gpu=1 / 3, cpu=1 / 3, disk=1 / 3),
+        admission="refill",
+        entry_pace=1000.0,
+    )
+
+    def moves(*, moves_rows: bool) -> list[tuple[Home, Home]]:
+        bench = Bench(case)
+        bench.policy = replace(case.policy(), moves_rows=moves_rows)
+        bench.scheduler = bench.make(longest_answer=LONGEST_ANSWER)
+        bench.run()
+        return bench.moves
+
+    found = moves(moves_rows=True)
+    assert sorted(found[:4]) == [("cpu", "compute")] * 2 + [("disk", "compute")] * 2
+    assert set(found[4:]) <= {("disk", "cpu")}
+    assert not moves(moves_rows=False)
 
 
 def test_prompts_come_in_chunks_beside_rows_that_decode() -> None:

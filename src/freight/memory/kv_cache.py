@@ -2,7 +2,8 @@
 
 A page holds some tokens of one row and layer, keys and values. Rows on the compute tier are used in
 place. Other rows' pages are brought to a slot and the pages that new tokens touched go back; of a
-row on disk the page that is not yet full stays in RAM. KV moves in whole pages. Pages of a
+row on disk the page that is not yet full stays in RAM. A row that moves to another tier passes
+through a slot too, and all its pages go to where it will be. KV moves in whole pages. Pages of a
 micro-batch whose rows enter together are given out page by page across them, so that what is read
 together lies together; where rows enter at any time a row on disk has its pages in one extent.
 Knows pages, tiers and rows, but no model.
@@ -47,7 +48,8 @@ class PageRun:
 class RowPages:
     """A row's pages, in order, on one tier; on disk also its place among the tails in RAM.
     ``is_delegated``: the CPU attends them where they are. The first ``num_shared`` are another
-    row's; where that one is on another tier its ``num_elsewhere`` come before these."""
+    row's; where that one is on another tier its ``num_elsewhere`` come before these. Of a row that
+    moves what it has is still at its ``origin``, until a sweep has brought it here."""
 
     home: Home
     pages: tuple[int, ...]
@@ -55,6 +57,22 @@ class RowPages:
     num_elsewhere: int = 0
     tail: int = -1
     is_delegated: bool = False
+    origin: RowPages | None = None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether a sweep finds it on the compute tier, and leaves it there."""
+        return self.home == "compute" and self.origin is None
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The pages that are no other row's."""
+        return self.pages[self.num_shared :]
+
+    @property
+    def num_apart(self) -> int:
+        """Pages of another row that come before those that pass through a slot."""
+        return self.num_elsewhere + (0 if self.origin is None else self.num_shared)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +80,9 @@ class Passage:
     """How the offloaded rows of a micro-batch pass through a slot in one sweep.
 
     ``tables`` gives each row's pages in the slot. ``cpu_in``, ``disk_in`` and ``tails_in`` are what
-    is there already, ``cpu_out``, ``disk_out`` and ``tails_out`` what new tokens touch: runs
-    between home (or tail) and slot.
+    is there already, ``cpu_out``, ``disk_out`` and ``tails_out`` what new tokens touch, or of a row
+    that moves all: runs between home (or tail) and slot. ``near_in`` and ``near_out`` are those of
+    rows that move from and to the compute tier.
     """
 
     num_pages: int
@@ -74,6 +93,8 @@ class Passage:
     cpu_out: tuple[PageRun, ...]
     disk_out: tuple[PageRun, ...]
     tails_out: tuple[PageRun, ...]
+    near_in: tuple[PageRun, ...] = ()
+    near_out: tuple[PageRun, ...] = ()
 
 
 def num_pages_of(runs: Sequence[PageRun]) -> int:
@@ -105,43 +126,57 @@ def plan_passage(
 ) -> Passage:
     """Plan for ``rows``, with so many tokens before and after the sweep. Pages lie in the slot in
     the order in which they lie at home, so that neighbours stay together."""
+    sources = [row.origin or row for row in rows]
     used = [
-        (own.home, page, number, turn)
-        for number, (own, total) in enumerate(zip(rows, total_lens, strict=True))
-        for turn, page in enumerate(own.pages[: -(-total // page_tokens)])
+        (source.home, page, number, turn)
+        for number, (source, total) in enumerate(zip(sources, total_lens, strict=True))
+        for turn, page in enumerate(source.own[: -(-total // page_tokens)])
     ]
     tables = [[0] * -(-total // page_tokens) for total in total_lens]
     for place, (_, _, number, turn) in enumerate(sorted(used)):
         tables[number][turn] = place
-    cpu_in, disk_in, tails_in = _Pairs(), _Pairs(), _Pairs()
-    cpu_out, disk_out, tails_out = _Pairs(), _Pairs(), _Pairs()
-    for row, table, kv_len, total in zip(rows, tables, kv_lens, total_lens, strict=True):
-        for turn, slot in enumerate(table):
-            begin, end = turn * page_tokens, (turn + 1) * page_tokens
-            if begin < kv_len:
-                if row.home == "cpu":
-                    cpu_in.pairs.append((row.pages[turn], slot))
-                elif end <= kv_len:
-                    disk_in.pairs.append((row.pages[turn], slot))
-                else:
-                    tails_in.pairs.append((row.tail, slot))
-            if end > kv_len:
-                if row.home == "cpu":
-                    cpu_out.pairs.append((row.pages[turn], slot))
-                elif end <= total:
-                    disk_out.pairs.append((row.pages[turn], slot))
-                else:
-                    tails_out.pairs.append((row.tail, slot))
+    runs_in, runs_out = _Runs(page_tokens), _Runs(page_tokens)
+    for row, source, table, kv_len, total in zip(
+        rows, sources, tables, kv_lens, total_lens, strict=True
+    ):
+        runs_in.add(source, table, range(-(-kv_len // page_tokens)), kv_len)
+        touched = 0 if row.origin is not None else kv_len // page_tokens
+        runs_out.add(row, table, range(touched, len(table)), total)
     return Passage(
         num_pages=len(used),
         tables=tuple(tuple(table) for table in tables),
-        cpu_in=cpu_in.runs(),
-        disk_in=disk_in.runs(),
-        tails_in=tails_in.runs(),
-        cpu_out=cpu_out.runs(),
-        disk_out=disk_out.runs(),
-        tails_out=tails_out.runs(),
+        cpu_in=runs_in.cpu.runs(),
+        disk_in=runs_in.disk.runs(),
+        tails_in=runs_in.tails.runs(),
+        cpu_out=runs_out.cpu.runs(),
+        disk_out=runs_out.disk.runs(),
+        tails_out=runs_out.tails.runs(),
+        near_in=runs_in.near.runs(),
+        near_out=runs_out.near.runs(),
     )
+
+
+class _Runs:
+    """Pages by what they come from or go to."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self.near, self.cpu, self.disk, self.tails = _Pairs(), _Pairs(), _Pairs(), _Pairs()
+
+    def add(self, row: RowPages, table: Sequence[int], turns: range, num_tokens: int) -> None:
+        """Pages ``turns`` of a row that has so many tokens: on disk those that they fill, the last
+        one else is its tail."""
+        own = row.own
+        for turn in turns:
+            slot = table[turn]
+            if row.home == "compute":
+                self.near.pairs.append((own[turn], slot))
+            elif row.home == "cpu":
+                self.cpu.pairs.append((own[turn], slot))
+            elif (turn + 1) * self._page_tokens <= num_tokens:
+                self.disk.pairs.append((own[turn], slot))
+            else:
+                self.tails.pairs.append((row.tail, slot))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -259,11 +294,16 @@ class KVCache:
                 is_delegated=is_delegated,
             )
 
+    def pages_to_grow(self, row: Hashable, num_tokens: int) -> int:
+        """How many more pages a row needs for so many tokens."""
+        own = self.rows[row]
+        return max(0, self.pages_for(num_tokens) - own.num_elsewhere - len(own.pages))
+
     def grow(self, row: Hashable, num_tokens: int) -> bool:
         """Pages for so many tokens of a row, at the end of those it has; False, and nothing is
         done, where its tier has too few."""
         own = self.rows[row]
-        count = self.pages_for(num_tokens) - own.num_elsewhere - len(own.pages)
+        count = self.pages_to_grow(row, num_tokens)
         if count > self.num_free_pages(own.home):
             return False
         if count > 0:
@@ -271,14 +311,49 @@ class KVCache:
             self.rows[row] = replace(own, pages=pages)
         return True
 
+    def has_room(self, home: Home, num_tokens: int) -> bool:
+        """Whether a row with so many tokens of its own can be admitted to a tier."""
+        is_disk = home == "disk"
+        count = (self._disk_extent_pages if is_disk else 0) or self.pages_for(num_tokens)
+        return count <= self.num_free_pages(home) and not (is_disk and not self._free_tails.free)
+
+    def move(
+        self,
+        row: Hashable,
+        home: Home,
+        num_tokens: int,
+        *,
+        is_delegated: bool = False,
+        shared: Hashable | None = None,
+    ) -> None:
+        """Give a row with so many tokens pages on another tier, to which the next sweep brings what
+        it has; ``shared`` as in :meth:`admit`. Those where it is are its own until it is settled.
+        """
+        origin = self.rows[row]
+        named = [(row, num_tokens)]
+        self.admit(home, named, is_delegated=is_delegated, shared=shared)
+        self.rows[row] = replace(self.rows[row], origin=origin)
+
+    def settle(self, row: Hashable) -> None:
+        """A sweep has brought a row that moved to its new place: its old one is free."""
+        own = self.rows[row]
+        assert own.origin is not None
+        self._give(own.origin)
+        self.rows[row] = replace(own, origin=None)
+
     def release(self, row: Hashable) -> None:
         """Free a row's own pages, at once."""
-        pages = self.rows.pop(row)
+        own = self.rows.pop(row)
         if not self.is_kept:
             return
-        self._free[pages.home].give(pages.pages[pages.num_shared :])
-        if pages.tail >= 0:
-            self._free_tails.give([pages.tail])
+        self._give(own)
+        if own.origin is not None:
+            self._give(own.origin)
+
+    def _give(self, own: RowPages) -> None:
+        self._free[own.home].give(own.own)
+        if own.tail >= 0:
+            self._free_tails.give([own.tail])
 
     def release_all(self) -> None:
         """Free the pages of all rows."""
@@ -311,6 +386,18 @@ class KVCache:
         for run in passage.tails_out:
             tails = self._tails[layer][run.home : run.home + run.count]
             copy_bytes(_pages(self.pages_in(layer, slot), run), tails)
+
+    def fetch_near(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """What rows have that move away from the compute tier, into a slot on it."""
+        pool, pages = self.pools["compute"][layer], self.pages_in(layer, slot)
+        for run in passage.near_in:
+            _pages(pages, run).copy_(pool[run.home : run.home + run.count])
+
+    def keep_near(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
+        """All that rows have that move to the compute tier."""
+        pool, pages = self.pools["compute"][layer], self.pages_in(layer, slot)
+        for run in passage.near_out:
+            pool[run.home : run.home + run.count].copy_(_pages(pages, run))
 
     def pairs_in(
         self, layer: int, passage: Passage, slot: torch.Tensor

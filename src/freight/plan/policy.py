@@ -121,7 +121,9 @@ class Policy:
     before has ended. "diagonal": a row in every so many sweeps, so that ages are spread evenly over
     the longest answer. "refill": as rows end, ``entry_pace`` times as fast as they do at most.
     The block has pages for ``row_tokens`` tokens per row then, which is less than the longest row;
-    0: each row has pages for all its life. ``shares_prefixes``: what prompts begin with alike is
+    0: each row has pages for all its life. ``moves_rows``: rows that are under way then move to
+    faster tiers when nobody enters any more and others have left room there, and to slower ones
+    where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike is
     computed once. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
     stage of a pipeline sweeps over one while others are at other stages.
     """
@@ -144,6 +146,7 @@ class Policy:
     admission: Admission = "zigzag"
     entry_pace: float = 1.0
     row_tokens: int = 0
+    moves_rows: bool = True
     shares_prefixes: bool = True
     blocks_in_flight: int = 1
 

@@ -4,14 +4,14 @@ Zig-zag fills a block and lets it run until the last of its rows has ended; row-
 one micro-batch. The continuous rules let rows enter at every sweep: what the longest answers leave
 idle and what rows have not grown into yet is used by others. How long answers will be is not known:
 a row enters if what the rows are expected to grow to fits at every later sweep, and has pages for
-what it has. Where that was wrong the youngest row gives its pages up and is computed again later;
-the oldest never does, so that all come to an end. Knows tokens and pages, no weights and no sweeps.
+what it has. Where that was wrong the youngest row moves to a slower tier, or where there is no room
+either gives its pages up and is computed again later; the oldest never does, so that all come to an
+end. Knows tokens and pages, no weights and no sweeps.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,63 +24,14 @@ from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
 from freight.runtime.prefixes import Prefixes
 from freight.runtime.request import Request
-from freight.runtime.tokenizer import Tokenizer
+from freight.runtime.row_moves import RowMoves
+from freight.runtime.waiting import Waiting
 
-__all__ = ["Admission", "Continuous", "Waiting", "ZigZag"]
+__all__ = ["Admission", "Continuous", "ZigZag"]
 
 Room = Home | int
 """Where pages are limited: a tier, or the slot through which a micro-batch's offloaded rows pass,
 by its number."""
-
-
-class Waiting:
-    """Rows that are yet to enter: those that gave their pages up, then samples of the requests."""
-
-    def __init__(self, requests: Iterator[Request], tokenizer: Tokenizer | None) -> None:
-        self._requests = requests
-        self._tokenizer = tokenizer
-        self._held: Answer | None = None
-        self._returned: list[Row] = []  # those first that came first
-        self._num_entered = 0
-
-    def peek(self) -> Answer | None:
-        """The request at the head of the queue, of which samples are still to enter."""
-        if self._held is None and (request := next(self._requests, None)) is not None:
-            self._held = Answer(request, tokenizer=self._tokenizer)
-        return self._held
-
-    def has_at_hand(self) -> bool:
-        """Whether there are rows, or a request that was drawn."""
-        return bool(self._returned) or self._held is not None
-
-    def is_empty(self) -> bool:
-        return not self._returned and self.peek() is None
-
-    def next_rows(self, most: int) -> tuple[Row | Answer, int]:
-        """What enters next, a row that was here before or a request, and how many rows of it."""
-        if self._returned:
-            return self._returned[0], 1
-        answer = self.peek()
-        assert answer is not None
-        return answer, min(answer.num_waiting, most)
-
-    def take(self, count: int) -> list[Row]:
-        """The next ``count`` rows, of one request."""
-        if self._returned:
-            return [self._returned.pop(0)]
-        answer = self.peek()
-        assert answer is not None
-        rows = answer.start(count)
-        for row in rows:
-            row.entry = self._num_entered
-            self._num_entered += 1
-        if not answer.num_waiting:
-            self._held = None
-        return rows
-
-    def put_back(self, row: Row) -> None:
-        """A row that is to be computed again, before those that came after it."""
-        insort(self._returned, row, key=lambda own: own.entry)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -266,9 +217,20 @@ class Continuous(Admission):
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
         self._loads: list[_Load] = []
+        self._moves = RowMoves(
+            kv_cache,
+            [
+                (self._home(tier) if count else "compute", is_delegated, count)
+                for tier, is_delegated, count in self._seats
+            ],
+            is_on=policy.moves_rows and not policy.recomputed and kv_cache.is_kept,
+            shares_elsewhere=shares_elsewhere,
+        )
 
     def admit(self) -> None:
+        self._moves.settle()
         self._grow()
+        self._make_room()
         if not self._waiting.is_empty():
             new, _ = self._waiting.next_rows(1)
             self._forget((new.answer if isinstance(new, Row) else new).request)
@@ -281,6 +243,8 @@ class Continuous(Admission):
                 self.has_rows() or not self._enter(outlooks, 1)
             ):
                 break
+        if self._waiting.is_empty():
+            self._come_nearer(outlooks)
 
     def _mean(self) -> float:
         """How long rows stay: on the diagonal as long as any may."""
@@ -391,6 +355,54 @@ class Continuous(Admission):
         load = _Load(free_seats=[own for _, _, own in self._seats])
         load.add(rows)
         return load
+
+    # -- rows that move ---------------------------------------------------------------------------
+
+    def _come_nearer(self, outlooks: dict[Room, Outlook]) -> None:
+        """Nobody enters any more: rows take what others have left on faster tiers, those first that
+        came first."""
+        for k, rows in enumerate(self.block):
+            free = self._loads[k].free_seats
+            for row, seats in self._moves.nearer(rows.values(), free):
+                home = self._moves.home(seats[0])
+                if not self._fits(outlooks, row, (home,)):
+                    break
+                free[seats[0]] -= 1
+                self._moves.begin(row, seats[0])
+
+    def _make_room(self) -> None:
+        """Where a tier has too few pages for the next sweep, its youngest rows move on to a slower
+        one, if there is room."""
+        if not self._moves.can_leave:
+            return
+        for home in ("compute", "cpu"):
+            rows = [row for own in self.block for row in own.values() if not row.is_prefix]
+            if self._moves.lacks(home, rows):
+                self._forget(None)
+            for row in sorted(rows, key=lambda own: -own.entry):
+                if not self._moves.lacks(home, rows):
+                    break
+                self._leave(row, home)
+
+    def _leave(self, row: Row, home: Home) -> None:
+        k = next(k for k, rows in enumerate(self.block) if row.key in rows)
+        free = self._load(self.block[k].values()).free_seats
+        for seat in self._moves.farther(row, home, free):
+            rooms = self._rooms(k, self._moves.home(seat))
+            outlooks = {room: self._outlook(room) for room in rooms}
+            if self._fits(outlooks, row, rooms if home == "compute" else rooms[:1]):
+                self._moves.begin(row, seat)
+                return
+
+    def _fits(self, outlooks: dict[Room, Outlook], row: Row, rooms: Sequence[Room]) -> bool:
+        """Whether a row that is under way fits into all these rooms; if so it counts there."""
+        own = row.num_tokens - row.num_shared_tokens
+        curve = outlooks[rooms[0]].curve([own], [self._left(row)])
+        if not all(outlooks[room].fits(curve, self._num_pages[room]) for room in rooms):
+            return False
+        for room in rooms:
+            outlooks[room].add(curve)
+        return True
 
     # -- rows that grow --------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ class Row:
 
     ``params`` are the request's, with the seed of this sample; ``guide`` keeps its answer to what
     it must look like. ``entry`` counts the rows that came before it; ``seat`` is the place among
-    its micro-batch's, by where its keys and values are.
+    its micro-batch's, by where its keys and values are; one that ``is_moving`` is brought from
+    there in the next sweep, or to there.
     ``prefix`` is the row that computes the beginning of its prompt, where that is shared; such a
     row ``is_prefix`` and answers nothing.
     """
@@ -68,6 +69,7 @@ class Row:
     kv_len: int = 0
     entry: int = -1
     seat: int = 0
+    is_moving: bool = False
     prefix: Row | None = None
     is_prefix: bool = False
 

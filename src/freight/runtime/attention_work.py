@@ -72,6 +72,7 @@ class AttentionWork:
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._residual.parts(operation, prepared)
         layer = _layer(unit)
+        self._fetch(layer, operation, prepared)
         again = self._recomputation if self._recomputes[layer] else None
         if again is not None and operation.source_slot >= 0:
             assert prepared.loaded is not None
@@ -90,6 +91,17 @@ class AttentionWork:
                     kv=self._pools(layer, chunk, operation),
                 )
                 run_unit(unit, frame)
+        self._keep(layer, operation, prepared)
+
+    def _fetch(self, layer: int, operation: Operation, prepared: PreparedBatch) -> None:
+        """Put rows that leave the compute tier into the slot, from where they are stored."""
+        if prepared.passage.near_in:
+            self._kv.fetch_near(layer, prepared.passage, self._slot(layer, operation))
+
+    def _keep(self, layer: int, operation: Operation, prepared: PreparedBatch) -> None:
+        """Put rows of the slot that come to the compute tier where they will be."""
+        if prepared.passage.near_out:
+            self._kv.keep_near(layer, prepared.passage, self._slot(layer, operation))
 
     def _slot(self, layer: int, operation: Operation) -> torch.Tensor:
         return self._kv.pages_in(layer, self._buffers.kv_slot[operation.source_slot])
@@ -114,6 +126,7 @@ class AttentionWork:
         parts = self._residual.parts(operation, prepared)
         attended = self._cpu_attention.attended(prepared)
         targets = self._cpu_attention.queries(prepared)
+        self._fetch(_layer(unit), operation, prepared)
         for chunk in prepared.chunks:
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
                 first, place = chunk.first_delegated, chunk.delegated_place
@@ -130,6 +143,7 @@ class AttentionWork:
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )
                 run_unit(first_half, frame)
+        self._keep(_layer(unit), operation, prepared)
 
     def _copy_queries(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         self._cpu_attention.copy_queries(operation, prepared)

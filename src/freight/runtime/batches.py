@@ -203,8 +203,12 @@ class BatchPreparer:
 
     def _part(self, batch: MicroBatch) -> tuple[Sequence[RowSpan], Sequence[RowSpan]]:
         """Rows that are attended where all is computed, and those that the CPU attends: single
-        tokens of one row each."""
-        own = [self._kv.rows[span.row].is_delegated and span.is_single for span in batch.rows]
+        tokens of one row each, whose keys are there already."""
+        pages = [self._kv.rows[span.row] for span in batch.rows]
+        own = [
+            row.is_delegated and row.origin is None and span.is_single
+            for row, span in zip(pages, batch.rows, strict=True)
+        ]
         count = sum(own)
         assert not any(own[: len(own) - count]), "rows that the CPU attends come last"
         return batch.rows[: len(own) - count], batch.rows[len(own) - count :]
@@ -233,13 +237,13 @@ class BatchPreparer:
         """Where all rows are, siblings too, and how those that are elsewhere pass through."""
         rows = [(key, span) for span in spans for key in span.keys]
         # Spans come by the tier of their own rows, but siblings may be on any.
-        rows.sort(key=lambda row: self._kv.rows[row[0]].home != "compute")
+        rows.sort(key=lambda row: not self._kv.rows[row[0]].is_near)
         pages = [self._kv.rows[key] for key, _ in rows]
         rows = [
-            (key, span.behind_prefix() if own.num_elsewhere else span)
+            (key, span.behind_prefix() if own.num_apart else span)
             for (key, span), own in zip(rows, pages, strict=True)
         ]
-        num_near = sum(row.home == "compute" for row in pages)
+        num_near = sum(row.is_near for row in pages)
         far = [span for _, span in rows[num_near:]]
         passage = plan_passage(
             pages[num_near:],
@@ -347,7 +351,7 @@ class BatchPreparer:
             if span.prefix is not None:
                 stems.setdefault(span.prefix, []).append(span)
         least = LEAST_SHARERS if self._config.attended_share == 1 else len(spans) + 1
-        apart = {span.prefix for span in spans if self._kv.rows[span.row].num_elsewhere}
+        apart = {span.prefix for span in spans if self._kv.rows[span.row].num_apart}
         return {key: own for key, own in stems.items() if len(own) >= least or key in apart}
 
     def _index_stem(self, prefix: RowKey, spans: Sequence[RowSpan], start: int) -> Stem:

@@ -16,12 +16,13 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Sweep
-from freight.runtime.admission import Admission, Continuous, Waiting, ZigZag
+from freight.runtime.admission import Admission, Continuous, ZigZag
 from freight.runtime.answers import Ending, NewTokens, Row
 from freight.runtime.penalties import History
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw
 from freight.runtime.tokenizer import Tokenizer
+from freight.runtime.waiting import Waiting
 
 __all__ = ["Row", "Scheduler"]
 
@@ -158,7 +159,7 @@ class Scheduler:
         tier before its prompts."""
         row = family[0]
         is_single = count == 1 and row.kv_len > 0 and len(family) == 1
-        is_attended = self._attended_seats[row.seat] and is_single
+        is_attended = self._attended_seats[row.seat] and is_single and not row.is_moving
         return not row.is_prefix, is_attended, row.seat, not is_single
 
     def _span(self, family: Sequence[Row], start: int, count: int) -> RowSpan:
