@@ -7,6 +7,7 @@ token alone, so that each of them has one right answer too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
+from freight.model.batch import MicroBatch
 from freight.plan.default import Planner
 from freight.plan.policy import Policy
 from freight.plan.workload import Workload
@@ -224,6 +227,60 @@ def test_any_admission_gives_the_same_answers(
         check([*built.run(iter(requests))], asked, answers)
 
 
+mixed_homes = st.one_of(
+    st.tuples(st.just("cpu"), st.sampled_from([(0.0, 50.0, 50.0), (0.0, 30.0, 70.0)]), st.none()),
+    st.tuples(
+        st.just("sim"),
+        st.sampled_from(
+            [(50.0, 50.0, 0.0), (34.0, 33.0, 33.0), (0.0, 50.0, 50.0), (50.0, 0, 50.0)]
+        ),
+        st.sampled_from([0.0, 0.0, 50.0]),
+    ),
+)
+
+
+@settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_rows_that_move_go_on_as_they_would_have(
+    data: st.DataObject, model_dir: Path, answers: list[tiny.Answer]
+) -> None:
+    """Few pages for what answers become, and rows on every tier; what crosses links is counted, and
+    reckoned from where rows were."""
+    rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
+    asked = data.draw(st.lists(rows, min_size=8, max_size=20))
+    asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
+    device, kv, attention = data.draw(mixed_homes)
+    options = {
+        "device": device,
+        "kv_percent": kv,
+        "cpu_attention_percent": attention,
+        "admission": data.draw(st.sampled_from(["diagonal", "refill", "refill"])),
+        "micro_batch_size": data.draw(st.integers(3, 9)),
+        "num_micro_batches": data.draw(st.integers(1, 2)),
+        "batch_tokens": data.draw(st.sampled_from([None, 17, 40])),
+    }
+    changes: dict[str, Any] = {
+        "entry_pace": data.draw(st.sampled_from([2.0, 1000.0])),
+        "row_tokens": data.draw(st.sampled_from([1, 20, 40, 0])),
+        "page_tokens": 8,
+    }
+    work = workload(asked, data.draw(st.integers(1, STEPS)))
+    with engine(model_dir, work, changes, **options) as built:
+        log, before = SweepLog(built), Counter(built.traffic.moved)
+        requests = [own.request(index, answers) for index, own in enumerate(asked)]
+        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers)
+        moved = Counter(built.traffic.moved)
+        moved.subtract(before)
+        if max(own.samples for own in asked) == 1 and not (
+            attention or built.plan.geometry.shared_tokens
+        ):
+            assert dict(+moved) == logged_bytes(built, log)
+
+
 def run(
     directory: Path,
     asked: Sequence[Asked],
@@ -239,6 +296,134 @@ def _answer(
     built: Engine, asked: Sequence[Asked], answers: Sequence[tiny.Answer]
 ) -> list[Completion]:
     return [*built.run(own.request(index, answers) for index, own in enumerate(asked))]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["whole prompts", "a beginning is shared"])
+@pytest.mark.parametrize(
+    "device, kv, ways",
+    [
+        ("cpu", (0.0, 30.0, 70.0), {("disk", "compute")}),
+        ("sim", (30.0, 70.0, 0.0), {("cpu", "compute")}),
+        ("sim", (0.0, 30.0, 70.0), {("disk", "cpu")}),
+        ("sim", (30.0, 30.0, 40.0), {("cpu", "compute"), ("disk", "compute"), ("disk", "cpu")}),
+    ],
+)
+def test_rows_take_the_places_of_those_that_have_ended(
+    device: str,
+    kv: tuple[float, float, float],
+    ways: set[tuple[str, str]],
+    is_shared: bool,
+    model_dir: Path,
+    answers: list[tiny.Answer],
+) -> None:
+    """Of ten rows every other one ends soon; no more come."""
+    asked = [
+        Asked(prompt=row % 5, max_tokens=STEPS if row % 2 else 3, is_shared=is_shared)
+        for row in range(10)
+    ]
+    found = moves_of(
+        model_dir,
+        asked,
+        answers,
+        {"entry_pace": 1000.0, "row_tokens": 0},
+        workload(asked),
+        device=device,
+        kv_percent=kv,
+        micro_batch_size=10,
+        num_micro_batches=1,
+        admission="refill",
+    )
+    assert {*found} == ways and len(found) >= 2
+
+
+@pytest.mark.parametrize(
+    "device, kv, attention, way",
+    [
+        ("cpu", (0.0, 50.0, 50.0), None, ("compute", "disk")),
+        ("sim", (50.0, 50.0, 0.0), None, ("compute", "cpu")),
+        ("sim", (0.0, 50.0, 50.0), None, ("cpu", "disk")),
+        ("sim", (50.0, 50.0, 0.0), 100.0, ("compute", "cpu")),
+    ],
+)
+def test_rows_that_outgrow_their_tier_move_on(
+    device: str,
+    kv: tuple[float, float, float],
+    attention: float | None,
+    way: tuple[str, str],
+    model_dir: Path,
+    answers: list[tiny.Answer],
+) -> None:
+    """Answers are expected to end at once, and there are pages for little more."""
+    asked = [Asked(prompt=12, max_tokens=1) for _ in range(6)]
+    asked += [Asked(prompt=12, stops=row == 0) for row in range(24)]
+    found = moves_of(
+        model_dir,
+        asked,
+        answers,
+        {"entry_pace": 1000.0, "row_tokens": 16, "page_tokens": 4},
+        workload(asked, 1),
+        device=device,
+        kv_percent=kv,
+        cpu_attention_percent=attention,
+        micro_batch_size=10,
+        num_micro_batches=1,
+        admission="refill",
+    )
+    assert way in found
+
+
+@pytest.mark.parametrize(
+    "device, kv, way",
+    [
+        ("cpu", (0.0, 70.0, 30.0), ("compute", "disk")),
+        ("sim", (70.0, 30.0, 0.0), ("compute", "cpu")),
+        ("sim", (0.0, 70.0, 30.0), ("cpu", "disk")),
+    ],
+)
+def test_rows_that_move_on_leave_what_they_share(
+    device: str,
+    kv: tuple[float, float, float],
+    way: tuple[str, str],
+    model_dir: Path,
+    answers: list[tiny.Answer],
+) -> None:
+    """Where it is: on the tier where all is computed, whichever their own pages are on."""
+    asked = [Asked(prompt=row % 5, max_tokens=3, stops=True, is_shared=True) for row in range(10)]
+    asked += [Asked(prompt=row % 5, stops=row < 14, is_shared=True) for row in range(20)]
+    found = moves_of(
+        model_dir,
+        asked,
+        answers,
+        {"entry_pace": 1000.0, "row_tokens": 20, "page_tokens": 4},
+        workload(asked, 3),
+        device=device,
+        kv_percent=kv,
+        micro_batch_size=10,
+        num_micro_batches=1,
+        admission="refill",
+    )
+    assert way in found
+
+
+def moves_of(
+    directory: Path,
+    asked: Sequence[Asked],
+    answers: Sequence[tiny.Answer],
+    changes: dict[str, Any],
+    work: Workload,
+    **options: Any,
+) -> list[tuple[str, str]]:
+    """Tiers that rows left and came to, of a run with the right answers."""
+    found: list[tuple[str, str]] = []
+
+    def note(sweep: int, batch: MicroBatch) -> None:
+        rows = (built.placement.kv_cache.rows[span.row] for span in batch.rows)
+        found.extend((own.origin.home, own.home) for own in rows if own.origin is not None)
+
+    with engine(directory, work, changes, **options) as built:
+        requests = (own.request(index, answers) for index, own in enumerate(asked))
+        check([*built.run(requests, on_batch=note)], asked, answers)
+    return found
 
 
 def test_samples_that_enter_one_micro_batch_on_two_tiers(

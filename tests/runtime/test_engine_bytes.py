@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """A micro-batch in a sweep: (keys so far, tokens with their ids) of each row, in order, and
-    where they are: tier, and whether the CPU is to attend them."""
+    where they are: tier, and whether the CPU is to attend them; ``moves_to`` where those are left
+    that move."""
 
     rows: list[tuple[int, list[int]]]
     homes: list[tuple[str, bool]]
+    moves_to: list[str | None] = field(default_factory=list)
 
     @property
     def token_ids(self) -> list[int]:
@@ -84,8 +86,15 @@ def recorded_sweeps(engine: Engine, steps: int = STEPS, **params: Any) -> list[l
         states = [
             (span.kv_len, list(batch.token_ids[span.start : span.end])) for span in batch.rows
         ]
-        places = [(near if p.home == "compute" else p.home, p.is_delegated) for p in pages]
-        found.setdefault(sweep, []).append(Batch(rows=states, homes=places))
+        named = {"compute": near, "cpu": "cpu", "disk": "disk"}
+        sources = [own.origin or own for own in pages]
+        found.setdefault(sweep, []).append(
+            Batch(
+                rows=states,
+                homes=[(named[own.home], own.is_delegated) for own in sources],
+                moves_to=[None if own.origin is None else named[own.home] for own in pages],
+            )
+        )
 
     tiny.run(engine, PROMPTS, steps, on_batch=record, **params)
     return [found[sweep] for sweep in sorted(found)]
@@ -151,8 +160,14 @@ class ClosedForm:
     def add_kv(self, batch: Batch) -> None:
         page = self.policy.page_tokens
         size = LAYERS * page * HEADS * ELEMENT
-        for (home, is_delegated), (before, ids) in zip(batch.homes, batch.rows, strict=True):
+        moves = batch.moves_to or [None] * len(batch.rows)
+        for (home, is_delegated), (before, ids), target in zip(
+            batch.homes, batch.rows, moves, strict=True
+        ):
             after = before + len(ids)
+            if target is not None:
+                self.add_move(home, target, before, after)
+                continue
             had, touched = -(-before // page), -(-after // page) - before // page
             if home == self.policy.compute_tier:
                 continue
@@ -166,6 +181,16 @@ class ClosedForm:
             if home == "disk":
                 self.moved["disk read"] += before // page * size
                 self.moved["disk write"] += (after // page - before // page) * size
+
+    def add_move(self, home: str, target: str, before: int, after: int) -> None:
+        """All that a row has comes from one tier, and goes to another."""
+        page, near = self.policy.page_tokens, self.policy.compute_tier
+        size = LAYERS * page * HEADS * ELEMENT
+        if self.on_device:
+            self.moved["host to device"] += -(-before // page) * size * (home != near)
+            self.moved["device to host"] += -(-after // page) * size * (target != near)
+        self.moved["disk read"] += before // page * size * (home == "disk")
+        self.moved["disk write"] += after // page * size * (target == "disk")
 
     def add_activations(self, num_tokens: int, begun: int) -> None:
         """In before and out after every unit between the embedding and the head; in once more for

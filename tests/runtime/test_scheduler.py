@@ -27,6 +27,7 @@ from freight.runtime.request import Completion, CompletionOutput, Request, Sampl
 from freight.runtime.scheduler import Row, Scheduler
 
 PAGE_TOKENS, NUM_PAGES, END = 4, 400, 0
+HOMES: tuple[Home, ...] = ("compute", "cpu", "disk")
 LONGEST_PROMPT, LONGEST_ANSWER = 9, 6
 ROW_PAGES = -(-(LONGEST_PROMPT + LONGEST_ANSWER) // PAGE_TOKENS)
 
@@ -140,6 +141,7 @@ class Bench:
         self.batches: list[list[MicroBatch]] = []
         self.completions: list[Completion] = []
         self.expected: list[bool] = []
+        self.homes: list[dict[int, Tier]] = []
         self.moves: list[tuple[Home, Home]] = []
         self.scheduler = self.make(longest_answer=LONGEST_ANSWER)
 
@@ -161,8 +163,15 @@ class Bench:
         pages = [self.kv.rows[span.row] for span in batch.rows]
         # Those that move are among the others that pass through a slot.
         places = [own.home for own in pages if own.origin is None]
-        assert places == sorted(places, key=("compute", "cpu", "disk").index)
-        assert [own.is_near for own in pages] == sorted((own.is_near for own in pages), reverse=True)
+        assert places == sorted(places, key=HOMES.index)
+        assert [own.is_near for own in pages] == sorted(
+            (own.is_near for own in pages), reverse=True
+        )
+        if sweep == len(self.homes):
+            self.homes.append({})
+        for own, span in zip(pages, batch.rows, strict=True):
+            home = (own.origin or own).home
+            self.homes[-1][span.row.request] = "gpu" if home == "compute" else home
         self.moves += [(own.origin.home, own.home) for own in pages if own.origin is not None]
         if self.case.policy().is_continuous:
             passing = [
@@ -195,8 +204,7 @@ def test_every_row_is_answered_once_with_its_own_tokens(case: Case) -> None:
     bench.run()
     found = sorted(bench.completions, key=lambda completion: completion.index)
     assert found == [case.answer(row) for row in range(len(case.rows))]
-    homes: tuple[Home, ...] = ("compute", "cpu", "disk")
-    assert all(bench.kv.num_free_pages(home) == case.num_pages for home in homes)
+    assert all(bench.kv.num_free_pages(home) == case.num_pages for home in HOMES)
 
 
 @settings(deadline=None, max_examples=80)
@@ -567,8 +575,8 @@ def test_samples_share_a_prompt_that_comes_in_chunks() -> None:
 @given(data=st.data(), case=continuous)
 def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case: Case) -> None:
     """Answers of known lengths: all alike, or on the diagonal, or without a pace. Where a prompt's
-    chunks take longer than its pages were reckoned for, the run computes a row again; a forecast
-    knows of no such row."""
+    chunks take longer than its pages were reckoned for, the run computes a row again, or moves one
+    to a slower tier; a forecast knows of no such row."""
     rows = [(prompt, most, 99) for prompt, most, _ in case.rows]
     if case.admission == "refill" and case.entry_pace < 1000:
         answer = data.draw(st.integers(1, LONGEST_ANSWER))
@@ -595,7 +603,8 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         )
         for batches in bench.batches
     ]
-    if not rows or given_up:
+    speed = HOMES.index
+    if not rows or given_up or any(speed(to) > speed(origin) for origin, to in bench.moves):
         return
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
     told = roll_out(
@@ -618,6 +627,12 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         for own in told
     ]
     assert sum(own.num_ended for own in told) == len(rows)
+    seats = [tier for tier, _, count in case.policy().homes(case.size) for _ in range(count)]
+    homes = [
+        {n: seats[s % case.size] for s, n in zip(own.census.seats, own.census.numbers, strict=True)}
+        for own in told
+    ]
+    assert bench.homes == homes
 
 
 def test_a_prompt_is_scored_whichever_of_its_samples_comes_first() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freight.plan.admission import Outlook, Pace, Pages
-from freight.plan.policy import Policy, Tier
+from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import BlockRow, Brought, WorkSizes, computing_rows, work_of
 from freight.plan.sweep import Sweep
 
@@ -284,6 +284,74 @@ class _Block:
                 if shares[i]:
                     yield k, i, self.kinds[i][0]
 
+    # -- rows that move --------------------------------------------------------------------------
+
+    def come_nearer(self) -> list[tuple[int, int]]:
+        """When all have entered: (seat, seat on a faster tier) of rows that move in this sweep, the
+        oldest of a micro-batch first, as far as there is room. Rows that the CPU attends stay."""
+        policy = self.policy
+        is_on = policy.moves_rows and not policy.recomputed and len(self.of_tier) > 1
+        if not is_on or self.next_row < len(self.lengths):
+            return []
+        makes = (self.known > self.prompts) & (self.known - self.kv_lens == 1)
+        there = (makes & (self.numbers != _NOBODY)).reshape(-1, len(self.seats))
+        rooms: dict[Tier, _Room] | None = None
+        moves: list[tuple[int, int]] = []
+        for k, movable in enumerate(there):
+            if not self._has_faster(k):
+                continue
+            first = k * len(self.seats)
+            seats = np.flatnonzero(movable) + first
+            for seat in seats[np.argsort(self.numbers[seats])].tolist():
+                kind = self._faster(k, self.seats[seat - first])
+                if kind is None:
+                    continue
+                rooms = self._rooms()[0] if rooms is None else rooms
+                curve = self._curve_of(seat)
+                tier = self.kinds[kind][0]
+                if not rooms[tier].fits(curve):
+                    break
+                rooms[tier].take(curve)
+                moves.append((seat, first + heappop(self.free[k][kind])))
+        return moves
+
+    def _has_faster(self, k: int) -> bool:
+        """Whether any but the slowest tier has free seats whose rows the CPU does not attend."""
+        slowest = max(TIERS.index(tier) for tier, _ in self.kinds)
+        return any(
+            own and not is_delegated and TIERS.index(tier) < slowest
+            for own, (tier, is_delegated) in zip(self.free[k], self.kinds, strict=True)
+        )
+
+    def _faster(self, k: int, seat: tuple[Tier, bool]) -> int | None:
+        """The kind of the fastest free seat that is on a faster tier than this one."""
+        tier, is_delegated = seat
+        if is_delegated:
+            return None
+        for kind, (other, is_attended) in enumerate(self.kinds):
+            is_faster = TIERS.index(other) < TIERS.index(tier)
+            if is_faster and not is_attended and self.free[k][kind]:
+                return kind
+        return None
+
+    def _curve_of(self, seat: int) -> Pages:
+        outlook = Outlook(self.longest, self.policy.page_tokens)
+        return outlook.curve(*self._kept(np.array([seat])))
+
+    def settle(self, moves: Sequence[tuple[int, int]]) -> None:
+        """After the sweep: rows that have not ended are in their new seats."""
+        for seat, other in moves:
+            left = other if self.numbers[seat] == _NOBODY else seat
+            if left == seat:
+                for own in (self.numbers, self.prompts, self.answers, self.kv_lens, self.known):
+                    own[other] = own[seat]
+                self.numbers[seat] = _NOBODY
+            self._free_seat(left)
+
+    def _free_seat(self, seat: int) -> None:
+        k, own = divmod(seat, len(self.seats))
+        heappush(self.free[k][self.kinds.index(self.seats[own])], own)
+
     # -- what rows bring -------------------------------------------------------------------------
 
     def census(self) -> Census:
@@ -319,8 +387,7 @@ class _Block:
         ended = makes[made >= self.answers[makes]]
         self.numbers[ended] = _NOBODY
         for seat in ended.tolist():
-            k, own = divmod(seat, len(self.seats))
-            heappush(self.free[k][self.kinds.index(self.seats[own])], own)
+            self._free_seat(seat)
         self.num_taken -= len(ended)
         return len(ended)
 
@@ -350,5 +417,7 @@ def roll_out(
         block.enter(pace)
         if block.is_empty():
             return sweeps
+        moves = block.come_nearer()
         census = block.census()
         sweeps.append(RolledSweep(census=census, num_ended=block.take_in(census)))
+        block.settle(moves)

@@ -123,8 +123,8 @@ class Policy:
     The block has pages for ``row_tokens`` tokens per row then, which is less than the longest row;
     0: each row has pages for all its life. ``moves_rows``: rows that are under way then move to
     faster tiers when nobody enters any more and others have left room there, and to slower ones
-    where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike is
-    computed once. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
+    where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike
+    is computed once. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
     stage of a pipeline sweeps over one while others are at other stages.
     """
 

@@ -34,6 +34,9 @@ _SOURCES: Final[tuple[Tier, Tier]] = ("disk", "cpu")
 _State = tuple[int, Sequence[int]]
 """A row in a sweep: its keys so far, and the tokens it brings."""
 
+_Way = tuple[str, str]
+"""The tier that a row's keys are on before a sweep, and after it."""
+
 
 class SweepLog:
     """Who was in which sweep, with what, and on which tier; and which experts were chosen."""
@@ -43,7 +46,7 @@ class SweepLog:
         self._rows = engine.placement.kv_cache.rows
         self._routers = sum(unit.unit.kind == "router" for unit in engine.plan.layout.units)
         self._chosen: list[Collection[int]] = []
-        self.sweeps: dict[int, list[tuple[list[_State], Sequence[str]]]] = {}
+        self.sweeps: dict[int, list[tuple[list[_State], Sequence[_Way]]]] = {}
         if self.has_experts:
             self._listen(engine)
 
@@ -77,9 +80,12 @@ class SweepLog:
 
     def on_batch(self, sweep: int, batch: MicroBatch) -> None:
         states = [(span.kv_len, batch.token_ids[span.start : span.end]) for span in batch.rows]
-        homes = [self._rows[span.row].home for span in batch.rows]
-        tiers = [self._near if home == "compute" else home for home in homes]
-        self.sweeps.setdefault(sweep, []).append((states, tiers))
+        pages = [self._rows[span.row] for span in batch.rows]
+        ways = [(self._tier((own.origin or own).home), self._tier(own.home)) for own in pages]
+        self.sweeps.setdefault(sweep, []).append((states, ways))
+
+    def _tier(self, home: str) -> str:
+        return self._near if home == "compute" else home
 
 
 def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
@@ -87,8 +93,8 @@ def logged_bytes(engine: Engine, log: SweepLog) -> dict[str, int]:
     form = _ClosedForm(engine)
     for (_, batches), chosen in zip(sorted(log.sweeps.items()), log.chosen(), strict=True):
         form.add_weights(chosen)
-        for rows, tiers in batches:
-            form.add_batch(rows, tiers)
+        for rows, ways in batches:
+            form.add_batch(rows, ways)
     return {link: size for link, size in form.moved.items() if size}
 
 
@@ -101,7 +107,7 @@ def expected_bytes(
     for sweep in _sweeps(engine, prompts, answers):
         form.add_weights([])
         for rows in sweep:
-            form.add_batch(rows, form.tiers_of(len(rows)))
+            form.add_batch(rows, form.ways_of(len(rows)))
     return {link: size for link, size in form.moved.items() if size}
 
 
@@ -164,31 +170,35 @@ class _ClosedForm:
         over_link = (from_disk + from_host) * self._on_device
         return {"disk read": from_disk - missing, "host to device": over_link}
 
-    def add_batch(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:
-        """A micro-batch in a sweep, with the tier of each row's keys."""
-        self.add_kv(rows, tiers)
+    def add_batch(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
+        """A micro-batch in a sweep, with the tiers of each row's keys."""
+        self.add_kv(rows, ways)
         self.add_activations(sum(len(ids) for _, ids in rows))
         self.add_embedding([token for _, ids in rows for token in ids])
 
-    def tiers_of(self, num_rows: int) -> list[str]:
-        """Of the rows of a micro-batch, in order."""
+    def ways_of(self, num_rows: int) -> list[_Way]:
+        """Of the rows of a micro-batch, in order: they stay where they are."""
         on_gpu, on_cpu = _cut(num_rows, self._plan.policy.kv)
-        return ["gpu"] * on_gpu + ["cpu"] * on_cpu + ["disk"] * (num_rows - on_gpu - on_cpu)
+        tiers = ["gpu"] * on_gpu + ["cpu"] * on_cpu + ["disk"] * (num_rows - on_gpu - on_cpu)
+        return [(tier, tier) for tier in tiers]
 
-    def add_kv(self, rows: Sequence[_State], tiers: Sequence[str]) -> None:
-        """Pages of offloaded rows: all they had comes, all that were touched go."""
+    def add_kv(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
+        """Pages of offloaded rows: all they had comes, all that were touched go, or of rows that
+        move all."""
         page = self._plan.policy.page_tokens
         size = sum(self._plan.geometry.far_page_bytes)
-        for (before, ids), tier in zip(rows, tiers, strict=True):
+        near = self._plan.policy.compute_tier
+        for (before, ids), (source, target) in zip(rows, ways, strict=True):
             after = before + len(ids)
-            if tier == self._plan.policy.compute_tier:
-                continue
-            touched = -(-after // page) - before // page
-            self.moved["host to device"] += -(-before // page) * size * self._on_device
-            self.moved["device to host"] += touched * size * self._on_device
-            if tier == "disk":
+            kept = before // page if source == target else 0
+            if source != near:
+                self.moved["host to device"] += -(-before // page) * size * self._on_device
+            if target != near:
+                self.moved["device to host"] += (-(-after // page) - kept) * size * self._on_device
+            if source == "disk":
                 self.moved["disk read"] += before // page * size
-                self.moved["disk write"] += (after // page - before // page) * size
+            if target == "disk":
+                self.moved["disk write"] += (after // page - kept) * size
 
     def add_activations(self, num_tokens: int) -> None:
         """Out and in again between any two units up to the head."""
