@@ -85,6 +85,22 @@ def make_pairs() -> Iterator[Pair]:
         both=near,
     )
     yield Pair(
+        name="rows that move over rows that stay",
+        lengths=[(draw.randint(64, 192), draw.randint(8, 64)) for _ in range(120)],
+        before={"move_rows": False},
+        after={"move_rows": True},
+        both={
+            "admission": "refill",
+            "gpu_memory_bytes": 2 * GIB,
+            "weights_percent": (100.0, 0.0, 0.0),
+            "kv_percent": (40.0, 60.0, 0.0),
+            "cpu_attention_percent": 0.0,
+            "micro_batch_size": 20,
+            "num_micro_batches": 4,
+            "sim_bytes_per_s": int(0.5e9),
+        },
+    )
+    yield Pair(
         name="keys computed again over keys moved",
         lengths=[(192, 16)] * 16,
         before={"recompute_percent": 0.0},

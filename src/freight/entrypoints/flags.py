@@ -232,6 +232,11 @@ def add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="compute what prompts begin with alike for every row, to compare",
     )
     group.add_argument(
+        "--no-row-moves",
+        action="store_true",
+        help="leave keys and values on the tier where their row entered, to compare",
+    )
+    group.add_argument(
         "--no-overlap", action="store_true", help="move and compute in turn, to compare"
     )
     return group

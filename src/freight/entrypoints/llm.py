@@ -79,11 +79,12 @@ class LLM:
     that the CPU attends; ``recompute_kv`` that of the layers in which rows elsewhere keep what
     keys and values are made of instead of these. ``admission`` says when rows enter: "row",
     "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
-    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off. Four
-    things do change the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose
-    groups run along the ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute``
-    "int8" makes products of 8-bit integers on the CPU, and of the keys that a new token sees only
-    the share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
+    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off, and rows
+    under way change tiers, as room is left or wanted, unless ``move_rows`` is. Four things do
+    change the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run
+    along the ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8"
+    makes products of 8-bit integers on the CPU, and of the keys that a new token sees only the
+    share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
     ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
     """
 
@@ -106,6 +107,7 @@ class LLM:
         admission: str = "auto",
         batch_tokens: int | None = None,
         share_prefixes: bool = True,
+        move_rows: bool = True,
         weight_bits: int | None = None,
         kv_bits: int | None = None,
         group_size: int = GROUP_SIZE,
@@ -133,6 +135,7 @@ class LLM:
             admission=admission,
             batch_tokens=batch_tokens,
             share_prefixes=share_prefixes,
+            move_rows=move_rows,
             weight_bits=weight_bits,
             kv_bits=kv_bits,
             group_size=group_size,

@@ -278,6 +278,7 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         recomputed=None if arguments.recompute_kv is None else arguments.recompute_kv / 100,
         admission=find_rule(arguments.admission),
         batch_tokens=arguments.batch_tokens,
+        moves_rows=not arguments.no_row_moves,
         overlap=not arguments.no_overlap,
     )
 

@@ -243,6 +243,7 @@ def policy_record(question: Question, policy: Policy) -> dict[str, Any]:
         "num_micro_batches": policy.num_micro_batches,
         "chunk_tokens": policy.chunk_tokens,
         "overlap": policy.overlap,
+        "moves_rows": policy.moves_rows,
         "cpu_attention": policy.cpu_attention,
         "recompute_kv": policy.recomputed,
         "admission": policy.admission,
@@ -265,6 +266,7 @@ def flags_of(policy: Policy) -> str:
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
         + (f" --recompute-kv {100 * policy.recomputed:.4g}" if policy.recomputed else "")
         + f" --admission {policy.admission}"
+        + ("" if policy.moves_rows else " --no-row-moves")
         + ("" if policy.overlap else " --no-overlap")
     )
 

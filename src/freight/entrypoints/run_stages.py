@@ -70,6 +70,7 @@ _SAME_FLAGS: Final = (
     "num_micro_batches",
     "pin_layout",
     "recompute_kv",
+    "no_row_moves",
     "no_shared_prefixes",
     "sparse_attention",
     "split",

@@ -202,6 +202,7 @@ class Planner:
             piece_bytes=self.piece_bytes,
             staging_pieces=self.staging_pieces,
             overlap=wishes.overlap,
+            moves_rows=wishes.moves_rows,
             cpu_attention=wishes.cpu_attention or 0.0,
             recomputed=wishes.recomputed or 0.0,
             admission=admission,
@@ -258,8 +259,7 @@ class Planner:
 
     @property
     def forgets_kv(self) -> bool:
-        """Whether rows are best held where the arithmetic is, in each sweep others: nothing that
-        was asked for stands against it."""
+        """Whether rows are best held where the arithmetic is, in each sweep others, as asked."""
         wishes, near = self.wishes, self.compute_tier
         is_free = wishes.kv is None or wishes.kv.share(near) == 1
         is_whole = wishes.admission in (None, "zigzag") and wishes.batch_tokens is None

@@ -23,4 +23,5 @@ class Wishes:
     admission: Admission | None = None
     batch_tokens: int | None = None
     shares_prefixes: bool = True
+    moves_rows: bool = True
     overlap: bool = True

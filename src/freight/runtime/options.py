@@ -40,13 +40,13 @@ class EngineOptions:
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
     the most that a micro-batch brings to a sweep: longer prompts come in chunks. Beginnings of
-    prompts that rows have alike are computed once where they may ``share_prefixes``.
-    ``weight_bits`` compresses the matrices to integers in groups of ``group_size`` along their
-    ``group_dim``, kept in ``compressed_dir`` for later runs, ``kv_bits`` keys and values in groups
-    of a head; ``compute`` "int8" makes
-    products of 8-bit integers, on CPUs that are fast at it, of weights that are kept likewise. Of
-    the keys of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded
-    KV cache and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
+    prompts that rows have alike are computed once where they may ``share_prefixes``; rows under
+    way change tiers where the engine may ``move_rows``. ``weight_bits`` compresses the matrices to
+    integers in groups of ``group_size`` along their ``group_dim``, kept in ``compressed_dir`` for
+    later runs, ``kv_bits`` keys and values in groups of a head; ``compute`` "int8" makes products
+    of 8-bit integers, on CPUs that are fast at it, of weights that are kept likewise. Of the keys
+    of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache
+    and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
     ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
     proves every operation legal before it runs. ``trace_path`` is where the times of all operations
     are written. ``machine`` has this machine's rates: with them a run is predicted."""
@@ -66,6 +66,7 @@ class EngineOptions:
     admission: str = "auto"
     batch_tokens: int | None = None
     share_prefixes: bool = True
+    move_rows: bool = True
     weight_bits: int | None = None
     kv_bits: int | None = None
     group_size: int = GROUP_SIZE

@@ -79,6 +79,7 @@ def plan_run(
             admission=options.rule,
             batch_tokens=options.batch_tokens,
             shares_prefixes=shares_prefixes,
+            moves_rows=options.move_rows,
             cpu_attention=_share(options.cpu_attention_percent),
             recomputed=_share(options.recompute_percent),
             overlap=options.overlap,

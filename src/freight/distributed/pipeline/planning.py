@@ -63,6 +63,7 @@ class _Block:
     row_tokens: int
     entry_pace: float
     shares_prefixes: bool
+    moves_rows: bool
     blocks_in_flight: int
 
     @classmethod
@@ -81,6 +82,7 @@ class _Block:
             row_tokens=policy.row_tokens,
             entry_pace=policy.entry_pace,
             shares_prefixes=policy.shares_prefixes,
+            moves_rows=policy.moves_rows,
             blocks_in_flight=policy.blocks_in_flight,
         )
 
@@ -103,6 +105,7 @@ class _Block:
             recompute_percent=100 * self.recomputed,
             admission=self.admission,
             share_prefixes=options.share_prefixes and self.shares_prefixes,
+            move_rows=self.moves_rows,
         )
 
 
