@@ -6,22 +6,25 @@ length are still spread in age. Knows counts of tokens and pages, no rows and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from freight.plan.policy import Policy
 
-__all__ = ["Lengths", "Outlook", "Pace", "Pages"]
+__all__ = ["ROUNDING", "Lengths", "Outlook", "Pace", "Pages"]
 
-Pages = npt.NDArray[np.int32]
+Pages = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.signedinteger[Any]]
 
 _NEAR_SWEEPS: Final = 8
+_KNOWN: Final = -1
+ROUNDING: Final = 1e-6
+"""Of sums of pages that are expected."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,60 +39,99 @@ class Lengths:
     longest: int
     num_made: int = 0
     num_ended: int = 0
+    _hazards: Pages = field(init=False)
+    _made: Pages = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Before any is there, a share (1 - t / longest) ** k of the answers is longer than t; k is
+        1 where any length is as likely as any other, and 0 where all are as long as they may be."""
+        left = np.arange(self.longest, -1, -1, dtype=np.float64)
+        power = max(0.0, self.longest - self.expected) / max(1e-9, self.expected - 1)
+        with np.errstate(under="ignore"):
+            self._hazards = 1 - (left[1:] / np.maximum(1, left[:-1])) ** power
+        self._made = np.ones(self.longest)
 
     def mean(self) -> float:
         if not self.num_ended:
             return max(1.0, self.expected)
         return max(1.0, min(self.longest, (self.num_made + self.expected) / (self.num_ended + 1)))
 
-    def left(self, num_made: int, most: int, *, ends_early: bool) -> int:
-        """Tokens that a row is expected to make yet, of at most ``most`` in all."""
-        if not ends_early:
-            return max(1, most - num_made)
-        mean = self.mean()
-        return max(1, min(most - num_made, math.ceil(max(mean - num_made, mean / 2))))
+    def note(self, num_before: int, *, ends: bool) -> None:
+        """A row that had made so many tokens makes one more, and ``ends`` with it although it might
+        have gone on."""
+        self.num_made += 1
+        if num_before < self.longest:
+            self._made[num_before] += 1
+            self._hazards[num_before] += ends
+
+    def survival(self) -> Pages:
+        """The share of the answers that are longer than t tokens, [longest + 1]; by Kaplan and
+        Meier, for rows under way say that they are longer than they are now. What is expected
+        counts as one row that makes each token."""
+        return np.concatenate(([1.0], np.cumprod(1 - self._hazards / self._made)))
 
 
 class Outlook:
     """Pages of one tier that its rows take now and at later sweeps, as far as is expected: sweep by
     sweep at first, then in stretches that grow, each as if none of its rows ended before the last
-    of it."""
+    of it, but with those alone that are there at its begin. ``survival`` is that of the answers
+    whose length is not known."""
 
-    def __init__(self, longest: int, page_tokens: int) -> None:
-        self._starts = _stretches(max(1, longest))
+    def __init__(self, longest: int, page_tokens: int, survival: Pages | None = None) -> None:
+        self.longest = longest
+        self._starts: Ints = _stretches(max(1, longest))
         self._lasts = np.append(self._starts[1:] - 1, np.int32(max(1, longest) - 1))
         self._page_tokens = page_tokens
-        self._pages: Pages = np.zeros(len(self._starts), dtype=np.int32)
+        self._survival = survival
+        self._pages: Pages = np.zeros(len(self._starts))
 
-    def curve(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
-        """Pages that rows take together, by stretches."""
-        pages: Pages = self.curves(num_tokens, left).sum(axis=0, dtype=np.int32)
+    def curve(
+        self,
+        num_tokens: Sequence[int] | Ints,
+        left: Sequence[int] | Ints,
+        made: Sequence[int] | Ints | None = None,
+    ) -> Pages:
+        """Pages that rows are expected to take together, by stretches."""
+        pages: Pages = self.curves(num_tokens, left, made).sum(axis=0)
         return pages
 
-    def curves(self, num_tokens: Sequence[int] | Pages, left: Sequence[int] | Pages) -> Pages:
-        """Pages that each row takes, [rows, stretches]; it makes ``left`` more tokens, of which
-        the last is never attended."""
+    def curves(
+        self,
+        num_tokens: Sequence[int] | Ints,
+        left: Sequence[int] | Ints,
+        made: Sequence[int] | Ints | None = None,
+    ) -> Pages:
+        """Pages that each row takes, [rows, stretches]; it makes at most ``left`` more tokens, of
+        which the last is never attended. Where that is all that is known it has ``made`` so many;
+        -1 where it makes just as many as are left."""
         tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
         more = np.asarray(left, dtype=np.int32)[:, None] - 1
         most = tokens + np.minimum(self._lasts, more)
         most += self._page_tokens - 1
         most //= self._page_tokens
-        most *= more >= self._starts
-        return most
+        pages: Pages = np.where(more >= self._starts, most, 0.0)
+        if made is None or self._survival is None:
+            return pages
+        before = np.asarray(made, dtype=np.int32)[:, None]
+        own = np.maximum(before, 0)
+        later = np.minimum(own + self._starts, len(self._survival) - 1)
+        shares = self._survival[later] / self._survival[own]
+        pages *= np.where(before == _KNOWN, 1.0, shares)
+        return pages
 
     def fits(self, curve: Pages, num_pages: int) -> bool:
-        return bool((self._pages + curve <= num_pages).all())
+        return bool((self._pages + curve <= num_pages + ROUNDING).all())
 
     def add(self, curve: Pages) -> None:
         self._pages = self._pages + curve
 
     def add_always(self, num_pages: int) -> None:
         """Pages that stay as they are."""
-        self._pages = self._pages + np.int32(num_pages)
+        self._pages = self._pages + num_pages
 
 
 @cache
-def _stretches(longest: int) -> Pages:
+def _stretches(longest: int) -> Ints:
     """Where they begin."""
     starts = [0]
     while (start := starts[-1] + max(1, starts[-1] // _NEAR_SWEEPS)) < longest:

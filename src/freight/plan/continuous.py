@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import Outlook, Pace, Pages
+from freight.plan.admission import ROUNDING, Lengths, Outlook, Pace, Pages
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import BlockRow, Brought, WorkSizes, computing_rows, work_of
 from freight.plan.sweep import Sweep
@@ -93,8 +93,8 @@ class _Room:
     """Pages that are free now and at later sweeps. Many rows in turn have one curve: how many more
     of it fit is counted once."""
 
-    def __init__(self, free: Ints) -> None:
-        self._free = free
+    def __init__(self, free: Pages) -> None:
+        self._free = free + ROUNDING
         self._curve: Pages | None = None
         self._count = self._taken = 0
 
@@ -128,7 +128,8 @@ class _Block:
 
     policy: Policy
     lengths: Sequence[tuple[int, int]]
-    longest: int
+    outlook: Outlook
+    unknown: bool
     num_pages: dict[Tier, int]
     slot_pages: int
     shared_tokens: int
@@ -158,6 +159,7 @@ class _Block:
         shared_tokens: int,
         sharers: float,
         samples: int,
+        answers: Lengths | None,
     ) -> _Block:
         seats = _seats(policy)
         kinds = [*dict.fromkeys(seats)]
@@ -170,7 +172,8 @@ class _Block:
         return cls(
             policy=policy,
             lengths=lengths,
-            longest=max(1, max(new for _, new in lengths)),
+            outlook=_outlook(lengths, policy, answers),
+            unknown=answers is not None and policy.admission != "diagonal",
             num_pages=num_pages,
             slot_pages=slot_pages,
             shared_tokens=shared_tokens,
@@ -231,34 +234,40 @@ class _Block:
 
     def _curve(self, prompt: int, new: int) -> Pages:
         """Pages of a row from when it enters: the same on each tier."""
+        new = 0 if self.unknown else new
         if (prompt, new) not in self.curves:
-            outlook = Outlook(self.longest, self.policy.page_tokens)
             own = [max(0, prompt - self.shared_tokens)]
-            self.curves[prompt, new] = outlook.curve(own, [max(1, new)])
+            self.curves[prompt, new] = self.outlook.curve(own, *self._left([new], [0]))
         return self.curves[prompt, new]
 
     def _rooms(self) -> tuple[dict[Tier, _Room], list[_Room]]:
         """What there is of pages, on each tier and in the slot of each micro-batch, which its
         offloaded rows have."""
         here = np.flatnonzero(self.numbers != _NOBODY)
-        curves = Outlook(self.longest, self.policy.page_tokens).curves(*self._kept(here))
+        curves = self.outlook.curves(*self._kept(here))
         rooms, is_far = {}, np.ones(len(here), dtype=bool)
         for tier, places in self.of_tier.items():
             own = places[here]
             rooms[tier] = _Room(self.num_pages[tier] - curves[own].sum(axis=0))
             if tier == self.policy.compute_tier:
                 is_far &= ~own
-        free = np.full((self.policy.num_micro_batches, curves.shape[1]), self.slot_pages)
+        free = np.full((self.policy.num_micro_batches, curves.shape[1]), float(self.slot_pages))
         if is_far.any():
             batches, firsts = np.unique(here[is_far] // len(self.seats), return_index=True)
             free[batches] -= np.add.reduceat(curves[is_far], firsts, axis=0)
         return rooms, [_Room(own) for own in free]
 
-    def _kept(self, seats: Ints) -> tuple[Pages, Pages]:
-        """Tokens of which rows have keys of their own, and how many they make yet."""
-        left = self.answers[seats] - (self.known[seats] - self.prompts[seats])
+    def _kept(self, seats: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tokens of which rows have keys of their own, how many they make yet, and how many they
+        have made where that is all that the run would know."""
         own = np.maximum(0, self.known[seats] - self.shared_tokens)
-        return own, np.maximum(1, left)
+        return own, *self._left(self.answers[seats], self.known[seats] - self.prompts[seats])
+
+    def _left(self, answers: Sequence[int] | Ints, made: Sequence[int] | Ints) -> tuple[Ints, Ints]:
+        before = np.asarray(made)
+        if self.unknown:
+            return np.maximum(1, self.outlook.longest - before), before
+        return np.maximum(1, np.asarray(answers) - before), np.full_like(before, -1)
 
     def _first_fit(
         self,
@@ -303,15 +312,15 @@ class _Block:
             first = k * len(self.seats)
             seats = np.flatnonzero(movable) + first
             for seat in seats[np.argsort(self.numbers[seats])].tolist():
-                kind = self._faster(k, self.seats[seat - first])
-                if kind is None:
+                kinds = self._faster(k, self.seats[seat - first])
+                if not kinds:
                     continue
                 rooms = self._rooms()[0] if rooms is None else rooms
-                curve = self._curve_of(seat)
-                tier = self.kinds[kind][0]
-                if not rooms[tier].fits(curve):
+                curve = self.outlook.curve(*self._kept(np.array([seat])))
+                fitting = (own for own in kinds if rooms[self.kinds[own][0]].fits(curve))
+                if (kind := next(fitting, None)) is None:
                     break
-                rooms[tier].take(curve)
+                rooms[self.kinds[kind][0]].take(curve)
                 moves.append((seat, first + heappop(self.free[k][kind])))
         return moves
 
@@ -323,20 +332,15 @@ class _Block:
             for own, (tier, is_delegated) in zip(self.free[k], self.kinds, strict=True)
         )
 
-    def _faster(self, k: int, seat: tuple[Tier, bool]) -> int | None:
-        """The kind of the fastest free seat that is on a faster tier than this one."""
+    def _faster(self, k: int, seat: tuple[Tier, bool]) -> list[int]:
+        """The kinds of free seats that are on faster tiers than this one, the fastest first."""
         tier, is_delegated = seat
-        if is_delegated:
-            return None
-        for kind, (other, is_attended) in enumerate(self.kinds):
-            is_faster = TIERS.index(other) < TIERS.index(tier)
-            if is_faster and not is_attended and self.free[k][kind]:
-                return kind
-        return None
-
-    def _curve_of(self, seat: int) -> Pages:
-        outlook = Outlook(self.longest, self.policy.page_tokens)
-        return outlook.curve(*self._kept(np.array([seat])))
+        return [
+            kind
+            for kind, (other, is_attended) in enumerate(self.kinds)
+            if TIERS.index(other) < TIERS.index(tier) and self.free[k][kind]
+            if not (is_delegated or is_attended)
+        ]
 
     def settle(self, moves: Sequence[tuple[int, int]]) -> None:
         """After the sweep: rows that have not ended are in their new seats."""
@@ -392,6 +396,15 @@ class _Block:
         return len(ended)
 
 
+def _outlook(
+    lengths: Sequence[tuple[int, int]], policy: Policy, answers: Lengths | None
+) -> Outlook:
+    longest = max(1, max(new for _, new in lengths))
+    if answers is None:
+        return Outlook(longest, policy.page_tokens)
+    return Outlook(answers.longest, policy.page_tokens, answers.survival())
+
+
 def roll_out(
     lengths: Sequence[tuple[int, int]],
     policy: Policy,
@@ -402,14 +415,18 @@ def roll_out(
     shared_tokens: int = 0,
     sharers: float = math.inf,
     samples: int = 1,
+    answers: Lengths | None = None,
 ) -> list[RolledSweep]:
     """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
     are computed once for about ``sharers`` rows. ``num_pages`` are the pages per layer on each tier
     that rows have to themselves, ``slot_pages`` those that a micro-batch's offloaded rows may have
     together; ``samples`` rows, one behind the other, have one prompt. Rows stay for ``mean_answer``
-    sweeps on average."""
-    block = _Block.of(lengths, policy, num_pages, slot_pages, shared_tokens, sharers, samples)
-    stay = float(block.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
+    sweeps on average; where ``answers`` are given they end by themselves, and who enters knows no
+    more of how long they will be."""
+    block = _Block.of(
+        lengths, policy, num_pages, slot_pages, shared_tokens, sharers, samples, answers
+    )
+    stay = float(block.outlook.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []
     while True:

@@ -101,6 +101,7 @@ def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
         shared_tokens=shared,
         sharers=workload.sharers(shared),
         samples=workload.samples,
+        answers=workload.answers() if workload.ends_early else None,
     )
 
 

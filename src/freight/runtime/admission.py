@@ -1,12 +1,12 @@
 """Who enters the block, and when: the rules that tell one schedule from another.
 
-Zig-zag fills a block and lets it run until the last of its rows has ended; row-by-row is a block of
-one micro-batch. The continuous rules let rows enter at every sweep: what the longest answers leave
-idle and what rows have not grown into yet is used by others. How long answers will be is not known:
-a row enters if what the rows are expected to grow to fits at every later sweep, and has pages for
-what it has. Where that was wrong the youngest row moves to a slower tier, or where there is no room
-either gives its pages up and is computed again later; the oldest never does, so that all come to an
-end. Knows tokens and pages, no weights and no sweeps.
+Zig-zag (``zigzag``) fills a block and lets it run until the last of its rows has ended; row-by-row
+is a block of one micro-batch. The continuous rules let rows enter at every sweep: what the longest
+answers leave idle and what rows have not grown into yet is used by others. How long answers will be
+is not known: a row enters if what the rows are expected to grow to fits at every later sweep, and
+has pages for what it has. Where that was wrong the youngest row moves to a slower tier, or where
+there is no room either gives its pages up and is computed again later; the oldest never does, so
+that all come to an end. Knows tokens and pages, no weights and no sweeps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from freight.runtime.request import Request
 from freight.runtime.row_moves import RowMoves
 from freight.runtime.waiting import Waiting
 
-__all__ = ["Admission", "Continuous", "ZigZag"]
+__all__ = ["Admission", "Continuous", "by_key"]
 
 Room = Home | int
 """Where pages are limited: a tier, or the slot through which a micro-batch's offloaded rows pass,
@@ -103,87 +103,6 @@ class Admission(ABC):
         return tier
 
 
-class ZigZag(Admission):
-    """A block at a time, with pages for the rows' whole lives."""
-
-    def admit(self) -> None:
-        if self.has_rows():
-            return
-        self._prefixes.begin_block()
-        answer = self._waiting.peek()
-        has_pages = self._policy.kv.share(self._policy.compute_tier) == 1
-        has_pages |= self._prefixes.elsewhere
-        self._forget(answer.request if answer is not None and has_pages else None)
-        for k in range(self._policy.num_micro_batches):
-            if self._waiting.is_empty():
-                return
-            self._prefixes.begin_batch()
-            self._kv.begin_batch()
-            self.block[k] = _by_key(self._fill())
-
-    def _fill(self) -> list[Row]:
-        """As many of the next rows as the micro-batch takes.
-
-        Samples of one request stay together unless there are more than a micro-batch takes.
-        """
-        size = self._policy.micro_batch_size
-        rows: list[Row] = []
-        tokens = 0
-        begun: set[int] = set()
-        while len(rows) < size and (answer := self._waiting.peek()):
-            tokens += self._brought(answer.request, begun)
-            count = min(answer.num_waiting, size)
-            is_full = tokens > self._policy.max_batch_tokens or len(rows) + count > size
-            if rows and is_full:
-                break
-            rows += self._waiting.take(count)
-        return self._reserve(rows)
-
-    def _brought(self, request: Request, begun: set[int]) -> int:
-        """Tokens that a request brings to its micro-batch; where no keys are kept, the beginning
-        that it shares too, unless it is among those that have ``begun``."""
-        tokens, shared = len(request.prompt_ids), self._prefixes.num_tokens(request)
-        if self._kv.is_kept or not shared:
-            return tokens - shared
-        assert request.prefix is not None
-        is_known = request.prefix.key in begun
-        begun.add(request.prefix.key)
-        return tokens - shared * is_known
-
-    def _reserve(self, rows: Sequence[Row]) -> list[Row]:
-        """Pages for the rows' whole lives, on the tiers by the policy's shares; the rows, and
-        before them those that compute what they share."""
-        first = 0
-        beginnings: list[Row] = []
-        for seat, (tier, is_delegated, count) in enumerate(self._policy.homes(len(rows))):
-            if not count:
-                continue
-            members, home = rows[first : first + count], self._home(tier)
-            for row in members:
-                row.seat = seat
-            if not is_delegated:
-                members = [row for row in members if not self._share(row, home, beginnings)]
-            wanted = [(row.key, row.most_tokens) for row in members]
-            if wanted:
-                self._kv.admit(home, wanted, is_delegated=is_delegated)
-            first += count
-        return [*beginnings, *rows]
-
-    def _share(self, row: Row, home: Home, beginnings: list[Row]) -> bool:
-        """Let a row share the beginning of its prompt; False if it has none to share."""
-        request = row.answer.request
-        if not self._prefixes.num_tokens(request, home):
-            return False
-        prefix = self._prefixes.find(request)
-        if prefix is None:
-            self._forget(request)
-            prefix = self._prefixes.hold(request, row.entry)
-            prefix.seat = row.seat
-            beginnings.append(prefix)
-        self._prefixes.admit([(row, row.most_tokens)], prefix, home)
-        return True
-
-
 class Continuous(Admission):
     """Rows enter at every sweep, as far as seats, pages and the pace allow.
 
@@ -217,12 +136,10 @@ class Continuous(Admission):
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
         self._loads: list[_Load] = []
+        seats = [(self._home(t) if n else "compute", own, n) for t, own, n in self._seats]
         self._moves = RowMoves(
             kv_cache,
-            [
-                (self._home(tier) if count else "compute", is_delegated, count)
-                for tier, is_delegated, count in self._seats
-            ],
+            seats,
             is_on=policy.moves_rows and not policy.recomputed and kv_cache.is_kept,
             shares_elsewhere=shares_elsewhere,
         )
@@ -251,23 +168,24 @@ class Continuous(Admission):
         is_even = self._policy.admission == "diagonal"
         return float(max(1, self._lengths.longest)) if is_even else self._lengths.mean()
 
-    def _left(self, row: Row) -> int:
-        return self._left_of(row.answer, len(row.new_ids))
-
-    def _left_of(self, answer: Answer, num_made: int) -> int:
+    def _left(self, answer: Answer, num_made: int) -> tuple[int, int]:
+        """The most tokens that it makes yet, and how many it has made, if it may end before."""
         params = answer.request.params
         ends_early = self._has_end and not params.ignore_eos
         ends_early |= bool(params.stop or params.stop_token_ids)
         ends_early &= self._policy.admission != "diagonal"
-        return self._lengths.left(num_made, params.max_tokens, ends_early=ends_early)
+        return max(1, params.max_tokens - num_made), num_made if ends_early else -1
 
     def _outlook(self, room: Room) -> Outlook:
-        outlook = Outlook(self._lengths.longest, self._policy.page_tokens)
+        lengths = self._lengths
+        outlook = Outlook(lengths.longest, self._policy.page_tokens, lengths.survival())
         rows = self._rows_in(room)
         if rows:
-            left = [self._left(row) for row in rows]
+            left, made = zip(
+                *(self._left(row.answer, len(row.new_ids)) for row in rows), strict=True
+            )
             own_tokens = [row.num_tokens - row.num_shared_tokens for row in rows]
-            outlook.add(outlook.curve(own_tokens, left))
+            outlook.add(outlook.curve(own_tokens, left, made))
         if room == "compute":
             outlook.add_always(self._prefixes.num_pages())
         return outlook
@@ -292,15 +210,17 @@ class Continuous(Admission):
         """Let the next rows in, up to so many of one request; False if there is no room."""
         new, count = self._waiting.next_rows(most)
         if isinstance(new, Row):
-            num_tokens, left = new.num_tokens, self._left(new)
+            num_tokens, (left, made) = new.num_tokens, self._left(new.answer, len(new.new_ids))
         else:
-            num_tokens, left = len(new.request.prompt_ids), self._left_of(new, 0)
+            num_tokens, (left, made) = len(new.request.prompt_ids), self._left(new, 0)
         request = (new.answer if isinstance(new, Row) else new).request
         for k, seat in self._free_seats(count):
             tier, is_delegated, _ = self._seats[seat]
             home = self._home(tier)
             shared = 0 if is_delegated else self._prefixes.num_tokens(request, home)
-            curve = outlooks[home].curve([num_tokens - shared] * count, [left] * count)
+            curve = outlooks[home].curve(
+                [num_tokens - shared] * count, [left] * count, [made] * count
+            )
             curves: dict[Room, Pages] = dict.fromkeys(self._rooms(k, home), curve)
             wanted = {home: count * self._kv.pages_for(num_tokens - shared)}
             if shared and self._prefixes.find(request) is None:
@@ -314,7 +234,7 @@ class Continuous(Admission):
                 for row in rows:
                     row.seat = seat
                 new_rows = self._reserve(rows, home, is_delegated=is_delegated)
-                self.block[k] |= _by_key(new_rows)
+                self.block[k] |= by_key(new_rows)
                 self._loads[k].add(new_rows)
                 self._pace.take(count)
                 for room, own in curves.items():
@@ -364,11 +284,14 @@ class Continuous(Admission):
         for k, rows in enumerate(self.block):
             free = self._loads[k].free_seats
             for row, seats in self._moves.nearer(rows.values(), free):
-                home = self._moves.home(seats[0])
-                if not self._fits(outlooks, row, (home,)):
+                for seat in seats:
+                    home = self._moves.home(seat)
+                    if self._fits(row, home, {home: outlooks[home]}):
+                        free[seat] -= 1
+                        self._moves.begin(row, seat)
+                        break
+                else:
                     break
-                free[seats[0]] -= 1
-                self._moves.begin(row, seats[0])
 
     def _make_room(self) -> None:
         """Where a tier has too few pages for the next sweep, its youngest rows move on to a slower
@@ -388,21 +311,24 @@ class Continuous(Admission):
         k = next(k for k, rows in enumerate(self.block) if row.key in rows)
         free = self._load(self.block[k].values()).free_seats
         for seat in self._moves.farther(row, home, free):
-            rooms = self._rooms(k, self._moves.home(seat))
-            outlooks = {room: self._outlook(room) for room in rooms}
-            if self._fits(outlooks, row, rooms if home == "compute" else rooms[:1]):
+            target = self._moves.home(seat)
+            # Through the slot it comes in any case if it has until now.
+            rooms = self._rooms(k, target) if home == "compute" else (target,)
+            if self._fits(row, target, {room: self._outlook(room) for room in rooms}):
                 self._moves.begin(row, seat)
                 return
 
-    def _fits(self, outlooks: dict[Room, Outlook], row: Row, rooms: Sequence[Room]) -> bool:
-        """Whether a row that is under way fits into all these rooms; if so it counts there."""
+    def _fits(self, row: Row, home: Home, outlooks: dict[Room, Outlook]) -> bool:
+        """Whether a row under way finds pages now, and in these rooms later; if so it counts."""
         own = row.num_tokens - row.num_shared_tokens
-        curve = outlooks[rooms[0]].curve([own], [self._left(row)])
-        if not all(outlooks[room].fits(curve, self._num_pages[room]) for room in rooms):
-            return False
-        for room in rooms:
-            outlooks[room].add(curve)
-        return True
+        left, made = self._left(row.answer, len(row.new_ids))
+        curve = outlooks[home].curve([own], [left], [made])
+        fits = all(at.fits(curve, self._num_pages[room]) for room, at in outlooks.items())
+        if fits and self._kv.has_room(home, own):
+            for outlook in outlooks.values():
+                outlook.add(curve)
+            return True
+        return False
 
     # -- rows that grow --------------------------------------------------------------------------
 
@@ -444,5 +370,5 @@ class Continuous(Admission):
         self._waiting.put_back(row)
 
 
-def _by_key(rows: Iterable[Row]) -> dict[RowKey, Row]:
+def by_key(rows: Iterable[Row]) -> dict[RowKey, Row]:
     return {row.key: row for row in rows}

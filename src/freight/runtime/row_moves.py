@@ -86,7 +86,6 @@ class RowMoves:
                 for seat, (home, is_delegated, _) in enumerate(self._seats)
                 if free[seat] > 0 and not is_delegated and _SPEED.index(home) < own
             ]
-            seats = [seat for seat in seats if self._has_room(row, self._seats[seat][0])]
             if seats:
                 yield row, seats
 
@@ -114,12 +113,8 @@ class RowMoves:
                 continue
             if is_delegated and (free[seat] <= 0 or row.prefix is not None):
                 continue
-            if self._has_room(row, other):
-                yield seat
+            yield seat
 
     def _may_move(self, row: Row) -> bool:
         own = self._kv.rows[row.key]
         return row.decodes and not row.is_prefix and not own.is_delegated and own.origin is None
-
-    def _has_room(self, row: Row, home: Home) -> bool:
-        return self._kv.has_room(home, row.num_tokens - row.num_shared_tokens)

@@ -16,13 +16,14 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Sweep
-from freight.runtime.admission import Admission, Continuous, ZigZag
+from freight.runtime.admission import Admission, Continuous
 from freight.runtime.answers import Ending, NewTokens, Row
 from freight.runtime.penalties import History
 from freight.runtime.request import Completion, Request
 from freight.runtime.sampler import Draw
 from freight.runtime.tokenizer import Tokenizer
 from freight.runtime.waiting import Waiting
+from freight.runtime.zigzag import ZigZag
 
 __all__ = ["Row", "Scheduler"]
 
@@ -261,8 +262,13 @@ class Scheduler:
 
     def _take(self, row: Row, token_id: int) -> Ending | None:
         """Let a row have a token; how it ends, if it does."""
+        num_before = len(row.new_ids)
+        ending = self._end_of(row, token_id)
+        self._lengths.note(num_before, ends=ending is not None and ending[0] == "stop")
+        return ending
+
+    def _end_of(self, row: Row, token_id: int) -> Ending | None:
         params, guide = row.params, row.guide
-        self._lengths.num_made += 1
         if len(row.new_ids) >= params.min_tokens:
             if token_id in self._eos_ids and not params.ignore_eos:
                 return "stop", None

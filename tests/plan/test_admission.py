@@ -1,0 +1,77 @@
+"""How long answers are expected to be, and what rows are expected to grow to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freight.plan.admission import Lengths, Outlook
+
+
+@pytest.mark.parametrize("longest", [2, 7, 128])
+def test_where_nothing_is_known_any_length_is_as_likely(longest: int) -> None:
+    lengths = Lengths(expected=(longest + 1) / 2, longest=longest)
+    expected = 1 - np.arange(longest + 1) / longest
+    np.testing.assert_allclose(lengths.survival(), expected, atol=1e-12)
+
+
+def test_answers_that_are_expected_to_be_as_long_as_they_may() -> None:
+    lengths = Lengths(expected=9, longest=9)
+    assert lengths.survival()[:-1].tolist() == [1.0] * 9
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=200, max_size=300),
+)
+def test_shares_that_outlive_a_length_are_learnt_although_some_are_cut(
+    rows: list[tuple[int, int]],
+) -> None:
+    """(how long it would be, how long it may be): by the estimator's definition, product by
+    product, with one more row at each length that goes as was expected."""
+    lengths = Lengths(expected=6.5, longest=12)
+    for own, most in rows:
+        for before in range(min(own, most)):
+            lengths.note(before, ends=before == own - 1)
+    share, expected = 1.0, [1.0]
+    for before in range(12):
+        reached = sum(min(own, most) > before for own, most in rows)
+        ended = sum(own == before + 1 <= most for own, most in rows)
+        share *= 1 - (ended + 1 / (12 - before)) / (reached + 1)
+        expected.append(share)
+    np.testing.assert_allclose(lengths.survival(), expected, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(0, 19), st.integers(1, 20), st.booleans()),
+        max_size=6,
+    ),
+    expected=st.floats(1.5, 20),
+    page_tokens=st.sampled_from([1, 4, 16]),
+)
+def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
+    rows: list[tuple[int, int, int, bool]], expected: float, page_tokens: int
+) -> None:
+    """Sweep by sweep, by brute force; where stretches are one sweep long it is just that."""
+    longest = 20
+    survival = Lengths(expected=expected, longest=longest).survival()
+    outlook = Outlook(longest, page_tokens, survival)
+    rows = [(tokens, made, min(left, longest - made), known) for tokens, made, left, known in rows]
+    held = np.zeros(longest)
+    for tokens, made, left, known in rows:
+        for sweep in range(left):
+            share = 1.0 if known else survival[min(longest, made + sweep)] / survival[made]
+            held[sweep] += share * -(-(tokens + sweep) // page_tokens)
+    curve = outlook.curve(
+        [tokens for tokens, _, _, _ in rows],
+        [left for _, _, left, _ in rows],
+        [-1 if known else made for _, made, _, known in rows],
+    )
+    most = held.max(initial=0)
+    assert outlook.fits(curve, int(np.ceil(curve.max(initial=0))))
+    assert curve.max(initial=0) >= most - 1e-9
+    np.testing.assert_allclose(curve[:8], held[:8], atol=1e-9)
