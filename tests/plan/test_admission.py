@@ -34,7 +34,8 @@ def test_shares_that_outlive_a_length_are_learnt_although_some_are_cut(
     lengths = Lengths(expected=6.5, longest=12)
     for own, most in rows:
         for before in range(min(own, most)):
-            lengths.note(before, ends=before == own - 1)
+            stops = before == own - 1
+            lengths.note(before, ends=stops or before == most - 1, stops=stops)
     share, expected = 1.0, [1.0]
     for before in range(12):
         reached = sum(min(own, most) > before for own, most in rows)
@@ -42,6 +43,22 @@ def test_shares_that_outlive_a_length_are_learnt_although_some_are_cut(
         share *= 1 - (ended + 1 / (12 - before)) / (reached + 1)
         expected.append(share)
     np.testing.assert_allclose(lengths.survival(), expected, atol=1e-12)
+    answers = [min(own, most) for own, most in rows]
+    assert lengths.mean() == pytest.approx(sum(answers) / len(answers), rel=0.05)
+
+
+def test_the_mean_is_right_although_short_answers_end_first() -> None:
+    """Of answers of 1 to 100 tokens, those of a few rows at every sweep: when a third has ended the
+    others, which are longer, are under way."""
+    lengths = Lengths(expected=50.5, longest=100)
+    answers = [(37 * row) % 100 + 1 for row in range(400)]
+    for sweep in range(60):
+        for row, answer in enumerate(answers):
+            made = sweep - row // 8
+            if 0 <= made < answer:
+                lengths.note(made, ends=made == answer - 1, stops=made == answer - 1)
+    assert 100 < lengths.num_ended < 200
+    assert lengths.mean() == pytest.approx(50.5, rel=0.1)
 
 
 @settings(deadline=None, max_examples=60)

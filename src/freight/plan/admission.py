@@ -29,46 +29,54 @@ ROUNDING: Final = 1e-6
 
 @dataclass(kw_only=True, slots=True)
 class Lengths:
-    """How long answers are, from those that have ended and those under way.
+    """How long answers are, from those that have ended and those under way, by the estimator of
+    Kaplan and Meier: of the rows that had made so many tokens, how many ended with the next one.
 
-    Tokens made per answer ended, as if one more had made ``expected``: until many have ended, the
-    short ones among them would count too much otherwise. None is longer than ``longest``.
+    Of answers alone it would be wrong as long as few have ended, for short ones end first. What is
+    expected before any is there counts as one row that makes each token. None is longer than
+    ``longest``.
     """
 
     expected: float
     longest: int
-    num_made: int = 0
     num_ended: int = 0
-    _hazards: Pages = field(init=False)
     _made: Pages = field(init=False)
+    _stopped: Pages = field(init=False)
+    _left: Pages = field(init=False)
 
     def __post_init__(self) -> None:
-        """Before any is there, a share (1 - t / longest) ** k of the answers is longer than t; k is
-        1 where any length is as likely as any other, and 0 where all are as long as they may be."""
+        """A share (1 - t / longest) ** k of the answers is expected to be longer than t; k is 1
+        where any length is as likely as any other, and 0 where all are as long as they may be."""
         left = np.arange(self.longest, -1, -1, dtype=np.float64)
         power = max(0.0, self.longest - self.expected) / max(1e-9, self.expected - 1)
         with np.errstate(under="ignore"):
-            self._hazards = 1 - (left[1:] / np.maximum(1, left[:-1])) ** power
+            self._stopped = 1 - (left[1:] / np.maximum(1, left[:-1])) ** power
+        self._left = self._stopped.copy()
         self._made = np.ones(self.longest)
 
     def mean(self) -> float:
+        """Tokens of an answer, however it ends."""
         if not self.num_ended:
             return max(1.0, self.expected)
-        return max(1.0, min(self.longest, (self.num_made + self.expected) / (self.num_ended + 1)))
-
-    def note(self, num_before: int, *, ends: bool) -> None:
-        """A row that had made so many tokens makes one more, and ``ends`` with it although it might
-        have gone on."""
-        self.num_made += 1
-        if num_before < self.longest:
-            self._made[num_before] += 1
-            self._hazards[num_before] += ends
+        return max(1.0, float(_outliving(self._left / self._made)[:-1].sum()))
 
     def survival(self) -> Pages:
-        """The share of the answers that are longer than t tokens, [longest + 1]; by Kaplan and
-        Meier, for rows under way say that they are longer than they are now. What is expected
-        counts as one row that makes each token."""
-        return np.concatenate(([1.0], np.cumprod(1 - self._hazards / self._made)))
+        """The share of the answers that are longer than t tokens, [longest + 1], but for those that
+        were not let be longer."""
+        return _outliving(self._stopped / self._made)
+
+    def note(self, num_before: int, *, ends: bool, stops: bool) -> None:
+        """A row that had made so many tokens makes one more, and ``ends`` with it, or ``stops``
+        although it might have gone on."""
+        self.num_ended += ends
+        if num_before < self.longest:
+            self._made[num_before] += 1
+            self._left[num_before] += ends
+            self._stopped[num_before] += stops
+
+
+def _outliving(hazards: Pages) -> Pages:
+    return np.concatenate(([1.0], np.cumprod(1 - hazards)))
 
 
 class Outlook:

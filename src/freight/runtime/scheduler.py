@@ -229,7 +229,6 @@ class Scheduler:
             if row.is_prefix:
                 self._admission.keep(k, row)
                 continue
-            self._lengths.num_ended += 1
             self._admission.end(k, row)
             if (completion := row.answer.finish(row, ending)) is not None:
                 completions.append(completion)
@@ -264,7 +263,8 @@ class Scheduler:
         """Let a row have a token; how it ends, if it does."""
         num_before = len(row.new_ids)
         ending = self._end_of(row, token_id)
-        self._lengths.note(num_before, ends=ending is not None and ending[0] == "stop")
+        reason = None if ending is None else ending[0]
+        self._lengths.note(num_before, ends=reason is not None, stops=reason == "stop")
         return ending
 
     def _end_of(self, row: Row, token_id: int) -> Ending | None:
