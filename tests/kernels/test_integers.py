@@ -19,7 +19,7 @@ from freight.kernels.integers import (
     quantise_rows,
     quantise_tokens,
 )
-from freight.model.number_format import SUMS, Compression, PerRow
+from freight.model.number_format import Compression, PerRow, integer_scratch
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -63,7 +63,7 @@ def multiply(
     adds = out is not None
     if out is None:
         out = torch.full((x.shape[0], rows.shape[0]), 99.0, dtype=x.dtype)
-    sums = torch.empty(min(SUMS, out.numel()), dtype=torch.int32)
+    sums = torch.empty(integer_scratch(*out.shape, rows.columns), dtype=torch.int32)
     integer_product(as_integers(x), rows, bias, out, sums, adds=adds)
     return out
 
@@ -93,9 +93,9 @@ def test_codes_and_scales_are_those_of_numpy(data: st.DataObject, dtype: torch.d
 
 @settings(deadline=None, max_examples=60)
 @given(
-    tokens=st.integers(0, 40),
-    rows=st.integers(1, 70),
-    columns=st.integers(1, 40),
+    tokens=st.one_of(st.integers(0, 40), st.sampled_from([100, 511, 700])),
+    rows=st.integers(1, 140),
+    columns=st.one_of(st.integers(1, 40), st.sampled_from([16, 32, 48, 160, 272, 528])),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
     spread=st.sampled_from([0.0, 1e-30, 1.0, 1e4]),
@@ -122,7 +122,7 @@ def test_products_are_those_of_numpy_bit_for_bit(
     bias = torch.randn(rows, generator=dice).to(dtype) if has_bias else None
     before = torch.randn(tokens, rows + 5, generator=dice).to(dtype)
     out = before.clone()
-    sums = torch.empty(tokens * rows, dtype=torch.int32)
+    sums = torch.empty(integer_scratch(tokens, rows, 4 * columns), dtype=torch.int32)
     own = IntegerRows(raw=larger[1:], columns=4 * columns)
     integer_product(as_integers(x), own, bias, out[:, 3 : 3 + rows], sums, adds=adds)
 
@@ -177,7 +177,7 @@ def test_a_token_is_alone(seed: int, dtype: torch.dtype, cut: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_stays_in_its_token(dtype: torch.dtype, value: float) -> None:
-    x, w = torch.randn(33, 16).to(dtype), as_rows(torch.randn(5, 16))
+    x, w = torch.randn(33, 64).to(dtype), as_rows(torch.randn(5, 64))
     clean = multiply(x, w, out=torch.ones(33, 5, dtype=dtype))
     x[7, 3] = value
     found = multiply(x, w, out=torch.ones(33, 5, dtype=dtype))

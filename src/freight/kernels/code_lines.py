@@ -33,13 +33,15 @@ def pairs_of_a_part(pairs: int, parts: int) -> int:
 
 def extent_of(rows: Any) -> Any:
     """(How many rows, pairs of each): of rows as ``lay_codes`` has them, or (pairs, pairs of a
-    row)."""
+    row), or (fours, how far rows are apart, fours of a row, ...)."""
 
 
 @overload(extent_of, inline="always")
 def _extent_of(rows):  # type: ignore[no-untyped-def]
     if len(rows) == 2:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
+    if len(rows) == 5:
+        return lambda rows: (rows[0].shape[0] // rows[1], rows[2])
     return lambda rows: (rows[0].shape[0] // rows[5], rows[4] // 2)
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.threads import quantise_on_cpu, scale_on_cpu
 from freight.model.number_format import SUMS
 
@@ -101,8 +102,10 @@ def integer_product(
 ) -> None:
     """out [T, rows] = tokens times the rows, plus the bias, or out += that where it ``adds``.
 
-    ``sums`` int32 is scratch, as many as out has values or ``SUMS``.
+    ``sums`` int32 is scratch, as ``integer_scratch`` has it.
     """
+    if multiply_in_tiles(tokens.codes, tokens.scales, rows.raw, bias, out, sums, adds=adds):
+        return
     codes = rows.codes
     for tokens_from, tokens_to, first, last in _tiles(*out.shape):
         own = sums[: (tokens_to - tokens_from) * (last - first)].view(-1, last - first)

@@ -1,10 +1,12 @@
-"""Loops over rows of bfloat16 times tokens of bfloat16 in registers of sixteen by sixteen, which
-numba compiles. Threads that call them with the same counters take turns.
+"""Loops over rows of bfloat16 times tokens of bfloat16, and over rows of 8-bit integers times such
+tokens, in registers of sixteen by sixteen, which numba compiles. Threads that call them with the
+same counters take turns.
 
-Arrays of uint32 hold pairs of neighbours. Tokens lie sixteen side by side; of rows, which are read
-as they lie, some columns of ROWS are laid together in the nearest cache and meet all tokens, and
-the next ones are laid meanwhile: what loads them waits for memory while registers multiply.
-Products and sums are float32; results are rounded once.
+Arrays of uint32 hold pairs of neighbours, or fours of integers. Tokens lie sixteen side by side; of
+rows, which are read as they lie, some columns of ROWS are laid together in the nearest cache and
+meet all tokens, and the next ones are laid meanwhile: what loads them waits for memory while
+registers multiply. Sums of pairs are float32, those of integers whole and exact until they are
+scaled; results are rounded once.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ from numba.extending import overload
 from freight.kernels.code_lines import extent_of, lay_codes, pairs_of_a_part
 from freight.kernels.product_loops import put_sums
 from freight.kernels.tile_registers import (
+    INTEGERS,
+    PAIRS,
     ROWS,
     TILES,
     add_tile_products,
     configure,
+    has_integers,
     release,
     whole_lines,
 )
 from freight.kernels.turns import take
-from freight.kernels.vectors import WIDTH, load, store
+from freight.kernels.vectors import WIDTH, load, multiply, splat, store, whole_numbers
 
 __all__ = [
     "FEW_TOKENS_OF_CODES",
+    "HAS_INTEGERS",
     "MOST_TOKENS",
     "columns_together",
     "many_in_turns",
@@ -38,6 +44,8 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
+HAS_INTEGERS = has_integers()
+"""Whether rows and tokens may be 8-bit integers."""
 MOST_TOKENS = 256
 """That are multiplied at once."""
 FEW_TOKENS_OF_CODES = 4
@@ -55,7 +63,10 @@ _MOST_ROWS = 512
 _TURNS = 2
 """Of each core, at least, where there are rows enough."""
 
-_ONE, _TWO = (add_tile_products(count) for count in range(1, TILES + 1))
+_ONE, _TWO = (add_tile_products(count, PAIRS) for count in range(1, TILES + 1))
+_ONE_OF_INTEGERS, _TWO_OF_INTEGERS = (
+    add_tile_products(count, INTEGERS) for count in range(1, TILES + 1)
+)
 
 
 def columns_together(columns: int, tokens: int) -> int:
@@ -116,6 +127,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
                     target = sums, row, most
                     _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_panel)
                     panel, next_panel = next_panel, panel
+        _scale(rows, first, height, sums, most, num_tiles)
         own_bias = bias[first : first + height]
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
         take(counters, U(2), height)
@@ -131,11 +143,12 @@ def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> N
 
 @overload(_lay, jit_options={"nogil": True, "boundscheck": False})
 def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
-    return _lay_pairs if len(rows) == 2 else _lay_codes
+    return _lay_codes if len(rows) == 6 else _lay_pairs
 
 
 def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
-    (flat, pitch), (top, _, first, width) = rows, part
+    flat, pitch = rows[0], rows[1]
+    top, _, first, width = part
     for row in range(low, high):
         source, target = U((top + row) * pitch + first), U(row * WIDTH)
         for pair in range(begin, width, WIDTH):
@@ -155,11 +168,12 @@ def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
 
 @overload(_laid_meanwhile, jit_options={"nogil": True, "boundscheck": False})
 def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
-    return _pairs_meanwhile if len(rows) == 2 else _nothing_meanwhile
+    return _nothing_meanwhile if len(rows) == 6 else _pairs_meanwhile
 
 
 def _pairs_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
-    (flat, pitch), (top, _, first, width) = rows, part
+    flat, pitch = rows[0], rows[1]
+    top, _, first, width = part
     return flat, U(top * pitch + first), U(pitch), U(width)
 
 
@@ -183,14 +197,72 @@ def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_pan
         at = U((begin + tile * width + column) * WIDTH)
         to = U((tile * most + row) * WIDTH)
         low, high = height * group // groups, height * (group + 1) // groups
-        if tile + 1 < num_tiles:
-            _TWO(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, source, start, pitch, U(low), U(high), pairs),
-            )
-        else:
-            _ONE(
-                *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(next_panel, source, start, pitch, U(low), U(high), pairs),
-            )
+        own = panel, tiles, at, apart, count, sums, to, sums_apart
+        meanwhile = next_panel, source, start, pitch, U(low), U(high), pairs
+        _multiply(rows, tile + 1 < num_tiles, own, meanwhile)
         _lay(rows, following, low, high, some, next_panel)
+
+
+def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:
+    """What ``add_tile_products`` makes, for two tiles or one, of what the rows are."""
+
+
+@overload(_multiply, jit_options={"nogil": True, "boundscheck": False})
+def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
+    return _multiply_integers if len(rows) == 5 else _multiply_numbers
+
+
+def _multiply_numbers(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
+    panel, tiles, at, apart, count, sums, to, sums_apart = own
+    following, source, start, pitch, low, high, pairs = meanwhile
+    if by_two:
+        _TWO(
+            *(panel, tiles, at, apart, count, sums, to, sums_apart),
+            *(following, source, start, pitch, low, high, pairs),
+        )
+    else:
+        _ONE(
+            *(panel, tiles, at, apart, count, sums, to, sums_apart),
+            *(following, source, start, pitch, low, high, pairs),
+        )
+
+
+def _multiply_integers(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
+    panel, tiles, at, apart, count, sums, to, sums_apart = own
+    following, source, start, pitch, low, high, pairs = meanwhile
+    if by_two:
+        _TWO_OF_INTEGERS(
+            *(panel, tiles, at, apart, count, sums, to, sums_apart),
+            *(following, source, start, pitch, low, high, pairs),
+        )
+    else:
+        _ONE_OF_INTEGERS(
+            *(panel, tiles, at, apart, count, sums, to, sums_apart),
+            *(following, source, start, pitch, low, high, pairs),
+        )
+
+
+def _scale(rows: Any, first: Any, height: Any, sums: Any, most: Any, num_tiles: Any) -> None:
+    """Make numbers of whole sums: times the scale of the token, then of the row."""
+
+
+@overload(_scale, jit_options={"nogil": True, "boundscheck": False})
+def _scale_of(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+    return _scale_integers if len(rows) == 5 else _leave
+
+
+def _scale_integers(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+    _, pitch, columns, numbers, token_scales = rows
+    row_scales = np.empty(height, np.float32)
+    for row in range(height):
+        row_scales[row] = numbers[U((first + row) * pitch + columns)]
+    for tile in range(num_tiles):
+        scales = load(token_scales, U(tile * WIDTH))
+        for row in range(height):
+            place = U((tile * most + row) * WIDTH)
+            found = multiply(whole_numbers(sums, place), scales)
+            store(sums, place, multiply(found, splat(row_scales[row])))
+
+
+def _leave(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+    return None

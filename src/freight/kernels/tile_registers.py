@@ -1,8 +1,10 @@
-"""Products of pairs of bfloat16 in registers of sixteen rows of sixteen, where the processor has
-them (Intel's AMX), and the leave to use them that Linux gives a process which asks.
+"""Products of pairs of bfloat16, or of fours of 8-bit integers, in registers of sixteen rows of
+sixteen, where the processor has them (Intel's AMX), and the leave to use them that Linux gives a
+process which asks.
 
 Registers 0 to 3 hold sums, 4 and 5 rows, 6 and 7 tokens. What loads and multiplies is Intel's
-TILELOADD and TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+TILELOADD, TDPBF16PS and TDPBSSD (Intel 64 and IA-32 Architectures Software Developer's Manual,
+volume 2). A pair, or four, is what lies in four bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from numba.extending import intrinsic
 from freight.kernels.llvm import BYTE, FLOATS, HAS_PAIR_PRODUCTS, WIDTH, address_of
 
 __all__ = [
+    "INTEGERS",
+    "PAIRS",
     "ROWS",
     "TILES",
     "add_tile_products",
     "configure",
+    "has_integers",
     "may_use_tiles",
     "release",
     "tile_products",
@@ -37,6 +42,11 @@ ROWS: Final = 2 * WIDTH
 TILES: Final = 2
 """Times sixteen tokens. Two by two blocks of sums use what is loaded twice; no other shape that
 eight registers hold does better."""
+
+PAIRS: Final = "tdpbf16ps"
+INTEGERS: Final = "tdpbssd"
+"""What multiplies: pairs, whose sums are float32, or fours of signed bytes, whose sums are whole
+numbers of 32 bits."""
 
 _INDEX = types.uintp
 _LONG: Final = ir.IntType(64)
@@ -61,6 +71,11 @@ def may_use_tiles() -> bool:
         return False
     system_call = ctypes.CDLL(None).syscall
     return bool(system_call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+
+
+def has_integers() -> bool:
+    """Whether they multiply integers, too."""
+    return may_use_tiles() and bool(get_host_cpu_features().get("amx-int8"))
 
 
 def _configuration() -> np.ndarray:
@@ -124,8 +139,16 @@ def _load_or_store(builder: Any, name: str, register: int, place: Any, pitch: An
 class _Products:
     """The steps of a block's product: two by one or two registers of sums."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+    def __init__(
+        self,
+        context: Any,
+        builder: Any,
+        signature: Any,
+        arguments: Any,
+        instruction: str = PAIRS,
+    ) -> None:
         self.builder = builder
+        self._instruction = instruction
         self._context, self._kinds, self._arguments = context, signature.args, arguments
         self._sums: dict[tuple[int, int], tuple[int, Any]] = {}
 
@@ -161,7 +184,7 @@ class _Products:
                 if half == 0:
                     _load_or_store(builder, "tileloadd64", _TOKEN_REGISTERS[tile], place, line)
                 sums = self._sums[half, tile][0]
-                _call(builder, "tdpbf16ps", sums, register, _TOKEN_REGISTERS[tile])
+                _call(builder, self._instruction, sums, register, _TOKEN_REGISTERS[tile])
 
     def end(self) -> None:
         for register, own in self._sums.values():
@@ -169,10 +192,11 @@ class _Products:
             _load_or_store(self.builder, "tilestored64", register, own, line)
 
 
-def add_tile_products(num_tiles: int) -> Any:
+def add_tile_products(num_tiles: int, instruction: str) -> Any:
     """What adds to sums[place + 16 r + i] the products of row r of a panel and x[at + 16 k + i],
     over ``count`` pairs k, whole sixteens, for sixteen tokens i and ROWS rows r. Of a second tile,
-    x lies ``apart``, and sums ``sums_apart``. Sums are float32.
+    x lies ``apart``, and sums ``sums_apart``. Sums are float32, or as wide, as the ``instruction``
+    has it.
 
     A panel holds sixteen pairs of one row after the other, then the next sixteen. Meanwhile the
     rows from number ``low`` to ``high`` of the next panel are laid, as many of their pairs as are
@@ -182,7 +206,7 @@ def add_tile_products(num_tiles: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, at, apart, count, _, place, sums_apart, *coming = arguments
         _, _, start, pitch, low, high, width = coming
-        own = _Products(context, builder, signature, arguments)
+        own = _Products(context, builder, signature, arguments, instruction)
         own.begin(5, num_tiles, place, sums_apart, adds=True)
         with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
             begun = builder.mul(step.index, own.whole(WIDTH))

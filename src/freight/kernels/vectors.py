@@ -62,6 +62,7 @@ __all__ = [
     "total",
     "transpose",
     "two_to",
+    "whole_numbers",
 ]
 
 
@@ -84,6 +85,16 @@ def load(context, array, index):  # type: ignore[no-untyped-def]
     """Sixteen numbers of a float32 array, of a uint16 one that holds bfloat16, or of an int16 one
     that holds float16."""
     return _VECTOR(array, types.uintp), LOADERS[array.dtype]
+
+
+@intrinsic
+def whole_numbers(context, array, index):  # type: ignore[no-untyped-def]
+    """Sixteen whole numbers of 32 bits, in an array of floats, as floats."""
+
+    def widen(builder: Any, words: Any) -> Any:
+        return builder.sitofp(words, FLOATS)
+
+    return _VECTOR(array, types.uintp), loader(WORD, 4, widen)
 
 
 @intrinsic

@@ -16,6 +16,7 @@ import torch
 
 from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import GroupedRows
+from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
@@ -26,7 +27,14 @@ from freight.kernels.threads import (
     scale_on_cpu,
 )
 from freight.kernels.tokens import activate, normalise, rotate
-from freight.model.number_format import DTYPE_BYTES, PAIR_COLUMNS, Grouped, PerRow, find_compressed
+from freight.model.number_format import (
+    DTYPE_BYTES,
+    PAIR_COLUMNS,
+    Grouped,
+    PerRow,
+    find_compressed,
+    integer_scratch,
+)
 from freight.model.workspace import Workspace
 
 __all__ = ["warm_up"]
@@ -110,6 +118,10 @@ def _warm_up_integers(dtype: torch.dtype) -> None:
     x, sums = torch.zeros(1, 4, dtype=dtype), torch.zeros(1, 4, dtype=torch.int32)
     quantise_on_cpu(x, codes, scales, 1.0)
     scale_on_cpu(sums, scales, torch.zeros(4), None, x, adds=False)
+    codes, scales = torch.zeros(16, 64, dtype=torch.int8), torch.zeros(16)
+    raw, out = torch.zeros(32, 68, dtype=torch.uint8), torch.zeros(16, 32, dtype=dtype)
+    room = torch.zeros(integer_scratch(16, 32, 64), dtype=torch.int32)
+    multiply_in_tiles(codes, scales, raw, None, out, room, adds=False)
 
 
 def _warm_up_tokens(dtype: torch.dtype) -> None:

@@ -24,7 +24,7 @@ from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, attend_stems
 from freight.model.kv_view import KVView
-from freight.model.number_format import SUMS, TILE_ROWS
+from freight.model.number_format import TILE_ROWS, integer_scratch
 from freight.model.programme import (
     Activate,
     Add,
@@ -255,7 +255,8 @@ def _multiply_integers(
     frame: Frame,
 ) -> None:
     with frame.workspace.frame():
-        sums = frame.workspace.take(min(SUMS, out.numel()), dtype=torch.int32)
+        count = integer_scratch(out.shape[0], out.shape[1], rows.columns)
+        sums = frame.workspace.take(count, dtype=torch.int32)
         integer_product(tokens, rows, bias, out, sums, adds=step.adds)
 
 

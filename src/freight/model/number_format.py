@@ -25,6 +25,7 @@ from functools import cache
 from typing import Final
 
 from freight.errors import InputError
+from freight.quantities import align_up
 
 __all__ = [
     "BITS",
@@ -33,6 +34,7 @@ __all__ = [
     "DTYPE_BYTES",
     "GROUP_SIZE",
     "GROUP_SIZES",
+    "LAID_TOKENS",
     "PAIR_COLUMNS",
     "SUMS",
     "TILE_ROWS",
@@ -44,6 +46,7 @@ __all__ = [
     "find_compressed",
     "find_compression",
     "fit_head",
+    "integer_scratch",
     "is_widened",
     "row_bytes",
     "rows_together",
@@ -64,10 +67,14 @@ PAIR_COLUMNS: Final = 128
 SUMS: Final = 1 << 20
 """Sums of an integer product that are there at once: they are scaled while they are in a cache."""
 
+LAID_TOKENS: Final = 512
+"""Tokens as integers that are laid for registers at once."""
+
 COMPUTES: Final = ("plain", "int8")
 
 _NAME: Final = re.compile(r"int([348])g(\d+)(f32|out)?")
 _SMALLEST_GROUP: Final = 16
+_LAID_TOGETHER: Final = 16
 _ALIGNMENT: Final = 4
 _MOST_COLUMNS: Final = (2**31 - 1) // 127**2
 """Of a row in an integer product: the sum of so many products of codes fits into 32 bits."""
@@ -248,6 +255,13 @@ def rows_together(dtype: str) -> int:
     """How many rows must not be cut apart."""
     compressed = find_compressed(dtype)
     return compressed.rows_together if isinstance(compressed, Grouped) else 1
+
+
+def integer_scratch(num_tokens: int, num_rows: int, columns: int) -> int:
+    """Words that a product of so many tokens and rows of 8-bit integers wants: for its sums, or for
+    as many tokens as are laid at once."""
+    laid = align_up(min(num_tokens, LAID_TOKENS), _LAID_TOGETHER) * columns // 4
+    return min(SUMS, max(num_tokens * num_rows, laid))
 
 
 def fit_head(bits: int, group_size: int, width: int) -> Grouped:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
-from freight.model.number_format import DTYPE_BYTES, SUMS, TILE_ROWS, PerRow
+from freight.model.number_format import DTYPE_BYTES, TILE_ROWS, PerRow, integer_scratch
 from freight.model.programme import (
     AddPositions,
     Attend,
@@ -141,7 +141,8 @@ def _unit_bytes(
             if step.weight.name in integers:
                 held += (step.weight.num_columns + 4) * (step.x not in as_integers)
                 as_integers.add(step.x)
-                sums = 4 * min(SUMS, num_tokens * step.weight.num_rows)
+                own = step.weight
+                sums = 4 * integer_scratch(num_tokens, own.num_rows, own.num_columns)
         elif isinstance(step, Embed):
             columns.setdefault(step.out, step.weight.num_columns)
             scratch = step.weight.num_columns * size

@@ -25,7 +25,7 @@ from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
 from freight.model.layers import Frame, run_unit
-from freight.model.number_format import SUMS, TILE_ROWS, Grouped
+from freight.model.number_format import TILE_ROWS, Grouped, integer_scratch
 from freight.model.workspace import Workspace
 from freight.quantities import GIB
 
@@ -143,7 +143,7 @@ def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> 
     """As layers do it: from tokens in ``dtype`` to results in it."""
     x = torch.rand(rows, WIDTH, dtype=dtype)
     out = torch.empty(rows, COLUMNS, dtype=dtype)
-    sums = torch.empty(min(SUMS, out.numel()), dtype=torch.int32)
+    sums = torch.empty(integer_scratch(rows, COLUMNS, WIDTH), dtype=torch.int32)
     tokens = IntegerTokens(codes=torch.empty(x.shape, dtype=torch.int8), scales=torch.empty(rows))
 
     def multiply(turn: int) -> None:

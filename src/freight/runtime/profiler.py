@@ -58,7 +58,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "2"
+_LOOPS: Final = "3"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
