@@ -7,7 +7,9 @@ read keys and values in pages; torch is given them side by side, which costs it 
 Prompts: rows of so many tokens, each of which sees those before it, 32 heads for 32, 8 or 4 heads
 of keys; which way a run takes is said.
 Products: tokens of 2048 numbers times 5632 rows, which come from memory, in float32 but where it is
-said; whether a run uses the loops for them is said, too. The last line is one JSON object, in
+said; whether a run uses the loops for them is said, too.
+Integers: tokens and rows in 8 bits, each with a scale, of 2048 numbers times 5632 rows and the
+other way round, from codes to results in bfloat16. The last line is one JSON object, in
 milliseconds.
 """
 
@@ -19,6 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,16 +34,24 @@ from freight.kernels.grouped import (
     dequantise_reference,
     quantise,
 )
+from freight.kernels.integers import (
+    IntegerRows,
+    IntegerTokens,
+    integer_product,
+    quantise_rows,
+    quantise_tokens,
+)
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
-from freight.model.number_format import Grouped
+from freight.model.number_format import Grouped, integer_scratch
 
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
+INTEGER_TOKENS = (16, 64, 256, 512, 1024, 2048)
 KINDS = (
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.float32),
@@ -273,6 +284,43 @@ def multiplying(num_tokens: int) -> Turns:
     return {f"{num_tokens} tokens: {name}": work for name, work in turns.items()}
 
 
+def multiplying_integers(num_tokens: int, columns: int, num_rows: int) -> Turns:
+    """Likewise of tokens and rows as 8-bit integers, twelve matrices in turn."""
+    copies, turn = 12, itertools.count()
+    wide = torch.randn(num_rows, columns)
+    raw, narrow = quantise_rows(wide), wide.bfloat16()
+    matrices = [IntegerRows(raw=raw.clone(), columns=columns) for _ in range(copies)]
+    plain = [narrow.clone() for _ in range(copies)]
+    x, out = (
+        torch.randn(num_tokens, columns).bfloat16(),
+        torch.empty(num_tokens, num_rows).bfloat16(),
+    )
+    tokens = IntegerTokens(
+        codes=torch.empty(x.shape, dtype=torch.int8), scales=torch.empty(num_tokens)
+    )
+    quantise_tokens(x, tokens)
+    sums = torch.empty(integer_scratch(num_tokens, num_rows, columns), dtype=torch.int32)
+    scratch = torch.empty(scratch_values(columns, x.dtype), dtype=x.dtype)
+
+    def by_integers() -> None:
+        integer_product(tokens, matrices[next(turn) % copies], None, out, sums, adds=False)
+
+    def by_torch() -> None:
+        with patch("freight.kernels.integers.multiply_in_tiles", lambda *_, **__: False):
+            by_integers()
+
+    def in_bfloat16() -> None:
+        own = Product(rows=plain[next(turn) % copies], out=out)
+        multiply(x, [own], lambda size: scratch[:size])
+
+    name = f"{num_tokens} tokens, {columns} x {num_rows}"
+    return {
+        f"{name}: integers, a run's way": by_integers,
+        f"{name}: integers, torch": by_torch,
+        f"{name}: bfloat16, a run's way": in_bfloat16,
+    }
+
+
 def reading(size: int) -> Turns:
     """How fast this memory is read: the ceiling."""
     numbers = torch.ones(size // 4)
@@ -282,7 +330,8 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parser.add_argument("--part", choices=("dequantise", "attention", "prompts", "products"))
+    parts = ("dequantise", "attention", "prompts", "products", "integers")
+    parser.add_argument("--part", choices=parts)
     options = parser.parse_args()
     turns, part = options.turns, options.part
     torch.manual_seed(0)
@@ -306,6 +355,10 @@ def main() -> None:
             print(f"rows of {kept}, tokens of {own}: by loops {loops_are_faster(kept, own)}")
         for num_tokens in TOKENS:
             found |= timed(multiplying(num_tokens), min(turns, 3 + 2048 // num_tokens))
+    if part in (None, "integers"):
+        for num_tokens in INTEGER_TOKENS:
+            for columns, num_rows in ((2048, 5632), (5632, 2048)):
+                found |= timed(multiplying_integers(num_tokens, columns, num_rows), turns)
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
