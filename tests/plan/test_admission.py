@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.plan.admission import Lengths, Outlook
+from freight.plan.admission import MARGIN, Lengths, Outlook
 
 
 @pytest.mark.parametrize("longest", [2, 7, 128])
@@ -74,21 +74,27 @@ def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
     rows: list[tuple[int, int, int, bool]], expected: float, page_tokens: int
 ) -> None:
     """Sweep by sweep, by brute force; where stretches are one sweep long it is just that."""
-    longest = 20
+    longest, deviations = 20, MARGIN
     survival = Lengths(expected=expected, longest=longest).survival()
     outlook = Outlook(longest, page_tokens, survival)
     rows = [(tokens, made, min(left, longest - made), known) for tokens, made, left, known in rows]
-    held = np.zeros(longest)
+    held, variance, most = np.zeros(longest), np.zeros(longest), np.zeros(longest)
     for tokens, made, left, known in rows:
         for sweep in range(left):
             share = 1.0 if known else survival[min(longest, made + sweep)] / survival[made]
-            held[sweep] += share * -(-(tokens + sweep) // page_tokens)
+            pages = -(-(tokens + sweep) // page_tokens)
+            held[sweep] += share * pages
+            variance[sweep] += share * (1 - share) * pages**2
+            most[sweep] += pages
     curve = outlook.curve(
         [tokens for tokens, _, _, _ in rows],
         [left for _, _, left, _ in rows],
         [-1 if known else made for _, made, _, known in rows],
     )
-    most = held.max(initial=0)
-    assert outlook.fits(curve, int(np.ceil(curve.max(initial=0))))
-    assert curve.max(initial=0) >= most - 1e-9
-    np.testing.assert_allclose(curve[:8], held[:8], atol=1e-9)
+    np.testing.assert_allclose(curve[:, :8], [held[:8], variance[:8], most[:8]], atol=1e-9)
+    assert curve[0].max() >= held.max() - 1e-9 and curve[2].max() >= most.max() - 1e-9
+    for num_pages in range(int(most.max()) + 2):
+        needed = held + deviations * np.sqrt(variance)
+        fits = (needed <= num_pages + 1e-9) | (most <= num_pages)
+        assert outlook.fits(curve, num_pages) <= fits.all()
+    assert outlook.fits(curve, int(curve[2].max()))

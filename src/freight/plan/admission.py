@@ -16,14 +16,16 @@ import numpy.typing as npt
 
 from freight.plan.policy import Policy
 
-__all__ = ["ROUNDING", "Lengths", "Outlook", "Pace", "Pages"]
+__all__ = ["MARGIN", "Lengths", "Outlook", "Pace", "Pages", "always", "fit"]
 
 Pages = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger[Any]]
 
 _NEAR_SWEEPS: Final = 8
 _KNOWN: Final = -1
-ROUNDING: Final = 1e-6
+MARGIN: Final = 1.25
+"""Deviations. Without any, a tenth more tokens of small blocks are computed again."""
+_ROUNDING: Final = 1e-6
 """Of sums of pages that are expected."""
 
 
@@ -83,7 +85,12 @@ class Outlook:
     """Pages of one tier that its rows take now and at later sweeps, as far as is expected: sweep by
     sweep at first, then in stretches that grow, each as if none of its rows ended before the last
     of it, but with those alone that are there at its begin. ``survival`` is that of the answers
-    whose length is not known."""
+    whose length is not known.
+
+    What rows take is [3, stretches]: the pages that are expected, their variance, and the pages if
+    none ended by itself. Rows fit if what is expected does with ``MARGIN`` deviations to spare, or
+    the most that they can take.
+    """
 
     def __init__(self, longest: int, page_tokens: int, survival: Pages | None = None) -> None:
         self.longest = longest
@@ -91,7 +98,7 @@ class Outlook:
         self._lasts = np.append(self._starts[1:] - 1, np.int32(max(1, longest) - 1))
         self._page_tokens = page_tokens
         self._survival = survival
-        self._pages: Pages = np.zeros(len(self._starts))
+        self._pages: Pages = np.zeros((3, len(self._starts)))
 
     def curve(
         self,
@@ -99,7 +106,7 @@ class Outlook:
         left: Sequence[int] | Ints,
         made: Sequence[int] | Ints | None = None,
     ) -> Pages:
-        """Pages that rows are expected to take together, by stretches."""
+        """What rows take together."""
         pages: Pages = self.curves(num_tokens, left, made).sum(axis=0)
         return pages
 
@@ -109,33 +116,49 @@ class Outlook:
         left: Sequence[int] | Ints,
         made: Sequence[int] | Ints | None = None,
     ) -> Pages:
-        """Pages that each row takes, [rows, stretches]; it makes at most ``left`` more tokens, of
+        """What each row takes, [rows, 3, stretches]; it makes at most ``left`` more tokens, of
         which the last is never attended. Where that is all that is known it has ``made`` so many;
         -1 where it makes just as many as are left."""
         tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
         more = np.asarray(left, dtype=np.int32)[:, None] - 1
-        most = tokens + np.minimum(self._lasts, more)
-        most += self._page_tokens - 1
-        most //= self._page_tokens
-        pages: Pages = np.where(more >= self._starts, most, 0.0)
+        pages = tokens + np.minimum(self._lasts, more)
+        pages += self._page_tokens - 1
+        pages //= self._page_tokens
+        found: Pages = np.zeros((len(pages), 3, len(self._starts)))
+        most = found[:, 2]
+        most[:] = np.where(more >= self._starts, pages, 0)
         if made is None or self._survival is None:
-            return pages
+            found[:, 0] = most
+            return found
         before = np.asarray(made, dtype=np.int32)[:, None]
         own = np.maximum(before, 0)
         later = np.minimum(own + self._starts, len(self._survival) - 1)
         shares = self._survival[later] / self._survival[own]
-        pages *= np.where(before == _KNOWN, 1.0, shares)
-        return pages
+        found[:, 0] = most * np.where(before == _KNOWN, 1.0, shares)
+        found[:, 1] = found[:, 0] * (most - found[:, 0])
+        return found
 
     def fits(self, curve: Pages, num_pages: int) -> bool:
-        return bool((self._pages + curve <= num_pages + ROUNDING).all())
+        return fit(self._pages + curve, num_pages)
 
     def add(self, curve: Pages) -> None:
         self._pages = self._pages + curve
 
     def add_always(self, num_pages: int) -> None:
         """Pages that stay as they are."""
-        self._pages = self._pages + num_pages
+        self._pages = self._pages + always(num_pages)
+
+
+def always(num_pages: int) -> Pages:
+    """What takes so many pages at every sweep."""
+    return np.array([[num_pages], [0.0], [num_pages]])
+
+
+def fit(taken: Pages, num_pages: float) -> bool:
+    """Whether so many pages are enough for what is ``taken``, [3, stretches]."""
+    expected, variance, most = taken
+    enough = expected + MARGIN * np.sqrt(variance) <= num_pages + _ROUNDING
+    return bool((enough | (most <= num_pages)).all())
 
 
 @cache

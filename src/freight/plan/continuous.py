@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import ROUNDING, Lengths, Outlook, Pace, Pages
+from freight.plan.admission import Lengths, Outlook, Pace, Pages, fit
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import BlockRow, Brought, WorkSizes, computing_rows, work_of
 from freight.plan.sweep import Sweep
@@ -26,7 +26,7 @@ __all__ = ["Census", "RolledSweep", "roll_out"]
 Ints = npt.NDArray[np.int64]
 
 _NOBODY: Final = -1
-_ANY: Final = 1 << 40
+_ANY: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,34 +90,44 @@ def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
 
 
 class _Room:
-    """Pages that are free now and at later sweeps. Many rows in turn have one curve: how many more
-    of it fit is counted once."""
+    """Pages of which some are ``taken``, now and at later sweeps. Many rows in turn have one curve:
+    how many more of it fit is counted once."""
 
-    def __init__(self, free: Pages) -> None:
-        self._free = free + ROUNDING
+    def __init__(self, num_pages: int, taken: Pages) -> None:
+        self._num_pages = num_pages
+        self._taken = taken
         self._curve: Pages | None = None
-        self._count = self._taken = 0
+        self._left = self._count = 0
 
     def fits(self, curve: Pages) -> bool:
         """Whether a row fits whose pages follow the curve."""
         if curve is not self._curve:
             self._settle()
-            self._curve, needed = curve, curve > 0
-            self._count = 0
-            if (self._free >= 0).all():
-                self._count = int((self._free[needed] // curve[needed]).min(initial=_ANY))
-        return self._count > 0
+            self._curve = curve
+            self._left = self._most()
+        return self._left > 0
 
     def take(self, curve: Pages) -> None:
         """For a row that fits."""
-        assert curve is self._curve and self._count > 0
-        self._count -= 1
-        self._taken += 1
+        assert curve is self._curve and self._left > 0
+        self._left -= 1
+        self._count += 1
+
+    def _most(self) -> int:
+        """How many more rows of the curve fit: doubled until they do not, then halved."""
+        assert self._curve is not None
+        step, count = 1, 0
+        while step < _ANY and fit(self._taken + step * self._curve, self._num_pages):
+            step *= 2
+        while step := step // 2:
+            more = count + step
+            count = more if fit(self._taken + more * self._curve, self._num_pages) else count
+        return count
 
     def _settle(self) -> None:
-        if self._curve is not None and self._taken:
-            self._free = self._free - self._taken * self._curve
-        self._taken = 0
+        if self._curve is not None:
+            self._taken = self._taken + self._count * self._curve
+        self._count = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -248,14 +258,14 @@ class _Block:
         rooms, is_far = {}, np.ones(len(here), dtype=bool)
         for tier, places in self.of_tier.items():
             own = places[here]
-            rooms[tier] = _Room(self.num_pages[tier] - curves[own].sum(axis=0))
+            rooms[tier] = _Room(self.num_pages[tier], curves[own].sum(axis=0))
             if tier == self.policy.compute_tier:
                 is_far &= ~own
-        free = np.full((self.policy.num_micro_batches, curves.shape[1]), float(self.slot_pages))
+        taken = np.zeros((self.policy.num_micro_batches, *curves.shape[1:]))
         if is_far.any():
             batches, firsts = np.unique(here[is_far] // len(self.seats), return_index=True)
-            free[batches] -= np.add.reduceat(curves[is_far], firsts, axis=0)
-        return rooms, [_Room(own) for own in free]
+            taken[batches] += np.add.reduceat(curves[is_far], firsts, axis=0)
+        return rooms, [_Room(self.slot_pages, own) for own in taken]
 
     def _kept(self, seats: Ints) -> tuple[Ints, Ints, Ints]:
         """Tokens of which rows have keys of their own, how many they make yet, and how many they

@@ -19,7 +19,7 @@ import numpy as np
 
 from freight.memory.kv_cache import Home, KVCache
 from freight.model.batch import RowKey
-from freight.plan.admission import Lengths, Outlook, Pace, Pages
+from freight.plan.admission import Lengths, Outlook, Pace, Pages, always
 from freight.plan.policy import Policy, Tier
 from freight.runtime.answers import Answer, Row
 from freight.runtime.prefixes import Prefixes
@@ -225,7 +225,7 @@ class Continuous(Admission):
             wanted = {home: count * self._kv.pages_for(num_tokens - shared)}
             if shared and self._prefixes.find(request) is None:
                 beginning = self._kv.pages_for(shared)
-                curves["compute"] = curves.get("compute", np.zeros_like(curve)) + beginning
+                curves["compute"] = curves.get("compute", np.zeros_like(curve)) + always(beginning)
                 wanted["compute"] = wanted.get("compute", 0) + beginning
             if all(pages <= self._kv.num_free_pages(own) for own, pages in wanted.items()) and all(
                 outlooks[room].fits(own, self._num_pages[room]) for room, own in curves.items()
