@@ -1,7 +1,8 @@
 """A run as a picture: when each lane was busy with what, beside what was predicted. For Perfetto or
 chrome://tracing.
 
-Times are those of the host. On a CUDA stream they are when work was issued, not when it ran.
+Times are those of the host, from when the first operation began. On a CUDA stream they are when
+work was issued, not when it ran. What is written is not kept: memory is planned without it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Trace:
             ) from error
         self._file.write("[\n")
         self._first_s: float | None = None
-        self._predicted: tuple[Step, ...] = ()
         self._lanes = {lane: number for number, lane in enumerate(Lane)}
 
     def predict(self, steps: Iterable[Step]) -> None:
         """What is expected, to be shown beside what is measured, from the same beginning."""
-        self._predicted = tuple(steps)
+        with self._lock:
+            self._name_lanes(_PREDICTED, "predicted")
+            for step in steps:
+                self._write_span(_PREDICTED, step.operation, step.start_s, step.end_s)
 
     def record(self, operation: Operation, started_s: float, ended_s: float) -> None:
         """One operation, done between these times (``time.perf_counter``)."""
@@ -50,16 +53,11 @@ class Trace:
             if self._first_s is None:
                 self._first_s = started_s
                 self._name_lanes(_MEASURED, "measured")
-            self._write_span(_MEASURED, operation, started_s, ended_s)
+            first_s = self._first_s
+            self._write_span(_MEASURED, operation, started_s - first_s, ended_s - first_s)
 
     def close(self) -> None:
         with self._lock:
-            if self._predicted:
-                self._name_lanes(_PREDICTED, "predicted")
-                first_s = self._first_s or 0.0
-                for step in self._predicted:
-                    start_s, end_s = first_s + step.start_s, first_s + step.end_s
-                    self._write_span(_PREDICTED, step.operation, start_s, end_s)
             self._file.write("{}]\n")
             self._file.close()
 
