@@ -14,12 +14,30 @@ from freight.plan.admission import MARGIN, Lengths, Outlook
 def test_where_nothing_is_known_any_length_is_as_likely(longest: int) -> None:
     lengths = Lengths(expected=(longest + 1) / 2, longest=longest)
     expected = 1 - np.arange(longest + 1) / longest
-    np.testing.assert_allclose(lengths.survival(), expected, atol=1e-12)
+    np.testing.assert_allclose(np.exp(lengths.survival()), expected, atol=1e-9)
 
 
 def test_answers_that_are_expected_to_be_as_long_as_they_may() -> None:
     lengths = Lengths(expected=9, longest=9)
-    assert lengths.survival()[:-1].tolist() == [1.0] * 9
+    assert lengths.survival()[:-1].tolist() == [0.0] * 9
+
+
+def test_a_row_that_has_outlived_what_was_expected_may_go_on() -> None:
+    """Of answers of 9 tokens on average nobody expects one of 2000, but there it is."""
+    survival = Lengths(expected=9, longest=2048).survival()
+    outlook = Outlook(2048, 16, survival)
+    curve = outlook.curve([2100], [48], [2000])
+    assert np.isfinite(curve).all() and curve[0, 0] == -(-2100 // 16)
+    assert outlook.fits(curve, 200) and not outlook.fits(curve, 100)
+
+
+def test_rows_that_cannot_stop_say_nothing_of_those_that_can() -> None:
+    lengths = Lengths(expected=8.5, longest=16)
+    for before in range(16):
+        lengths.note(before, ends=before == 15, may_stop=False, stops=False)
+    alone = Lengths(expected=8.5, longest=16).survival()
+    np.testing.assert_array_equal(lengths.survival(), alone)
+    assert lengths.mean() > 8.5
 
 
 @settings(deadline=None, max_examples=60)
@@ -35,14 +53,14 @@ def test_shares_that_outlive_a_length_are_learnt_although_some_are_cut(
     for own, most in rows:
         for before in range(min(own, most)):
             stops = before == own - 1
-            lengths.note(before, ends=stops or before == most - 1, stops=stops)
+            lengths.note(before, ends=stops or before == most - 1, may_stop=True, stops=stops)
     share, expected = 1.0, [1.0]
     for before in range(12):
         reached = sum(min(own, most) > before for own, most in rows)
         ended = sum(own == before + 1 <= most for own, most in rows)
         share *= 1 - (ended + 1 / (12 - before)) / (reached + 1)
         expected.append(share)
-    np.testing.assert_allclose(lengths.survival(), expected, atol=1e-12)
+    np.testing.assert_allclose(np.exp(lengths.survival()), expected, atol=1e-9)
     answers = [min(own, most) for own, most in rows]
     assert lengths.mean() == pytest.approx(sum(answers) / len(answers), rel=0.05)
 
@@ -56,7 +74,8 @@ def test_the_mean_is_right_although_short_answers_end_first() -> None:
         for row, answer in enumerate(answers):
             made = sweep - row // 8
             if 0 <= made < answer:
-                lengths.note(made, ends=made == answer - 1, stops=made == answer - 1)
+                ends = made == answer - 1
+                lengths.note(made, ends=ends, may_stop=True, stops=ends)
     assert 100 < lengths.num_ended < 200
     assert lengths.mean() == pytest.approx(50.5, rel=0.1)
 
@@ -81,7 +100,8 @@ def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
     held, variance, most = np.zeros(longest), np.zeros(longest), np.zeros(longest)
     for tokens, made, left, known in rows:
         for sweep in range(left):
-            share = 1.0 if known else survival[min(longest, made + sweep)] / survival[made]
+            outlived = survival[min(longest, made + sweep)] - survival[made]
+            share = 1.0 if known else np.exp(outlived)
             pages = -(-(tokens + sweep) // page_tokens)
             held[sweep] += share * pages
             variance[sweep] += share * (1 - share) * pages**2

@@ -391,13 +391,13 @@ class KVCache:
         """What rows have that move away from the compute tier, into a slot on it."""
         pool, pages = self.pools["compute"][layer], self.pages_in(layer, slot)
         for run in passage.near_in:
-            _pages(pages, run).copy_(pool[run.home : run.home + run.count])
+            copy_bytes(pool[run.home : run.home + run.count], _pages(pages, run))
 
     def keep_near(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """All that rows have that move to the compute tier."""
         pool, pages = self.pools["compute"][layer], self.pages_in(layer, slot)
         for run in passage.near_out:
-            pool[run.home : run.home + run.count].copy_(_pages(pages, run))
+            copy_bytes(_pages(pages, run), pool[run.home : run.home + run.count])
 
     def pairs_in(
         self, layer: int, passage: Passage, slot: torch.Tensor

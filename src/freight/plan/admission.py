@@ -25,6 +25,8 @@ _NEAR_SWEEPS: Final = 8
 _KNOWN: Final = -1
 MARGIN: Final = 1.25
 """Deviations. Without any, a tenth more tokens of small blocks are computed again."""
+_MOST_HAZARD: Final = 1 - 1e-12
+"""Nothing is certain: a row that is there had survived."""
 _ROUNDING: Final = 1e-6
 """Of sums of pages that are expected."""
 
@@ -43,8 +45,9 @@ class Lengths:
     longest: int
     num_ended: int = 0
     _made: Pages = field(init=False)
-    _stopped: Pages = field(init=False)
     _left: Pages = field(init=False)
+    _at_risk: Pages = field(init=False)
+    _stopped: Pages = field(init=False)
 
     def __post_init__(self) -> None:
         """A share (1 - t / longest) ** k of the answers is expected to be longer than t; k is 1
@@ -54,31 +57,32 @@ class Lengths:
         with np.errstate(under="ignore"):
             self._stopped = 1 - (left[1:] / np.maximum(1, left[:-1])) ** power
         self._left = self._stopped.copy()
-        self._made = np.ones(self.longest)
+        self._made, self._at_risk = np.ones((2, self.longest))
 
     def mean(self) -> float:
         """Tokens of an answer, however it ends."""
         if not self.num_ended:
             return max(1.0, self.expected)
-        return max(1.0, float(_outliving(self._left / self._made)[:-1].sum()))
+        return max(1.0, float(np.exp(_outliving(self._left / self._made)[:-1]).sum()))
 
     def survival(self) -> Pages:
-        """The share of the answers that are longer than t tokens, [longest + 1], but for those that
-        were not let be longer."""
-        return _outliving(self._stopped / self._made)
+        """The logarithm of the share of the answers that are longer than t tokens, [longest + 1],
+        of those that may end by themselves."""
+        return _outliving(self._stopped / self._at_risk)
 
-    def note(self, num_before: int, *, ends: bool, stops: bool) -> None:
-        """A row that had made so many tokens makes one more, and ``ends`` with it, or ``stops``
-        although it might have gone on."""
+    def note(self, num_before: int, *, ends: bool, may_stop: bool, stops: bool) -> None:
+        """A row that had made so many tokens makes one more, and ``ends`` with it, or, if it
+        ``may_stop`` by itself, ``stops``."""
         self.num_ended += ends
         if num_before < self.longest:
             self._made[num_before] += 1
             self._left[num_before] += ends
-            self._stopped[num_before] += stops
+            self._at_risk[num_before] += may_stop
+            self._stopped[num_before] += may_stop and stops
 
 
 def _outliving(hazards: Pages) -> Pages:
-    return np.concatenate(([1.0], np.cumprod(1 - hazards)))
+    return np.concatenate(([0.0], np.cumsum(np.log1p(-np.minimum(hazards, _MOST_HAZARD)))))
 
 
 class Outlook:
@@ -133,7 +137,7 @@ class Outlook:
         before = np.asarray(made, dtype=np.int32)[:, None]
         own = np.maximum(before, 0)
         later = np.minimum(own + self._starts, len(self._survival) - 1)
-        shares = self._survival[later] / self._survival[own]
+        shares = np.exp(self._survival[later] - self._survival[own])
         found[:, 0] = most * np.where(before == _KNOWN, 1.0, shares)
         found[:, 1] = found[:, 0] * (most - found[:, 0])
         return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from freight.runtime.row_moves import RowMoves
 from freight.runtime.waiting import Waiting
 
 __all__ = ["Admission", "Continuous", "by_key"]
+
+_MOST_REFUSED: Final = 16
 
 Room = Home | int
 """Where pages are limited: a tier, or the slot through which a micro-batch's offloaded rows pass,
@@ -171,8 +174,7 @@ class Continuous(Admission):
     def _left(self, answer: Answer, num_made: int) -> tuple[int, int]:
         """The most tokens that it makes yet, and how many it has made, if it may end before."""
         params = answer.request.params
-        ends_early = self._has_end and not params.ignore_eos
-        ends_early |= bool(params.stop or params.stop_token_ids)
+        ends_early = params.may_stop(has_end=self._has_end)
         ends_early &= self._policy.admission != "diagonal"
         return max(1, params.max_tokens - num_made), num_made if ends_early else -1
 
@@ -264,6 +266,8 @@ class Continuous(Admission):
         order = sorted((own.num_tokens, own.num_rows, k) for k, own in enumerate(self._loads))
         for _, _, k in order:
             free = self._loads[k].free_seats
+            if sum(free) < count:  # some have moved beyond the seats of their tier
+                continue
             shares = [
                 (-left / own, seat)
                 for seat, (left, (_, _, own)) in enumerate(zip(free, self._seats, strict=True))
@@ -295,28 +299,57 @@ class Continuous(Admission):
 
     def _make_room(self) -> None:
         """Where a tier has too few pages for the next sweep, its youngest rows move on to a slower
-        one, if there is room."""
-        if not self._moves.can_leave:
-            return
-        for home in ("compute", "cpu"):
-            rows = [row for own in self.block for row in own.values() if not row.is_prefix]
-            if self._moves.lacks(home, rows):
+        one; not many of those that find no room there are asked."""
+        for home in self._moves.fast:
+            placed = [
+                (k, row)
+                for k, own in enumerate(self.block)
+                for row in own.values()
+                if not row.is_prefix
+            ]
+            missing = self._moves.missing(home, [row for _, row in placed])
+            if missing > 0:
                 self._forget(None)
-            for row in sorted(rows, key=lambda own: -own.entry):
-                if not self._moves.lacks(home, rows):
+                missing = self._moves.missing(home, [row for _, row in placed])
+            if missing <= 0:
+                continue
+            loads = [self._load(own.values()) for own in self.block]
+            outlooks: dict[Room, Outlook] = {}
+            refused = 0
+            for k, row in sorted(placed, key=lambda own: -own[1].entry):
+                seats = self._moves.farther(row, home, loads[k].free_seats)
+                if not seats:
+                    continue
+                if (seat := self._fitting(row, k, home, seats, outlooks)) is None:
+                    refused += 1
+                    if refused == _MOST_REFUSED:
+                        break
+                    continue
+                loads[k].free_seats[row.seat] += 1
+                missing -= self._moves.begin(row, seat)
+                loads[k].free_seats[seat] -= 1
+                if missing <= 0:
                     break
-                self._leave(row, home)
 
-    def _leave(self, row: Row, home: Home) -> None:
-        k = next(k for k, rows in enumerate(self.block) if row.key in rows)
-        free = self._load(self.block[k].values()).free_seats
-        for seat in self._moves.farther(row, home, free):
+    def _fitting(
+        self,
+        row: Row,
+        k: int,
+        home: Home,
+        seats: Sequence[int],
+        outlooks: dict[Room, Outlook],
+    ) -> int | None:
+        """The first of these seats off ``home`` where a row finds room."""
+        for seat in seats:
             target = self._moves.home(seat)
             # Through the slot it comes in any case if it has until now.
             rooms = self._rooms(k, target) if home == "compute" else (target,)
-            if self._fits(row, target, {room: self._outlook(room) for room in rooms}):
-                self._moves.begin(row, seat)
-                return
+            for room in rooms:
+                if room not in outlooks:
+                    outlooks[room] = self._outlook(room)
+            if self._fits(row, target, {room: outlooks[room] for room in rooms}):
+                return seat
+        return None
 
     def _fits(self, row: Row, home: Home, outlooks: dict[Room, Outlook]) -> bool:
         """Whether a row under way finds pages now, and in these rooms later; if so it counts."""

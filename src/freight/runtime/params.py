@@ -69,6 +69,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
+    def may_stop(self, *, has_end: bool) -> bool:
+        """Whether something else than its length can end an answer, if the model ``has_end``: a
+        token that does."""
+        ends = has_end and not self.ignore_eos
+        return ends or bool(self.stop or self.stop_token_ids)
+
     def __post_init__(self) -> None:
         self._normalise()
         for name, is_fine, limit, advice in _LIMITS:

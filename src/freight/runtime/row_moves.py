@@ -40,16 +40,18 @@ class RowMoves:
         self._under_way: list[tuple[Row, int]] = []
 
     @property
-    def can_leave(self) -> bool:
-        """Whether there are tiers that rows could move to at all."""
-        return self._is_on
+    def fast(self) -> list[Home]:
+        """The tiers that rows could leave, the fastest first."""
+        homes = {home for home, _, count in self._seats if count}
+        return [home for home in _SPEED if home in homes][:-1] if self._is_on else []
 
     def home(self, seat: int) -> Home:
         return self._seats[seat][0]
 
-    def begin(self, row: Row, seat: int) -> None:
-        """Move a row in the next sweep."""
+    def begin(self, row: Row, seat: int) -> int:
+        """Move a row in the next sweep; pages that this frees, and spares, for the one after."""
         home, is_delegated, _ = self._seats[seat]
+        freed = len(self._kv.rows[row.key].own) + self._wanted(row)
         self._kv.move(
             row.key,
             home,
@@ -61,6 +63,7 @@ class RowMoves:
         # Until it is on the compute tier it comes with those that pass through a slot.
         row.seat = max(row.seat, seat)
         self._under_way.append((row, seat))
+        return freed
 
     def settle(self) -> None:
         """The sweep has passed: those that have not ended are in their new places."""
@@ -89,31 +92,32 @@ class RowMoves:
             if seats:
                 yield row, seats
 
-    def lacks(self, home: Home, rows: Iterable[Row]) -> bool:
-        """Whether a tier has too few pages for what its ``rows`` will have after one more token
-        each, those counted that are about to leave it."""
-        wanted, free = 0, self._kv.num_free_pages(home)
-        for row in rows:
-            own = self._kv.rows[row.key]
-            if own.origin is not None and own.origin.home == home:
-                free += len(own.origin.own)
-            elif own.home == home:
-                wanted += self._kv.pages_to_grow(row.key, row.num_tokens + 1)
-        return wanted > free
+    def missing(self, home: Home, rows: Iterable[Row]) -> int:
+        """How many pages a tier has too few of for what its ``rows`` will have after one more token
+        each."""
+        own = [row for row in rows if self._kv.rows[row.key].home == home]
+        return sum(map(self._wanted, own)) - self._kv.num_free_pages(home)
 
-    def farther(self, row: Row, home: Home, free: Sequence[int]) -> Iterator[int]:
-        """Seats on slower tiers than ``home`` that a row there could have. Of those that the CPU
-        attends there are as many as were planned; of others the tier's pages are the bound."""
+    def _wanted(self, row: Row) -> int:
+        """Pages that a row needs for one more token than it has, unless that ends it."""
+        ends = len(row.new_ids) + 1 >= row.params.max_tokens
+        return 0 if ends else self._kv.pages_to_grow(row.key, row.num_tokens + 1)
+
+    def farther(self, row: Row, home: Home, free: Sequence[int]) -> list[int]:
+        """Seats on slower tiers than ``home`` that a row there could have: on disk, and where the
+        CPU attends, those that are free; in RAM the tier's pages are the bound."""
         if self._kv.rows[row.key].home != home or not self._may_move(row):
-            return
+            return []
         if row.prefix is not None and not self._shares_elsewhere:
-            return
-        for seat, (other, is_delegated, count) in enumerate(self._seats):
-            if not count or _SPEED.index(other) <= _SPEED.index(home):
-                continue
-            if is_delegated and (free[seat] <= 0 or row.prefix is not None):
-                continue
-            yield seat
+            return []
+        return [
+            seat
+            for seat, (other, is_delegated, count) in enumerate(self._seats)
+            if count
+            and _SPEED.index(other) > _SPEED.index(home)
+            and (free[seat] > 0 or not (is_delegated or other == "disk"))
+            and not (is_delegated and row.prefix is not None)
+        ]
 
     def _may_move(self, row: Row) -> bool:
         own = self._kv.rows[row.key]

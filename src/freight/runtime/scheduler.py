@@ -261,10 +261,13 @@ class Scheduler:
 
     def _take(self, row: Row, token_id: int) -> Ending | None:
         """Let a row have a token; how it ends, if it does."""
-        num_before = len(row.new_ids)
+        num_before, params = len(row.new_ids), row.params
+        may_stop = num_before >= params.min_tokens and params.may_stop(has_end=bool(self._eos_ids))
         ending = self._end_of(row, token_id)
         reason = None if ending is None else ending[0]
-        self._lengths.note(num_before, ends=reason is not None, stops=reason == "stop")
+        self._lengths.note(
+            num_before, ends=reason is not None, may_stop=may_stop, stops=reason == "stop"
+        )
         return ending
 
     def _end_of(self, row: Row, token_id: int) -> Ending | None:
