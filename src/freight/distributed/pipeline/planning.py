@@ -126,6 +126,9 @@ def build_stage_engine(
 
     model = ranks.share("opened", open_own)
     _refuse_several("types to compute in", ranks.exchange("dtype", model.dtype), "--dtype")
+    if len(set(ranks.exchange("tier", model.device.tier))) > 1:
+        # Rows that a CPU attends beside one stage's device stay, and would move on another stage.
+        model = replace(model, options=replace(model.options, move_rows=False))
     layers = _cut(model, workload, ranks)
     stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
