@@ -14,17 +14,17 @@ from freight.plan.admission import MARGIN, Lengths, Outlook
 def test_where_nothing_is_known_any_length_is_as_likely(longest: int) -> None:
     lengths = Lengths(expected=(longest + 1) / 2, longest=longest)
     expected = 1 - np.arange(longest + 1) / longest
-    np.testing.assert_allclose(np.exp(lengths.survival()), expected, atol=1e-9)
+    np.testing.assert_allclose(np.exp(lengths.log_survival()), expected, atol=1e-9)
 
 
 def test_answers_that_are_expected_to_be_as_long_as_they_may() -> None:
     lengths = Lengths(expected=9, longest=9)
-    assert lengths.survival()[:-1].tolist() == [0.0] * 9
+    assert lengths.log_survival()[:-1].tolist() == [0.0] * 9
 
 
 def test_a_row_that_has_outlived_what_was_expected_may_go_on() -> None:
     """Of answers of 9 tokens on average nobody expects one of 2000, but there it is."""
-    survival = Lengths(expected=9, longest=2048).survival()
+    survival = Lengths(expected=9, longest=2048).log_survival()
     outlook = Outlook(2048, 16, survival)
     curve = outlook.curve([2100], [48], [2000])
     assert np.isfinite(curve).all() and curve[0, 0] == -(-2100 // 16)
@@ -35,8 +35,8 @@ def test_rows_that_cannot_stop_say_nothing_of_those_that_can() -> None:
     lengths = Lengths(expected=8.5, longest=16)
     for before in range(16):
         lengths.note(before, ends=before == 15, may_stop=False, stops=False)
-    alone = Lengths(expected=8.5, longest=16).survival()
-    np.testing.assert_array_equal(lengths.survival(), alone)
+    alone = Lengths(expected=8.5, longest=16).log_survival()
+    np.testing.assert_array_equal(lengths.log_survival(), alone)
     assert lengths.mean() > 8.5
 
 
@@ -60,7 +60,7 @@ def test_shares_that_outlive_a_length_are_learnt_although_some_are_cut(
         ended = sum(own == before + 1 <= most for own, most in rows)
         share *= 1 - (ended + 1 / (12 - before)) / (reached + 1)
         expected.append(share)
-    np.testing.assert_allclose(np.exp(lengths.survival()), expected, atol=1e-9)
+    np.testing.assert_allclose(np.exp(lengths.log_survival()), expected, atol=1e-9)
     answers = [min(own, most) for own, most in rows]
     assert lengths.mean() == pytest.approx(sum(answers) / len(answers), rel=0.05)
 
@@ -94,7 +94,7 @@ def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
 ) -> None:
     """Sweep by sweep, by brute force; where stretches are one sweep long it is just that."""
     longest, deviations = 20, MARGIN
-    survival = Lengths(expected=expected, longest=longest).survival()
+    survival = Lengths(expected=expected, longest=longest).log_survival()
     outlook = Outlook(longest, page_tokens, survival)
     rows = [(tokens, made, min(left, longest - made), known) for tokens, made, left, known in rows]
     held, variance, most = np.zeros(longest), np.zeros(longest), np.zeros(longest)

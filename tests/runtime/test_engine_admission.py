@@ -340,12 +340,15 @@ def test_rows_take_the_places_of_those_that_have_ended(
 
 
 @pytest.mark.parametrize(
-    "device, kv, attention, way",
+    "device, kv, attention, way, prompts",
     [
-        ("cpu", (0.0, 50.0, 50.0), None, ("compute", "disk")),
-        ("sim", (50.0, 50.0, 0.0), None, ("compute", "cpu")),
-        ("sim", (0.0, 50.0, 50.0), None, ("cpu", "disk")),
-        ("sim", (50.0, 50.0, 0.0), 100.0, ("compute", "cpu")),
+        ("cpu", (0.0, 50.0, 50.0), None, ("compute", "disk"), "whole"),
+        ("sim", (50.0, 50.0, 0.0), None, ("compute", "cpu"), "whole"),
+        ("sim", (0.0, 50.0, 50.0), None, ("cpu", "disk"), "whole"),
+        ("sim", (50.0, 50.0, 0.0), 100.0, ("compute", "cpu"), "whole"),
+        ("cpu", (0.0, 50.0, 50.0), None, ("compute", "disk"), "shared"),
+        ("sim", (50.0, 50.0, 0.0), None, ("compute", "cpu"), "shared"),
+        ("sim", (0.0, 50.0, 50.0), None, ("cpu", "disk"), "shared"),
     ],
 )
 def test_rows_that_outgrow_their_tier_move_on(
@@ -353,12 +356,16 @@ def test_rows_that_outgrow_their_tier_move_on(
     kv: tuple[float, float, float],
     attention: float | None,
     way: tuple[str, str],
+    prompts: str,
     model_dir: Path,
     answers: list[tiny.Answer],
 ) -> None:
-    """Answers are expected to end at once, and there are pages for little more."""
-    asked = [Asked(prompt=12, max_tokens=1) for _ in range(6)]
-    asked += [Asked(prompt=12, might_stop=True) for _ in range(7)]
+    """Answers are expected to end at once, and there are pages for little more. What prompts share
+    stays on the tier where all is computed."""
+    is_shared = prompts == "shared"
+    numbers = [row % 5 if is_shared else 12 for row in range(13)]
+    asked = [Asked(prompt=own, max_tokens=1, is_shared=is_shared) for own in numbers[:6]]
+    asked += [Asked(prompt=own, might_stop=True, is_shared=is_shared) for own in numbers[6:]]
     found = moves_of(
         model_dir,
         asked,
@@ -368,39 +375,6 @@ def test_rows_that_outgrow_their_tier_move_on(
         device=device,
         kv_percent=kv,
         cpu_attention_percent=attention,
-        micro_batch_size=10,
-        num_micro_batches=1,
-        admission="refill",
-    )
-    assert way in found
-
-
-@pytest.mark.parametrize(
-    "device, kv, way",
-    [
-        ("cpu", (0.0, 50.0, 50.0), ("compute", "disk")),
-        ("sim", (50.0, 50.0, 0.0), ("compute", "cpu")),
-        ("sim", (0.0, 50.0, 50.0), ("cpu", "disk")),
-    ],
-)
-def test_rows_that_move_on_leave_what_they_share(
-    device: str,
-    kv: tuple[float, float, float],
-    way: tuple[str, str],
-    model_dir: Path,
-    answers: list[tiny.Answer],
-) -> None:
-    """Where it is: on the tier where all is computed, whichever their own pages are on."""
-    asked = [Asked(prompt=row % 5, max_tokens=1, is_shared=True) for row in range(6)]
-    asked += [Asked(prompt=row % 5, might_stop=True, is_shared=True) for row in range(7)]
-    found = moves_of(
-        model_dir,
-        asked,
-        answers,
-        {"entry_pace": 1000.0, "row_tokens": 16, "page_tokens": 4},
-        workload(asked, 1),
-        device=device,
-        kv_percent=kv,
         micro_batch_size=10,
         num_micro_batches=1,
         admission="refill",

@@ -209,37 +209,24 @@ def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:
 
 @overload(_multiply, jit_options={"nogil": True, "boundscheck": False})
 def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
-    return _multiply_integers if len(rows) == 5 else _multiply_numbers
+    are_integers = len(rows) == 5
+    one, two = (_ONE_OF_INTEGERS, _TWO_OF_INTEGERS) if are_integers else (_ONE, _TWO)
 
+    def multiply(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
+        panel, tiles, at, apart, count, sums, to, sums_apart = own
+        following, source, start, pitch, low, high, pairs = meanwhile
+        if by_two:
+            two(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(following, source, start, pitch, low, high, pairs),
+            )
+        else:
+            one(
+                *(panel, tiles, at, apart, count, sums, to, sums_apart),
+                *(following, source, start, pitch, low, high, pairs),
+            )
 
-def _multiply_numbers(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
-    panel, tiles, at, apart, count, sums, to, sums_apart = own
-    following, source, start, pitch, low, high, pairs = meanwhile
-    if by_two:
-        _TWO(
-            *(panel, tiles, at, apart, count, sums, to, sums_apart),
-            *(following, source, start, pitch, low, high, pairs),
-        )
-    else:
-        _ONE(
-            *(panel, tiles, at, apart, count, sums, to, sums_apart),
-            *(following, source, start, pitch, low, high, pairs),
-        )
-
-
-def _multiply_integers(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
-    panel, tiles, at, apart, count, sums, to, sums_apart = own
-    following, source, start, pitch, low, high, pairs = meanwhile
-    if by_two:
-        _TWO_OF_INTEGERS(
-            *(panel, tiles, at, apart, count, sums, to, sums_apart),
-            *(following, source, start, pitch, low, high, pairs),
-        )
-    else:
-        _ONE_OF_INTEGERS(
-            *(panel, tiles, at, apart, count, sums, to, sums_apart),
-            *(following, source, start, pitch, low, high, pairs),
-        )
+    return multiply
 
 
 def _scale(rows: Any, first: Any, height: Any, sums: Any, most: Any, num_tiles: Any) -> None:

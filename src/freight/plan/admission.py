@@ -65,7 +65,7 @@ class Lengths:
             return max(1.0, self.expected)
         return max(1.0, float(np.exp(_outliving(self._left / self._made)[:-1]).sum()))
 
-    def survival(self) -> Pages:
+    def log_survival(self) -> Pages:
         """The logarithm of the share of the answers that are longer than t tokens, [longest + 1],
         of those that may end by themselves."""
         return _outliving(self._stopped / self._at_risk)
@@ -88,7 +88,7 @@ def _outliving(hazards: Pages) -> Pages:
 class Outlook:
     """Pages of one tier that its rows take now and at later sweeps, as far as is expected: sweep by
     sweep at first, then in stretches that grow, each as if none of its rows ended before the last
-    of it, but with those alone that are there at its begin. ``survival`` is that of the answers
+    of it, but with those alone that are there at its begin. ``log_survival`` is that of the answers
     whose length is not known.
 
     What rows take is [3, stretches]: the pages that are expected, their variance, and the pages if
@@ -96,12 +96,12 @@ class Outlook:
     the most that they can take.
     """
 
-    def __init__(self, longest: int, page_tokens: int, survival: Pages | None = None) -> None:
+    def __init__(self, longest: int, page_tokens: int, log_survival: Pages | None = None) -> None:
         self.longest = longest
         self._starts: Ints = _stretches(max(1, longest))
         self._lasts = np.append(self._starts[1:] - 1, np.int32(max(1, longest) - 1))
         self._page_tokens = page_tokens
-        self._survival = survival
+        self._log_survival = log_survival
         self._pages: Pages = np.zeros((3, len(self._starts)))
 
     def curve(
@@ -131,13 +131,13 @@ class Outlook:
         found: Pages = np.zeros((len(pages), 3, len(self._starts)))
         most = found[:, 2]
         most[:] = np.where(more >= self._starts, pages, 0)
-        if made is None or self._survival is None:
+        if made is None or self._log_survival is None:
             found[:, 0] = most
             return found
         before = np.asarray(made, dtype=np.int32)[:, None]
         own = np.maximum(before, 0)
-        later = np.minimum(own + self._starts, len(self._survival) - 1)
-        shares = np.exp(self._survival[later] - self._survival[own])
+        later = np.minimum(own + self._starts, len(self._log_survival) - 1)
+        shares = np.exp(self._log_survival[later] - self._log_survival[own])
         found[:, 0] = most * np.where(before == _KNOWN, 1.0, shares)
         found[:, 1] = found[:, 0] * (most - found[:, 0])
         return found

@@ -1,8 +1,8 @@
 """The sweeps of a run in which rows enter while others are under way, without running it.
 
 The rule that the run follows, on rows that are known by their lengths alone: who enters when, and
-what each brings. Answers are taken to be as long as the workload says. Knows no token ids, no
-tensors and no seconds.
+what each brings. Answers are taken to be as long as the workload says, so no row outgrows its tier,
+and none moves to a slower one. Knows no token ids, no tensors and no seconds.
 """
 
 from __future__ import annotations
@@ -412,7 +412,7 @@ def _outlook(
     longest = max(1, max(new for _, new in lengths))
     if answers is None:
         return Outlook(longest, policy.page_tokens)
-    return Outlook(answers.longest, policy.page_tokens, answers.survival())
+    return Outlook(answers.longest, policy.page_tokens, answers.log_survival())
 
 
 def roll_out(

@@ -127,6 +127,7 @@ class Continuous(Admission):
     ) -> None:
         super().__init__(waiting, policy, kv_cache, shares_elsewhere=shares_elsewhere)
         self._lengths = lengths
+        self._log_survival = lengths.log_survival()
         self._has_end = has_end
         self._seats = policy.homes(policy.micro_batch_size)
         self._most_together = max(count for _, _, count in self._seats)
@@ -148,6 +149,7 @@ class Continuous(Admission):
         )
 
     def admit(self) -> None:
+        self._log_survival = self._lengths.log_survival()
         self._moves.settle()
         self._grow()
         self._make_room()
@@ -179,8 +181,7 @@ class Continuous(Admission):
         return max(1, params.max_tokens - num_made), num_made if ends_early else -1
 
     def _outlook(self, room: Room) -> Outlook:
-        lengths = self._lengths
-        outlook = Outlook(lengths.longest, self._policy.page_tokens, lengths.survival())
+        outlook = Outlook(self._lengths.longest, self._policy.page_tokens, self._log_survival)
         rows = self._rows_in(room)
         if rows:
             left, made = zip(
