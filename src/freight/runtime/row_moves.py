@@ -19,7 +19,8 @@ _SPEED: Final = ("compute", "cpu", "disk")
 
 
 class RowMoves:
-    """``seats`` of a micro-batch are (tier, whether the CPU attends its rows, how many there are).
+    """``seats`` of a micro-batch are (tier, whether the CPU attends its rows, how many there are);
+    ``fast`` are the tiers that rows could leave, the fastest first.
 
     Rows that the CPU attends do not move: what it appends to their keys, no load waits for.
     """
@@ -35,15 +36,9 @@ class RowMoves:
         self._kv = kv_cache
         self._seats = seats
         homes = {home for home, _, count in seats if count}
-        self._is_on = is_on and len(homes) > 1
+        self.fast: list[Home] = [home for home in _SPEED if home in homes][:-1] if is_on else []
         self._shares_elsewhere = shares_elsewhere
         self._under_way: list[tuple[Row, int]] = []
-
-    @property
-    def fast(self) -> list[Home]:
-        """The tiers that rows could leave, the fastest first."""
-        homes = {home for home, _, count in self._seats if count}
-        return [home for home in _SPEED if home in homes][:-1] if self._is_on else []
 
     def home(self, seat: int) -> Home:
         return self._seats[seat][0]
@@ -77,8 +72,8 @@ class RowMoves:
     def nearer(self, rows: Iterable[Row], free: Sequence[int]) -> Iterator[tuple[Row, list[int]]]:
         """Rows that could move to faster tiers, the oldest first, with the seats ``free`` there;
         these are looked at again for each."""
-        if not self._is_on or not any(
-            left > 0 and not is_delegated and home != _SPEED[-1]
+        if not any(
+            left > 0 and not is_delegated and home in self.fast
             for (home, is_delegated, _), left in zip(self._seats, free, strict=True)
         ):
             return
