@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.grouped import (
-    GroupedRows,
+    CompressedRows,
     dequantise,
     dequantise_reference,
     quantise,
@@ -85,7 +85,7 @@ def dequantising() -> Turns:
     """4096 by 4096 from 4 bits to bfloat16."""
     size = 4096
     raw = quantise(torch.randn(size, size), FOUR_BITS)
-    rows = GroupedRows(raw=raw, columns=size, number_format=FOUR_BITS)
+    rows = CompressedRows(raw=raw, columns=size, number_format=FOUR_BITS)
     outs = [torch.empty(size, size, dtype=torch.bfloat16) for _ in range(3)]
     codes = raw[:, : size // 2].view(size, size // 64, 32)
     factors = raw[:, size // 2 :].view(torch.float16).bfloat16().view(size, 2, size // 64, 1)
@@ -177,7 +177,7 @@ class Attention:
         for place in range(2):
             raw = kept[:, :, place].transpose(1, 2).reshape(-1, kept.shape[-1])
             plain = torch.empty(len(raw), WIDTH, dtype=torch.bfloat16)
-            rows = GroupedRows(raw=raw, columns=WIDTH, number_format=FOUR_BITS)
+            rows = CompressedRows(raw=raw, columns=WIDTH, number_format=FOUR_BITS)
             dequantise_reference(rows, plain)
             parts.append(plain.view(self.k.shape))
         return self.products(*parts)
@@ -237,9 +237,9 @@ def attending_prompts(
     return {f"{name}: loop": loop, f"{name}: torch, fused": fused}
 
 
-def pack(rows: torch.Tensor, bits: int) -> GroupedRows:
+def pack(rows: torch.Tensor, bits: int) -> CompressedRows:
     own = Grouped(bits=bits, group_size=64)
-    return GroupedRows(raw=quantise(rows, own), columns=rows.shape[1], number_format=own)
+    return CompressedRows(raw=quantise(rows, own), columns=rows.shape[1], number_format=own)
 
 
 def multiplying(num_tokens: int) -> Turns:

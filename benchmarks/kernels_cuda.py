@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of, use_kernels
-from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
+from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
 from freight.model.attention import KVView, append, attend, index_rows
 from freight.model.batch import RowKey, RowSpan
@@ -92,9 +92,9 @@ def products(bench: Bench) -> dict[str, Turns]:
     for own in (FOUR, EIGHT):
         raw = quantise(one, own)
         held = [raw.clone() for _ in range(copies(raw.numel()))]
-        rows = [GroupedRows(raw=each, columns=SIZE, number_format=own) for each in held]
+        rows = [CompressedRows(raw=each, columns=SIZE, number_format=own) for each in held]
 
-        def make_plain(turn: int, rows: Sequence[GroupedRows] = rows) -> None:
+        def make_plain(turn: int, rows: Sequence[CompressedRows] = rows) -> None:
             dequantise(rows[turn % len(rows)], out)
 
         found[f"dequantise, {own.bits} bits"] = {
@@ -105,7 +105,7 @@ def products(bench: Bench) -> dict[str, Turns]:
             x = bench.random(tokens, SIZE)
 
             def fused(
-                turn: int, x: torch.Tensor = x, rows: Sequence[GroupedRows] = rows
+                turn: int, x: torch.Tensor = x, rows: Sequence[CompressedRows] = rows
             ) -> torch.Tensor | None:
                 return small_product(x, rows[turn % len(rows)])
 

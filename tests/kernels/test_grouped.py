@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from freight.kernels import threads
 from freight.kernels.grouped import (
-    GroupedRows,
+    CompressedRows,
     dequantise,
     dequantise_reference,
     quantise,
@@ -86,7 +86,7 @@ def test_codes_are_those_of_numpy(data: st.DataObject, own: Grouped) -> None:
 def test_no_value_is_further_off_than_half_a_step(data: st.DataObject, own: Grouped) -> None:
     elements = st.floats(-1000, 1000, width=32)
     x = data.draw(arrays(np.float32, shape(own, 2, 3), elements=elements))
-    rows = GroupedRows(
+    rows = CompressedRows(
         raw=quantise(torch.from_numpy(x), own), columns=x.shape[1], number_format=own
     )
     out = torch.empty(x.shape)
@@ -119,7 +119,7 @@ def test_fast_loops_are_the_reference(
     before = own.rows_together  # rows need not begin where a buffer does
     raw = torch.empty(len(x) + before, own.row_bytes(x.shape[1]), dtype=torch.uint8)
     raw[before:] = quantise(x, own)
-    compressed = GroupedRows(raw=raw[before:], columns=x.shape[1], number_format=own)
+    compressed = CompressedRows(raw=raw[before:], columns=x.shape[1], number_format=own)
     wanted, found = torch.empty(x.shape, dtype=dtype), torch.zeros(x.shape, dtype=dtype)
     dequantise_reference(compressed, wanted)
     dequantise(compressed, found)
@@ -130,13 +130,13 @@ def test_constant_groups_keep_their_value() -> None:
     own = Grouped(bits=4, group_size=64)
     x = torch.full((2, 128), 0.75)
     out = torch.empty(x.shape)
-    dequantise(GroupedRows(raw=quantise(x, own), columns=128, number_format=own), out)
+    dequantise(CompressedRows(raw=quantise(x, own), columns=128, number_format=own), out)
     assert torch.equal(out, x)
 
 
 def test_without_numba_the_reference_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Grouped(bits=4, group_size=32)
-    rows = GroupedRows(raw=quantise(torch.randn(4, 64), own), columns=64, number_format=own)
+    rows = CompressedRows(raw=quantise(torch.randn(4, 64), own), columns=64, number_format=own)
     fast, slow = torch.empty(4, 64), torch.empty(4, 64)
     dequantise(rows, fast)
     assert threads.find_loops() is not None
@@ -160,7 +160,7 @@ def test_small_products_are_those_of_the_plain_rows(
 ) -> None:
     dice = torch.Generator().manual_seed(seed)
     rows, columns = shape(own, groups, align_up(others, 16) if own.across else others)
-    weights = GroupedRows(
+    weights = CompressedRows(
         raw=quantise(torch.randn(rows, columns, generator=dice), own),
         columns=columns,
         number_format=own,

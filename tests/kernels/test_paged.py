@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from freight.kernels import attention_choice, paged
 from freight.kernels.attention_choice import loop_attends_faster
-from freight.kernels.grouped import GroupedRows, dequantise_reference, quantise
+from freight.kernels.grouped import CompressedRows, dequantise_reference, quantise
 from freight.kernels.paged import (
     append_rows,
     attend_queries,
@@ -152,7 +152,7 @@ class Run:
         if number_format is None:
             return x.float()
         rows = x.reshape(-1, x.shape[-1])
-        grouped = GroupedRows(
+        grouped = CompressedRows(
             raw=quantise(rows, number_format), columns=x.shape[-1], number_format=number_format
         )
         plain = torch.empty(rows.shape)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import pairs, products
-from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.model.number_format import Grouped
 
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def product(
     x: torch.Tensor,
-    rows: torch.Tensor | GroupedRows,
+    rows: torch.Tensor | CompressedRows,
     bias: torch.Tensor | None = None,
     before: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -194,7 +194,7 @@ def test_integers_in_groups(
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
         raw = torch.cat([raw[:, :border], factors.view(torch.uint8)], dim=1)
     kind = replace(narrow, wide=wide)
-    rows = GroupedRows(raw=raw, columns=groups * size, number_format=kind)
+    rows = CompressedRows(raw=raw, columns=groups * size, number_format=kind)
     plain = torch.empty(num_rows, groups * size)
     dequantise(rows, plain)
     x = drawn(tokens, groups * size).to(dtype)

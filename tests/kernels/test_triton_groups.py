@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.grouped import (
-    GroupedRows,
+    CompressedRows,
     dequantise,
     dequantise_reference,
     join_rows,
@@ -34,7 +34,7 @@ ACROSS = [
 HEADS = [Grouped(bits=bits, group_size=size) for bits in (4, 8) for size in (4, 20, 40, 48)]
 
 
-def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -> GroupedRows:
+def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -> CompressedRows:
     """Any codes, scales and minima; rows begin ``first`` rows into their buffer. Across rows, of
     as many times as many of them, in ``groups`` times as many columns."""
     dice = torch.Generator().manual_seed(seed)
@@ -45,7 +45,7 @@ def make_rows(own: Grouped, rows: int, groups: int, seed: int, first: int = 0) -
     scale, lowest = (torch.randn(shape, generator=dice).to(kind) for _ in range(2))
     raw = join_rows(codes.to(torch.uint8), scale.abs(), lowest, own).to(DEVICE)
     raw = raw[first * own.rows_together :]
-    return GroupedRows(raw=raw, columns=groups * own.group_size, number_format=own)
+    return CompressedRows(raw=raw, columns=groups * own.group_size, number_format=own)
 
 
 @settings(deadline=None, max_examples=2 * EXAMPLES)

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels.grouped import GroupedRows, dequantise, dequantise_reference
+from freight.kernels.grouped import CompressedRows, dequantise, dequantise_reference
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
 from freight.model.number_format import Grouped, find_compressed
@@ -40,7 +40,7 @@ WAYS = {
 
 def both_ways(rows: torch.Tensor, columns: int, number_format: Grouped) -> list[torch.Tensor]:
     """The rows made plain by the loops and by the reference."""
-    own = GroupedRows(raw=rows, columns=columns, number_format=number_format)
+    own = CompressedRows(raw=rows, columns=columns, number_format=number_format)
     found = [torch.empty(own.shape), torch.empty(own.shape)]
     dequantise(own, found[0])
     dequantise_reference(own, found[1])
@@ -154,7 +154,7 @@ def test_wide_factors_are_those_of_numpy(
     raw[1:] = made  # rows need not begin where a buffer does
     wanted = codes.astype(np.float32) * scales[..., None] + lowest[..., None]
     found = torch.empty(rows, 2 * size, dtype=dtype)
-    dequantise(GroupedRows(raw=raw[1:], columns=2 * size, number_format=number_format), found)
+    dequantise(CompressedRows(raw=raw[1:], columns=2 * size, number_format=number_format), found)
     assert torch.equal(found, torch.from_numpy(wanted.reshape(rows, -1)).to(dtype))
 
 

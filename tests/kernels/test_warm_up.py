@@ -21,7 +21,7 @@ from freight.kernels import (
     product_loops,
     token_loops,
 )
-from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.paged import (
     _query_blocks,
     append_rows,
@@ -63,13 +63,13 @@ compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled
 for one in (own, across):
     raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
-    rows = GroupedRows(raw=raw, columns=96, number_format=one)
+    rows = CompressedRows(raw=raw, columns=96, number_format=one)
     dequantise(rows, torch.empty(96, 96, dtype=dtype))
     assert (small_product(torch.zeros(3, 96), rows) is not None) == one.across
 many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
-packed = GroupedRows(raw=many, columns=128, number_format=own)
+packed = CompressedRows(raw=many, columns=128, number_format=own)
 for rows, count in (*((packed, n) for n in (3, 8, 40)), *((plain, n) for n in (3, 40, 150, 700))):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config, PreTra
 
 from freight.entrypoints.compress import compress_ahead
 from freight.errors import InputError, ModelError
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import CompressedRows, dequantise
 from freight.memory.disk import Traffic
 from freight.memory.tier import host_arena
 from freight.model.checkpoint import imagined_sources, resolve
@@ -159,7 +159,7 @@ def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
         rows, columns = source.shape
         raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
         files.fill(name, 0, raw)
-        dequantise(GroupedRows(raw=raw, columns=columns, number_format=own), found[name])
+        dequantise(CompressedRows(raw=raw, columns=columns, number_format=own), found[name])
     files.close()
     return found
 

@@ -37,12 +37,14 @@ def compress_model(arguments: argparse.Namespace) -> int:
         group_size=arguments.group_size,
         group_dim=arguments.group_dim,
         compute=arguments.compute,
+        lossless=arguments.lossless,
     )
     if compression is None and not packed_formats(sources):
         raise InputError(
             "No number of bits was given.",
-            "Weights are compressed to 4 or to 8 bits; the checkpoint is not quantised already.",
-            "Pass --weight-bits 4.",
+            "Weights are compressed to 4 or to 8 bits, or to 11 with nothing lost; the checkpoint "
+            "is not quantised already.",
+            "Pass --weight-bits 4, or --lossless.",
         )
     places = compressed_sources(
         config,
@@ -81,6 +83,7 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     say(announcement(options.compression, directory))
     flags = ["--compute", options.compute, "--group-size", str(options.group_size)]
     flags += ["--group-dim", options.group_dim]
+    flags += ["--lossless"] if options.lossless else []
     if options.weight_bits is not None:
         flags += ["--weight-bits", str(options.weight_bits)]
     flags += ["--model", str(model_dir), "--compressed-dir", str(directory)]

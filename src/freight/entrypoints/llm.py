@@ -80,7 +80,8 @@ class LLM:
     keys and values are made of instead of these. ``admission`` says when rows enter: "row",
     "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
     sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off, and rows
-    under way change tiers, as room is left or wanted, unless ``move_rows`` is. Four things do
+    under way change tiers, as room is left or wanted, unless ``move_rows`` is. ``lossless`` keeps
+    bfloat16 weights in 11 bits, exactly as they are. Four things do
     change the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run
     along the ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8"
     makes products of 8-bit integers on the CPU, and of the keys that a new token sees only the
@@ -108,6 +109,7 @@ class LLM:
         batch_tokens: int | None = None,
         share_prefixes: bool = True,
         move_rows: bool = True,
+        lossless: bool = False,
         weight_bits: int | None = None,
         kv_bits: int | None = None,
         group_size: int = GROUP_SIZE,
@@ -136,6 +138,7 @@ class LLM:
             batch_tokens=batch_tokens,
             share_prefixes=share_prefixes,
             move_rows=move_rows,
+            lossless=lossless,
             weight_bits=weight_bits,
             kv_bits=kv_bits,
             group_size=group_size,

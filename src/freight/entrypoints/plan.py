@@ -42,7 +42,12 @@ from freight.model.compression import (
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.gguf_tensors import find_gguf
-from freight.model.number_format import Compression, check_groups, find_compression
+from freight.model.number_format import (
+    Compression,
+    ExactCompression,
+    check_groups,
+    find_compression,
+)
 from freight.model.sources import TensorSource
 from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
@@ -283,7 +288,9 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
     )
 
 
-def _read_compression(arguments: argparse.Namespace, machine: Machine) -> Compression | None:
+def _read_compression(
+    arguments: argparse.Namespace, machine: Machine
+) -> Compression | ExactCompression | None:
     if arguments.compute == "int8" and "gpu" in machine.units:
         raise InputError(
             f"--compute {arguments.compute} was given for the machine {machine.name}.",
@@ -295,6 +302,7 @@ def _read_compression(arguments: argparse.Namespace, machine: Machine) -> Compre
         group_size=arguments.group_size,
         group_dim=arguments.group_dim,
         compute=arguments.compute,
+        lossless=arguments.lossless,
     )
 
 

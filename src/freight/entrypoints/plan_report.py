@@ -14,7 +14,7 @@ from freight.hardware.machine import Machine
 from freight.model.checkpoint import dummy_dtype
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.decoder import count_parameters
-from freight.model.number_format import Compression
+from freight.model.number_format import Compression, ExactCompression
 from freight.model.sources import TensorSource
 from freight.plan.forecast import Forecast
 from freight.plan.operation import Lane
@@ -56,7 +56,7 @@ class Question:
     budgets: dict[Tier, int]
     wishes: Wishes
     dollars_per_kwh: float
-    compression: Compression | None
+    compression: Compression | ExactCompression | None
     stored: Mapping[str, TensorSource] = field(default_factory=dict)
 
     @property
@@ -65,7 +65,13 @@ class Question:
 
     @property
     def weight_bits(self) -> int | None:
-        return None if self.compression is None or self.in_integers else self.compression.bits
+        own = self.compression
+        return own.bits if isinstance(own, Compression) and not self.in_integers else None
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether weights have short exponents."""
+        return isinstance(self.compression, ExactCompression)
 
     @property
     def model_bytes(self) -> int:
@@ -247,6 +253,7 @@ def policy_record(question: Question, policy: Policy) -> dict[str, Any]:
         "cpu_attention": policy.cpu_attention,
         "recompute_kv": policy.recomputed,
         "admission": policy.admission,
+        "lossless": question.is_lossless,
         "weight_bits": question.weight_bits,
         "kv_bits": kv_format and kv_format.bits,
         "sparse_attention": question.config.attended_share,

@@ -162,6 +162,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         batch_tokens=arguments.batch_tokens,
         share_prefixes=not arguments.no_shared_prefixes,
         move_rows=not arguments.no_row_moves,
+        lossless=arguments.lossless,
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         group_size=arguments.group_size,

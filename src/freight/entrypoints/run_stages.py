@@ -66,6 +66,7 @@ _SAME_FLAGS: Final = (
     "group_dim",
     "group_size",
     "kv_bits",
+    "lossless",
     "micro_batch_size",
     "num_micro_batches",
     "pin_layout",

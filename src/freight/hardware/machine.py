@@ -33,9 +33,9 @@ class ComputeUnit:
 
     ``products`` are FLOP/s of a matrix product by number of rows, per dtype, the matrix coming from
     memory; of "int8" with making tokens integers, and their results plain; of "codes" by a matrix
-    of integers in groups. ``attention_flops`` is
-    what attention over prompts reaches, per dtype; ``attended_bytes_per_s`` how fast keys and
-    values are read by rows with one query each, by the number of query heads that share a key head;
+    of integers in groups, of "exponents" by one with short exponents. ``attention_flops`` is what
+    attention over prompts reaches, per dtype; ``attended_bytes_per_s`` how fast keys and values are
+    read by rows with one query each, by the number of query heads that share a key head;
     ``attended_head_s`` comes to that for each row and key head, however few its keys.
     ``attended_codes_per_s`` are numbers of compressed keys and values read likewise, None where
     that is not known.
@@ -89,8 +89,8 @@ class ComputeUnit:
         return plain_s + made_plain_s + 2.0 * num_codes / self.attended_bytes_per_s.at(sharing)
 
     def product_flops(self, dtype: str, num_rows: float, kind: str = "") -> float:
-        """The rate of products of so many rows; of a ``kind``, "int8" or "codes", that of ``dtype``
-        where that is all that is known."""
+        """The rate of products of so many rows; of a ``kind``, "int8", "codes" or "exponents", that
+        of ``dtype`` where that is all that is known."""
         known = kind in self.products
         return self.products[kind if known else self.nearest_dtype(dtype)].at(num_rows)
 

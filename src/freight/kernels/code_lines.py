@@ -1,5 +1,5 @@
-"""Rows of integers in groups made pairs of bfloat16, 16 pairs at a time, which loops over pairs
-multiply: a loop that numba compiles."""
+"""Compressed rows made pairs of bfloat16, 16 pairs at a time, which loops over pairs multiply:
+loops that numba compiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from freight.kernels.code_registers import (
     put_low_halves,
     put_short_group,
 )
+from freight.kernels.exponent_lines import lay_exponents
 from freight.kernels.vectors import WIDTH
 from freight.model.number_format import PAIR_COLUMNS
 
-__all__ = ["LINE", "extent_of", "lay_codes", "pairs_of_a_part"]
+__all__ = ["LINE", "extent_of", "lay_codes", "lay_rows", "pairs_of_a_part"]
 
 U = np.uintp
 
@@ -32,17 +33,43 @@ def pairs_of_a_part(pairs: int, parts: int) -> int:
 
 
 def extent_of(rows: Any) -> Any:
-    """(How many rows, pairs of each): of rows as ``lay_codes`` has them, or (pairs, pairs of a
-    row), or (fours, how far rows are apart, fours of a row, ...)."""
+    """(How many rows, pairs of each): of rows as ``lay_rows`` has them, or (pairs, pairs of a row),
+    or (fours, how far rows are apart, fours of a row, ...)."""
 
 
 @overload(extent_of, inline="always")
 def _extent_of(rows):  # type: ignore[no-untyped-def]
     if len(rows) == 2:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
+    if len(rows) == 3:
+        return lambda rows: (rows[0].shape[0] // rows[2], rows[1] // 2)
     if len(rows) == 5:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[2])
     return lambda rows: (rows[0].shape[0] // rows[5], rows[4] // 2)
+
+
+def lay_rows(
+    rows: Any,
+    top: Any,
+    height: Any,
+    begin: Any,
+    width: Any,
+    out: Any,
+    start: Any,
+    row_apart: Any,
+    line_apart: Any,
+) -> None:
+    """As ``lay_codes``, or ``lay_exponents``, whichever they are."""
+
+
+@overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
+def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+    lay = lay_exponents if len(rows) == 3 else lay_codes
+
+    def own(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+        lay(rows, top, height, begin, width, out, start, row_apart, line_apart)
+
+    return own
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

@@ -1,6 +1,7 @@
-"""Integers in groups as tensors: quantise, and back. The reference of all faster versions.
+"""Compressed rows as tensors: integers in groups are made here, and rows made plain. The reference
+of all faster versions.
 
-A compressed matrix is uint8 [rows, row bytes]; the format is in ``model.number_format``. Where
+A compressed matrix is uint8 [rows, row bytes]; its format is in ``model.number_format``. Where
 groups run across rows, as many rows as a group has are one stretch of bytes, and only whole groups
 mean anything.
 """
@@ -13,11 +14,12 @@ from typing import Final
 import torch
 
 from freight.kernels.cuda.choice import kernels_of
-from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
-from freight.model.number_format import Grouped
+from freight.kernels.exponents import make_plain_reference
+from freight.kernels.threads import dequantise_on_cpu, exponents_on_cpu, product_on_cpu
+from freight.model.number_format import Grouped, RowFormat, ShortExponents, rows_together
 
 __all__ = [
-    "GroupedRows",
+    "CompressedRows",
     "dequantise",
     "dequantise_reference",
     "join_rows",
@@ -31,24 +33,28 @@ _MOST: Final = 65504.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedRows:
+class CompressedRows:
     """Rows of a matrix with so many columns, compressed; whole groups of them."""
 
     raw: torch.Tensor
     columns: int
-    number_format: Grouped
+    number_format: RowFormat
 
     def __post_init__(self) -> None:
         # Loops check no index.
-        assert self.raw.shape[0] % self.number_format.rows_together == 0, self.raw.shape
+        assert self.raw.shape[0] % self._rows_together == 0, self.raw.shape
+
+    @property
+    def _rows_together(self) -> int:
+        return rows_together(self.number_format.name)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.raw.shape[0], self.columns
 
-    def rows(self, first: int, last: int) -> GroupedRows:
-        assert first % self.number_format.rows_together == 0, first
-        return GroupedRows(
+    def rows(self, first: int, last: int) -> CompressedRows:
+        assert first % self._rows_together == 0, first
+        return CompressedRows(
             raw=self.raw[first:last], columns=self.columns, number_format=self.number_format
         )
 
@@ -91,9 +97,12 @@ def join_rows(
     return found.view(len(found) * number_format.rows_together, -1)
 
 
-def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
+def dequantise_reference(rows: CompressedRows, out: torch.Tensor) -> None:
     """out [rows, columns] = the values, computed in float32 and rounded once."""
     own, (count, columns) = rows.number_format, rows.shape
+    if isinstance(own, ShortExponents):
+        make_plain_reference(rows.raw, own, out)
+        return
     dim, together = (1 if own.across else 2), own.rows_together
     raw = rows.raw.reshape(count // together, together * rows.raw.shape[1])
     border, step = together * own.code_bytes(columns), own.code_bytes(own.group_size)
@@ -107,10 +116,12 @@ def dequantise_reference(rows: GroupedRows, out: torch.Tensor) -> None:
     out.copy_(values.view(count, columns))
 
 
-def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
+def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
     """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
     the rows plain would cost more than the product; None where that is not so, or not known how. On
     a CPU for groups across rows: ``products.multiply`` has loops for others."""
+    if isinstance(rows.number_format, ShortExponents):
+        return None
     if (multiply := kernels_of(x.device).multiply) is not None:
         return multiply(x, rows.raw, rows.number_format)
     if x.device.type != "cpu" or x.shape[0] > _FEW_TOKENS or not rows.number_format.across:
@@ -118,8 +129,12 @@ def small_product(x: torch.Tensor, rows: GroupedRows) -> torch.Tensor | None:
     return product_on_cpu(rows.raw, rows.number_format, x)
 
 
-def dequantise(rows: GroupedRows, out: torch.Tensor) -> None:
+def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
     """The same values by the fastest means there is."""
+    if isinstance(rows.number_format, ShortExponents):
+        if out.device.type != "cpu" or not exponents_on_cpu(rows.raw, rows.columns, out):
+            make_plain_reference(rows.raw, rows.number_format, out)
+        return
     if (make_plain := kernels_of(out.device).make_plain) is not None:
         make_plain(rows.raw, rows.number_format, out)
         return

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.cuda.choice import kernels_of
-from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.pages import Pages
 from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share, share_alike
 from freight.model.number_format import Grouped
@@ -110,7 +110,7 @@ def gather_plain(pages: Pages, rows: torch.Tensor, out: torch.Tensor, raw: torch
     both = 2 * pages.num_heads
     kept = pages.rows.flatten(1, 2)
     torch.ops.aten.index.Tensor_out(kept, [rows // both, rows % both], out=raw)
-    grouped = GroupedRows(
+    grouped = CompressedRows(
         raw=raw.view(-1, pages.token_bytes),
         columns=pages.width,
         number_format=pages.number_format,

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from freight.kernels.code_lines import extent_of, lay_codes, pairs_of_a_part
+from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.turns import take, wait_for
@@ -122,7 +122,7 @@ def _add_rows(  # type: ignore[no-untyped-def]
 
 @overload(_add_rows, jit_options={"nogil": True, "boundscheck": False})
 def _add_rows_of(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
-    return _add_pairs if len(rows) == 2 else _add_codes
+    return _add_pairs if len(rows) == 2 else _add_compressed
 
 
 def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
@@ -137,9 +137,9 @@ def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  #
     _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
 
 
-def _add_codes(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+def _add_compressed(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
     top, height, begin, width = part
-    lay_codes(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH)
+    lay_rows(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH)
     _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
 
 

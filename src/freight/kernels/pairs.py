@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -20,8 +21,17 @@ from freight.kernels.product import (
     Target,
 )
 from freight.kernels.sums import GATES
-from freight.kernels.threads import Loops, as_words, find_loops, has_words, pair_rows, together
+from freight.kernels.threads import (
+    Loops,
+    as_words,
+    exponent_rows,
+    find_loops,
+    has_words,
+    pair_rows,
+    together,
+)
 from freight.kernels.trial import best_times, cold_rows
+from freight.model.number_format import Grouped
 
 __all__ = ["multiply_pairs", "pairs_are_better"]
 
@@ -43,15 +53,16 @@ of tokens."""
 
 def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops take these, and multiply so many tokens about as fast as torch, or faster.
-    With more than they multiply at once torch is as fast, with codes of which it would have to have
-    numbers made only with more still; few tokens had better multiply codes as they are."""
+    With more than they multiply at once torch is as fast, with compressed rows, which it would have
+    to have made plain, only with more still; few tokens had better multiply codes as they are."""
     loops = find_loops()
     if loops is None or loops.pairs is None:
         return False
     tokens, own = x.shape[0], _loops_of_many(loops)
-    fewest, most = 1, own.MOST_TOKENS
-    if not any(map(_is_plain, products)):
-        fewest, most = own.FEW_TOKENS_OF_CODES + 1, own.MOST_TOKENS_OF_CODES
+    fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
+    most = (
+        own.MOST_TOKENS_OF_CODES if all(each.is_in_groups for each in products) else own.MOST_TOKENS
+    )
     return fewest <= tokens <= most and _are_pairs(x, products) and _are_faster(tokens)
 
 
@@ -60,7 +71,7 @@ def _is_plain(product: Product) -> bool:
 
 
 def _are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
-    """Neighbours that are whole vectors of pairs, or groups that they are made of."""
+    """Neighbours that are whole vectors of pairs, or what they are made of."""
     return (
         x.dtype is torch.bfloat16
         and x.shape[1] % (2 * _TILE) == 0
@@ -75,7 +86,14 @@ def _takes(product: Product) -> bool:
     rows = product.rows
     if isinstance(rows, torch.Tensor):
         return rows.dtype is torch.bfloat16 and rows.is_contiguous() and _lies_in_pairs(rows)
-    return pair_rows(rows.raw, rows.columns, rows.number_format) is not None
+    return _compressed(rows) is not None
+
+
+def _compressed(rows: CompressedRows) -> tuple[Any, ...] | None:
+    """Such rows as the loops take them."""
+    if isinstance(rows.number_format, Grouped):
+        return pair_rows(rows.raw, rows.columns, rows.number_format)
+    return exponent_rows(rows.raw, rows.columns)
 
 
 def _lies_in_pairs(x: torch.Tensor) -> bool:
@@ -112,7 +130,7 @@ def _targets(products: Sequence[Product]) -> list[Target]:
             pairs = as_words(own.rows).view(np.uint32)
             found.append(Target(own, 1, (pairs, own.rows.shape[1] // 2)))
         else:
-            rows = pair_rows(own.rows.raw, own.rows.columns, own.rows.number_format)
+            rows = _compressed(own.rows)
             assert rows is not None
             found.append(Target(own, 1, rows))
     return found

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.grouped import GroupedRows
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.kernels.threads import as_numbers, share_alike
+from freight.model.number_format import Grouped
 
 __all__ = [
     "LEAST_SHARED",
@@ -33,11 +34,17 @@ class Product:
     """out [T, n] = tokens times the ``rows`` [n, columns], plus the ``bias`` [n]; or out += that
     where it ``adds``, or out = silu(out) times that where it ``gates``."""
 
-    rows: torch.Tensor | GroupedRows
+    rows: torch.Tensor | CompressedRows
     out: torch.Tensor
     bias: torch.Tensor | None = None
     adds: bool = False
     gates: bool = False
+
+    @property
+    def is_in_groups(self) -> bool:
+        """Whether rows are integers in groups."""
+        rows = self.rows
+        return isinstance(rows, CompressedRows) and isinstance(rows.number_format, Grouped)
 
 
 class Target:

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.exponent_lines import lay_wide
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.register_blocks import (
@@ -132,9 +133,10 @@ def _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums
 def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows ``top`` to ``bottom`` times tokens [tokens * columns], to the same columns of out, whose
     rows are ``pitch`` apart: plus the bias [all rows] unless it is empty, added to what is there
-    where it ``adds``. Rows are (numbers, columns), which are flat and whole vectors; or, in groups
-    of whole vectors, as ``many_tokens`` has them, and the sums of each group of a token's columns,
-    flat, each token's followed by zeros to whole vectors: what minima add is their product."""
+    where it ``adds``. Rows are (numbers, columns), which are flat and whole vectors; or, with short
+    exponents, as ``lay_wide`` has them; or, in groups of whole vectors, as ``many_tokens`` has
+    them, and the sums of each group of a token's columns, flat, each token's followed by zeros to
+    whole vectors: what minima add is their product."""
     tokens = x.shape[0] // rows[_columns_at(rows)]
     sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
     for first in range(top, bottom, ROWS_TOGETHER):
@@ -175,9 +177,9 @@ def lay_in_tiles(x, pitch, columns, tokens, length, first, last, out):  # type: 
 @njit(nogil=True, cache=True, boundscheck=False)
 def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows ``top`` to ``bottom`` times tokens that lie in tiles, otherwise as ``few_tokens``. Rows
-    are (numbers, columns), which are flat; or, in groups whose size divides PANEL_COLUMNS, (bytes,
-    the same as ``plain_groups`` has them, size, bits, columns, bytes of a row), made plain where
-    they are used."""
+    are (numbers, columns), which are flat; or, with short exponents, as ``lay_wide`` has them; or,
+    in groups whose size divides PANEL_COLUMNS, (bytes, the same as ``plain_groups`` has them, size,
+    bits, columns, bytes of a row); these are made plain where they are used."""
     columns = rows[_columns_at(rows)]
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     most = min(_PANELS, (bottom - top + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
@@ -208,7 +210,7 @@ def _columns_at(rows: Any) -> Any:
 
 @overload(_columns_at, inline="always")
 def _columns_at_of(rows):  # type: ignore[no-untyped-def]
-    place = 1 if len(rows) == 2 else 4
+    place = 1 if len(rows) < 4 else 4
     return lambda rows: place
 
 
@@ -218,12 +220,19 @@ def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:
 
 @overload(_add_up, jit_options={"nogil": True, "boundscheck": False})
 def _add_up_of(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
-    return _add_up_numbers if len(rows) == 2 else _add_up_codes
+    return {2: _add_up_numbers, 3: _add_up_exponents}.get(len(rows), _add_up_codes)
 
 
 def _add_up_numbers(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
     flat, columns = rows
     multiply_few(flat, first * columns, height, columns, x, True, sums, 0)
+
+
+def _add_up_exponents(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+    columns = rows[1]
+    plain = np.empty(ROWS_TOGETHER * columns, np.float32)
+    lay_wide(rows, first, height, 0, columns, plain, 0, columns)
+    multiply_few(plain, 0, height, columns, x, False, sums, 0)
 
 
 def _add_up_codes(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
@@ -256,7 +265,7 @@ def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, 
 
 @overload(_fill, jit_options={"nogil": True, "boundscheck": False})
 def _fill_of(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
-    return _widen if len(rows) == 2 else _make_plain
+    return {2: _widen, 3: _make_exponents_plain}.get(len(rows), _make_plain)
 
 
 def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
@@ -267,6 +276,10 @@ def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-un
         for column in range(0, width, WIDTH):
             prefetch(flat, U(at + ahead + column))
             store(panel, U(row * PANEL_COLUMNS + column), load(flat, U(at + column)))
+
+
+def _make_exponents_plain(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
+    lay_wide(rows, top, height, begin, width, panel, 0, PANEL_COLUMNS)
 
 
 def _make_plain(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]

@@ -1,11 +1,11 @@
-"""Products of tokens and rows of plain numbers, or of integers in groups: by torch, or on a CPU by
-loops of our own where these are faster.
+"""Products of tokens and rows, plain or compressed: by torch, or on a CPU by loops of our own where
+these are faster.
 
 Rows may be narrower than the tokens: bfloat16 or float16 rows meet float32 tokens as the numbers
 that they are, which float32 has all of. So what a file keeps in 16 bits stays so in memory on a CPU
 that is slow at products of such numbers, and is widened where it is used. Tokens in bfloat16 are
-widened likewise where loops are faster than torch at them, and results rounded. Integers in groups
-are made plain where the loops use them, or some rows at a time for torch. Knows no model.
+widened likewise where loops are faster than torch at them, and results rounded. Compressed rows are
+made plain where the loops use them, or some rows at a time for torch. Knows no model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise, small_product
+from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.pairs import multiply_pairs, pairs_are_better
 from freight.kernels.product import (
     LEAST_SHARED,
@@ -32,12 +32,13 @@ from freight.kernels.threads import (
     Loops,
     as_numbers,
     code_rows,
+    exponent_rows,
     find_loops,
     has_words,
     share_alike,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import TILE_ROWS
+from freight.model.number_format import TILE_ROWS, Grouped, ShortExponents
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
@@ -117,7 +118,8 @@ def _by_torch(
 ) -> None:
     tile = None
     for own in products:
-        if tile is None and _kept(own.rows) != x.dtype:
+        is_as_kept = isinstance(own.rows, torch.Tensor) and own.rows.dtype == x.dtype
+        if tile is None and not is_as_kept:
             tile = scratch(TILE_ROWS * x.shape[1]).view(TILE_ROWS, -1)
         for first, some in _widened(own.rows, x.dtype, tile):
             last = first + some.shape[0]
@@ -125,13 +127,15 @@ def _by_torch(
             _multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
 
 
-def _kept(rows: torch.Tensor | GroupedRows) -> torch.dtype:
-    """How rows are kept: integers are as narrow as any."""
-    return rows.dtype if isinstance(rows, torch.Tensor) else torch.uint8
+def _kept(rows: torch.Tensor | CompressedRows) -> torch.dtype:
+    """How rows are kept: integers are as narrow as any, and short exponents those of bfloat16."""
+    if isinstance(rows, torch.Tensor):
+        return rows.dtype
+    return torch.bfloat16 if isinstance(rows.number_format, ShortExponents) else torch.uint8
 
 
 def _widened(
-    rows: torch.Tensor | GroupedRows, dtype: torch.dtype, tile: torch.Tensor | None
+    rows: torch.Tensor | CompressedRows, dtype: torch.dtype, tile: torch.Tensor | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, rows) in ``dtype``, of narrower ones a tile at a time."""
     if isinstance(rows, torch.Tensor) and rows.dtype == dtype:
@@ -140,7 +144,7 @@ def _widened(
     assert tile is not None
     for first in range(0, rows.shape[0], TILE_ROWS):
         last = min(first + TILE_ROWS, rows.shape[0])
-        if isinstance(rows, GroupedRows):
+        if isinstance(rows, CompressedRows):
             dequantise(rows.rows(first, last), tile[: last - first])
         else:
             tile[: last - first].copy_(rows[first:last])
@@ -180,10 +184,12 @@ def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
     )
 
 
-def _fits_loops(x: torch.Tensor, rows: torch.Tensor | GroupedRows) -> bool:
+def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:
     if isinstance(rows, torch.Tensor):
         return rows.is_contiguous()
     loops, kind = find_loops(), rows.number_format
+    if isinstance(kind, ShortExponents):
+        return exponent_rows(rows.raw, rows.columns) is not None
     return (
         loops is not None
         and kind.group_size * kind.code_bits % (8 * _TILE) == 0
@@ -201,7 +207,7 @@ def _are_few_codes(x: torch.Tensor, products: Sequence[Product]) -> bool:
     tokens = x.shape[0]
     if tokens > _FEW_TOKENS_FOR_TORCH:
         return False
-    if not all(isinstance(own.rows, GroupedRows) for own in products):
+    if not all(own.is_in_groups for own in products):
         return False
     return tokens <= _FEW_TOKENS_OF_CODES or not loops_are_faster(torch.uint8, x.dtype)
 
@@ -238,20 +244,21 @@ def _by_loops(
 def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
     flat = x.reshape(-1).float().numpy()
 
-    def rows(own: Target, first: int, last: int) -> None:
+    def multiply_rows(own: Target, first: int, last: int) -> None:
         loops.products.few_tokens(own.rows, first, last, flat, *own.results)
 
     sums: dict[int, npt.NDArray[np.float32]] = {}
     targets = []
     for product in products:
         shared = []
-        if isinstance(product.rows, GroupedRows):
-            size = product.rows.number_format.group_size
+        rows = product.rows
+        if isinstance(rows, CompressedRows) and isinstance(rows.number_format, Grouped):
+            size = rows.number_format.group_size
             if size not in sums:
                 sums[size] = _group_sums(flat.reshape(x.shape), size)
             shared.append(sums[size])
-        targets.append(Target(product, 1, (*_description(product.rows), *shared)))
-    share_targets(targets, rows, -(-LEAST_SHARED_OF_FEW // x.numel()))
+        targets.append(Target(product, 1, (*_description(rows), *shared)))
+    share_targets(targets, multiply_rows, -(-LEAST_SHARED_OF_FEW // x.numel()))
 
 
 def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:
@@ -273,11 +280,15 @@ def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32])
     share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
 
 
-def _description(rows: torch.Tensor | GroupedRows) -> tuple[Any, ...]:
+def _description(rows: torch.Tensor | CompressedRows) -> tuple[Any, ...]:
     """Rows as the loops take them."""
     if isinstance(rows, torch.Tensor):
         return _numbers(rows).reshape(-1), rows.shape[1]
-    found = code_rows(rows.raw, rows.columns, rows.number_format)
+    own = rows.number_format
+    if isinstance(own, ShortExponents):
+        found = exponent_rows(rows.raw, rows.columns)
+    else:
+        found = code_rows(rows.raw, rows.columns, own)
     assert found is not None
     return found
 

@@ -27,6 +27,8 @@ __all__ = [
     "as_words",
     "code_rows",
     "dequantise_on_cpu",
+    "exponent_rows",
+    "exponents_on_cpu",
     "find_loops",
     "group_lines",
     "has_words",
@@ -57,6 +59,7 @@ class Loops:
     groups: Any
     group_products: Any
     code_lines: Any
+    exponent_lines: Any
     integers: Any
     attention: Any
     append: Any
@@ -75,6 +78,7 @@ def find_loops() -> Loops | None:
         from freight.kernels import (
             append_loops,
             attention_loops,
+            exponent_lines,
             group_loops,
             group_product_loops,
             integer_loops,
@@ -88,6 +92,7 @@ def find_loops() -> Loops | None:
         groups=group_loops,
         group_products=group_product_loops,
         code_lines=_pair_loops("code_lines"),
+        exponent_lines=exponent_lines,
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
@@ -189,6 +194,14 @@ def pair_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[
     return code_rows(raw, columns, number_format)
 
 
+def exponent_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
+    """As loops take rows with short exponents: bytes, columns, bytes of a row; None where they do
+    not lie as loops want."""
+    if not raw.is_contiguous():
+        return None
+    return raw.numpy().reshape(-1), columns, raw.shape[1]
+
+
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
     """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
     core, but for none that weighs less than ``least``."""
@@ -287,6 +300,25 @@ def _lay_pairs(loops: Loops, rows: tuple[Any, ...], out: torch.Tensor) -> None:
         )
 
     share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
+
+
+def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
+    """Rows with short exponents, raw uint8 [rows, row bytes], to out [rows, columns]; False where
+    there is no such loop."""
+    loops, rows = find_loops(), exponent_rows(raw, columns)
+    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
+        return False
+    target, lines = as_numbers(out), loops.exponent_lines
+
+    def work(first: int, last: int) -> None:
+        own = rows, first, last - first, 0, columns, target, first * columns, columns
+        if out.dtype is torch.bfloat16:
+            lines.lay_exponents(*own, lines.LINE_COLUMNS)
+        else:
+            lines.lay_wide(*own)
+
+    share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
+    return True
 
 
 def quantise_on_cpu(

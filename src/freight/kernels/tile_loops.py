@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from freight.kernels.code_lines import extent_of, lay_codes, pairs_of_a_part
+from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.product_loops import put_sums
 from freight.kernels.tile_registers import (
     INTEGERS,
@@ -60,6 +60,8 @@ _KEPT = 1 << 18
 """Pairs of the tokens that stay in a core's own cache."""
 _FEWEST_ROWS = 64
 _MOST_ROWS = 512
+_COMPRESSED = 3, 6
+"""How many parts descriptions of compressed rows have."""
 _TURNS = 2
 """Of each core, at least, where there are rows enough."""
 
@@ -143,7 +145,7 @@ def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> N
 
 @overload(_lay, jit_options={"nogil": True, "boundscheck": False})
 def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
-    return _lay_codes if len(rows) == 6 else _lay_pairs
+    return _lay_compressed if len(rows) in _COMPRESSED else _lay_pairs
 
 
 def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
@@ -155,20 +157,20 @@ def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-
             store(panel, target + U(pair * ROWS), load(flat, source + U(pair)))
 
 
-def _lay_codes(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+def _lay_compressed(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
     top, _, first, width = part
     own = top + low, high - low, 2 * first, 2 * width
-    lay_codes(rows, *own, panel, low * WIDTH, WIDTH, _LINES)
+    lay_rows(rows, *own, panel, low * WIDTH, WIDTH, _LINES)
 
 
 def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
     """What the steps of ``add_tile_products`` may lay of a part: (source, where it begins, how far
-    rows are apart, how many pairs of each). No codes: then the source is any."""
+    rows are apart, how many pairs of each). Nothing of compressed rows: then the source is any."""
 
 
 @overload(_laid_meanwhile, jit_options={"nogil": True, "boundscheck": False})
 def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
-    return _nothing_meanwhile if len(rows) == 6 else _pairs_meanwhile
+    return _nothing_meanwhile if len(rows) in _COMPRESSED else _pairs_meanwhile
 
 
 def _pairs_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]

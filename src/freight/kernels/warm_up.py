@@ -15,13 +15,14 @@ from typing import Final
 import torch
 
 from freight.kernels.attention_choice import loop_attends_faster
-from freight.kernels.grouped import GroupedRows
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
+    exponents_on_cpu,
     product_on_cpu,
     quantise_on_cpu,
     scale_on_cpu,
@@ -32,6 +33,7 @@ from freight.model.number_format import (
     PAIR_COLUMNS,
     Grouped,
     PerRow,
+    ShortExponents,
     find_compressed,
     integer_scratch,
 )
@@ -56,6 +58,8 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     for own in {_alike(each) for each in grouped}:
         _warm_up_products(dtype, own)
     _warm_up_plain_rows(dtype, {getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
+    if any(isinstance(own, ShortExponents) for own in kinds):
+        _warm_up_exponents(dtype)
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
@@ -92,12 +96,7 @@ def _warm_up_products(dtype: torch.dtype, own: Grouped) -> None:
         product_on_cpu(raw, own, torch.zeros(1, _COLUMNS))
     if dtype in (torch.float32, torch.bfloat16) and not own.across:
         raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
-        many = GroupedRows(raw=raw, columns=_COLUMNS, number_format=own)
-        scratch = torch.empty(scratch_values(_COLUMNS, dtype), dtype=dtype)
-        for count in (2, 8, 32):
-            x = torch.zeros(count, _COLUMNS, dtype=dtype)
-            product = Product(rows=many, out=torch.empty(count, _ROWS, dtype=dtype))
-            multiply(x, [product], lambda size: scratch[:size])
+        _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
 
 
 def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None:
@@ -110,6 +109,21 @@ def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None
             continue
         x, out = torch.zeros(count, 1024, dtype=dtype), torch.empty(count, 2048, dtype=dtype)
         product = Product(rows=torch.zeros(2048, 1024, dtype=own), out=out)
+        multiply(x, [product], lambda size: scratch[:size])
+
+
+def _warm_up_exponents(dtype: torch.dtype) -> None:
+    own = ShortExponents(spare=0)
+    raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
+    exponents_on_cpu(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
+    _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
+
+
+def _multiply_by(many: CompressedRows, dtype: torch.dtype) -> None:
+    scratch = torch.empty(scratch_values(_COLUMNS, dtype), dtype=dtype)
+    for count in (2, 8, 32):
+        x = torch.zeros(count, _COLUMNS, dtype=dtype)
+        product = Product(rows=many, out=torch.empty(count, _ROWS, dtype=dtype))
         multiply(x, [product], lambda size: scratch[:size])
 
 

@@ -2,8 +2,8 @@
 
 By wish, all matrices that products use; the embedding's table, of which rows are looked up, stays
 plain then, and a head that shares it, and, for integer products, a router, whose least error sends
-a token to another expert. Or those that the checkpoint has quantised already, as they are. Knows
-names and shapes, no tensors.
+a token to another expert. Where nothing is lost, these too. Or those that the checkpoint has
+quantised already, as they are. Knows names and shapes, no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import Final
 from freight.errors import InputError
 from freight.model.decoder import build_programme
 from freight.model.families import FAMILIES
-from freight.model.number_format import Compression, Grouped, find_compressed, row_bytes
+from freight.model.number_format import (
+    Compression,
+    ExactCompression,
+    Grouped,
+    find_compressed,
+    row_bytes,
+)
 from freight.model.packed_tensors import becomes
 from freight.model.places import locate
 from freight.model.sources import TensorSource
@@ -29,8 +35,10 @@ __all__ = [
     "choose_formats",
     "compressed_places",
     "describe_fit",
+    "kind_of",
     "packed_formats",
     "refuse_compression",
+    "shortened_names",
 ]
 
 ALIGNMENT: Final = 4096
@@ -41,15 +49,26 @@ _NUMBERS: Final = re.compile(r"^layers\.\d+\.|(?<=experts\.)\d+\.")
 
 
 def choose_formats(
-    config: ModelConfig, sources: Mapping[str, TensorSource], compression: Compression | None
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    compression: Compression | ExactCompression | None,
+    spared: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """The format of each tensor that is compressed, in the order of the units that use them, beside
     those that are packed without being quantised; None: of those that the checkpoint has packed.
-    InputError where there is something to compress that is quantised already."""
+    ``spared``: of tensors of a kind, how many exponents of a row have no code at most, where it is
+    known. InputError where there is something to compress that is quantised already."""
     formats = packed_formats(sources)
     if compression is None:
         return formats
     refuse_compression(formats, compression)
+    if isinstance(compression, ExactCompression):
+        for name in shortened_names(config, sources):
+            spare = None if spared is None else spared[kind_of(name)]
+            short = compression.fit(sources[name].shape[-1], spare)
+            if short is not None:
+                formats[name] = short.name
+        return formats
     for name in _matrices(config, with_routers=not compression.is_for_integers):
         number_format = compression.fit(*sources[name].shape)
         if number_format is not None:
@@ -57,16 +76,35 @@ def choose_formats(
     return formats
 
 
+def kind_of(name: str) -> str:
+    """A tensor's name without numbers of layers and experts."""
+    return _NUMBERS.sub("", name)
+
+
+def shortened_names(config: ModelConfig, sources: Mapping[str, TensorSource]) -> list[str]:
+    """Of the tensors whose exponents can be short, in the order of the units: a head that is the
+    embedding's table counts as that."""
+    names = ["embedding", *_matrices(config, with_routers=True)]
+    own = (name for name in names if sources[name].dtype == "bfloat16")
+    return [name for name in own if sources[name].packed is None]
+
+
 def describe_fit(
-    config: ModelConfig, sources: Mapping[str, TensorSource], compression: Compression | None
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    compression: Compression | ExactCompression | None,
 ) -> str:
     """What to tell where groups are smaller than was asked, or matrices plain; else nothing."""
+    if isinstance(compression, ExactCompression):
+        if shortened_names(config, sources):
+            return ""
+        return "no weights are bfloat16, whose exponents could be short: they stay as they are"
     if compression is None or compression.group_size is None:
         return ""
     found: dict[str, str] = {}
     for name in _matrices(config, with_routers=True):
         own = compression.fit(*sources[name].shape)
-        kind = _NUMBERS.sub("", name)
+        kind = kind_of(name)
         if own is None:
             found[kind] = f"{kind} stays plain"
         elif isinstance(own, Grouped) and own.group_size < compression.group_size:
@@ -107,7 +145,9 @@ def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) 
     return formats
 
 
-def refuse_compression(formats: Mapping[str, str], compression: Compression) -> None:
+def refuse_compression(
+    formats: Mapping[str, str], compression: Compression | ExactCompression
+) -> None:
     """InputError where one of the formats that a checkpoint has is a compressed one."""
     if not any(map(find_compressed, formats.values())):
         return
@@ -139,11 +179,8 @@ def compressed_places(
         source = sources[name]
         rows, *columns = source.shape
         size = rows * row_bytes(dtype, *columns or [1])
-        made[_identity(source) if source.packed else name] = TensorSource(
+        made[_identity(source)] = TensorSource(
             path=path, offset=offset, num_bytes=size, dtype=dtype, shape=source.shape
         )
         offset = align_up(offset + size, ALIGNMENT)
-    return {
-        name: made.get(_identity(source) if source.packed else name, source)
-        for name, source in sources.items()
-    }
+    return {name: made.get(_identity(source), source) for name, source in sources.items()}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
@@ -50,7 +50,7 @@ from freight.model.workspace import Workspace
 
 __all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit", "select_rows"]
 
-Rows = torch.Tensor | GroupedRows | IntegerRows
+Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
 compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
@@ -261,7 +261,7 @@ def _multiply_integers(
 
 
 def select_rows(
-    rows: torch.Tensor | GroupedRows, ids: torch.Tensor, out: torch.Tensor, workspace: Workspace
+    rows: torch.Tensor | CompressedRows, ids: torch.Tensor, out: torch.Tensor, workspace: Workspace
 ) -> None:
     """out [n, columns] = the rows of these numbers; compressed ones are made plain, narrower ones
     widened, a tile at a time."""

@@ -1,5 +1,5 @@
-"""How the numbers of a weight are stored: as a plain type, as integers in groups, or as integers
-that products are made of.
+"""How the numbers of a weight are stored: as a plain type, as integers in groups, as integers that
+products are made of, or as bfloat16 with short exponents, which loses nothing.
 
 A group is some neighbours that share a scale and a minimum (FlexGen, section 5): value = minimum +
 code * scale; neighbours of a row, along the input dimension, unless asked otherwise. A row is its
@@ -14,11 +14,21 @@ Along the output dimension, as in the paper, groups are neighbours of a column. 
 group has then lie together: the first byte of each column's group, side by side, the second ones,
 and so on, then the scales of all columns, then their minima. Each row counts as an equal part of
 these bytes, so that sizes and places are reckoned in rows as ever; rows are cut between groups
-alone. Knows sizes, no tensors.
+alone.
+
+Of bfloat16's sixteen bits eight are the exponent, and nearly all exponents of a row of weights are
+among seven neighbours. With short exponents a row is, of each number, its sign and mantissa, a
+byte; for each line of 32 numbers three words, the bits of their exponents' codes, lowest bits
+first; for every 256 numbers, in 16 bits, how many before them have an exponent that no code stands
+for; the row's largest exponent that has a code; and the exponents without one, a byte each, in
+order. Code c stands for the largest less c; the last code, 7, for none. So numbers take 11 bits and
+little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by Huffman's codes, which a row cannot be
+cut out of.) Knows sizes, no tensors.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -32,16 +42,22 @@ __all__ = [
     "COMPUTES",
     "DIMS",
     "DTYPE_BYTES",
+    "EXPONENT_CODES",
     "GROUP_SIZE",
     "GROUP_SIZES",
     "LAID_TOKENS",
+    "LINE_COLUMNS",
+    "NOTED_COLUMNS",
     "PAIR_COLUMNS",
     "SUMS",
     "TILE_ROWS",
     "Compressed",
     "Compression",
+    "ExactCompression",
     "Grouped",
     "PerRow",
+    "RowFormat",
+    "ShortExponents",
     "check_groups",
     "find_compressed",
     "find_compression",
@@ -72,7 +88,22 @@ LAID_TOKENS: Final = 512
 
 COMPUTES: Final = ("plain", "int8")
 
+EXPONENT_CODES: Final = 7
+"""Exponents of a row that codes stand for."""
+
+LINE_COLUMNS: Final = 32
+"""Numbers whose codes lie in words of their own."""
+
+NOTED_COLUMNS: Final = 256
+"""Numbers before which it is noted how many exponents have no code."""
+
 _NAME: Final = re.compile(r"int([348])g(\d+)(f32|out)?")
+_SHORT_NAME: Final = re.compile(r"bfloat16e3x(\d+)")
+_USUAL_SHARE: Final = 0.025
+_USUAL_DEVIATIONS: Final = 6.0
+_USUALLY_MORE: Final = 4
+"""Of normal numbers' exponents at most so many have no code, whatever their scale; of some rows
+more, by so many deviations, and of short ones by more than that."""
 _SMALLEST_GROUP: Final = 16
 _LAID_TOGETHER: Final = 16
 _ALIGNMENT: Final = 4
@@ -136,7 +167,51 @@ class PerRow:
         return columns + 4
 
 
-Compressed = Grouped | PerRow
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortExponents:
+    """bfloat16, exact; a row has room for ``spare`` exponents without a code."""
+
+    spare: int
+
+    @property
+    def name(self) -> str:
+        return f"bfloat16e3x{self.spare}"
+
+    def head_bytes(self, columns: int) -> int:
+        """Of a row, what comes before the exponents without a code."""
+        lines, notes = columns // LINE_COLUMNS, -(-columns // NOTED_COLUMNS)
+        return columns + 12 * lines + 2 * notes + 1
+
+    def row_bytes(self, columns: int) -> int:
+        return align_up(self.head_bytes(columns) + self.spare, _ALIGNMENT)
+
+
+RowFormat = Grouped | ShortExponents
+"""Formats whose rows are made plain where they are used."""
+
+Compressed = RowFormat | PerRow
+
+
+@dataclass(frozen=True, slots=True)
+class ExactCompression:
+    """A model's matrices, and tables, with short exponents where they are bfloat16."""
+
+    flag = "--lossless"
+    is_for_integers = False
+
+    def __str__(self) -> str:
+        return "exponents of 3 bits, nothing lost"
+
+    def fit(self, columns: int, spare: int | None = None) -> ShortExponents | None:
+        """The format of rows of bfloat16; None where it saves nothing. What is to spare is known
+        where all numbers have been looked at; else as much as normal numbers want."""
+        if columns % LINE_COLUMNS:
+            return None
+        if spare is None:
+            usual = _USUAL_SHARE * columns
+            spare = math.ceil(usual + _USUAL_DEVIATIONS * math.sqrt(usual)) + _USUALLY_MORE
+        own = ShortExponents(spare=spare)
+        return own if own.row_bytes(columns) < 2 * columns else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,8 +262,13 @@ class Compression:
 
 
 def find_compression(
-    *, weight_bits: int | None, group_size: int, group_dim: str, compute: str
-) -> Compression | None:
+    *,
+    weight_bits: int | None,
+    group_size: int,
+    group_dim: str,
+    compute: str,
+    lossless: bool = False,
+) -> Compression | ExactCompression | None:
     """What the flags ask for, None for plain weights. InputError where they do not go together."""
     for flag, value, known in (("--compute", compute, COMPUTES), ("--group-dim", group_dim, DIMS)):
         if value not in known:
@@ -203,6 +283,16 @@ def find_compression(
             "groups along the width of a head.",
             "Add --weight-bits 4, or leave it out.",
         )
+    if lossless and (weight_bits is not None or compute != "plain"):
+        other = f"--compute {compute}" if weight_bits is None else f"--weight-bits {weight_bits}"
+        raise InputError(
+            f"--lossless was given with {other}.",
+            "The one keeps weights as they are, in fewer bits; the other makes other numbers of "
+            "them.",
+            "Leave one of the two out.",
+        )
+    if lossless:
+        return ExactCompression()
     if compute == "plain":
         if weight_bits is None:
             return None
@@ -231,6 +321,8 @@ def find_compressed(dtype: str) -> Compressed | None:
     """The format by its name, None for a plain type."""
     if dtype == PerRow().name:
         return PerRow()
+    if (short := _SHORT_NAME.fullmatch(dtype)) is not None:
+        return ShortExponents(spare=int(short[1]))
     found = _NAME.fullmatch(dtype)
     return found and Grouped(
         bits=int(found[1]),

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
-from freight.model.number_format import Compressed, Grouped, PerRow
+from freight.model.number_format import Compressed, Grouped, PerRow, ShortExponents
 from freight.model.programme import (
     Activate,
     Add,
@@ -285,22 +285,28 @@ class Cost:
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
         num_codes = self._num_elements(unit, Grouped)
+        num_short = self._num_elements(unit, ShortExponents)
         integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
-        codes = 2.0 * num_tokens * num_codes
-        plain = unit.matmul_flops(num_tokens) - integers - codes
+        codes, short = 2.0 * num_tokens * num_codes, 2.0 * num_tokens * num_short
+        plain = unit.matmul_flops(num_tokens) - integers - codes - short
         products_s = plain / self.unit.product_flops(self.dtype, num_tokens)
         products_s += integers / self.unit.product_flops(self.dtype, num_tokens, "int8")
         products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
+        products_s += short / self.unit.product_flops(self.dtype, num_tokens, "exponents")
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
         plain_s = products_s + passed / self.unit.memory_bytes_per_s + self.unit.call_s
-        return plain_s + self._made_plain_s(num_codes)
+        return plain_s + self._made_plain_s(num_codes, num_short)
 
-    def _made_plain_s(self, num_codes: float) -> float:
-        """Of codes that become plain for a chunk: none for the CPU's loops, which take as long with
-        them as with plain rows at most, nor where products by codes are known as a whole."""
-        if "codes" in self.unit.products or self.policy.compute_tier == "cpu":
-            return 0.0
-        return num_codes / self.unit.plain_per_s
+    def _made_plain_s(self, num_codes: float, num_short: float) -> float:
+        """Of compressed numbers that become plain for a chunk: none where products by them are
+        known as a whole, nor of codes for the CPU's loops, which take as long with them as with
+        plain rows at most."""
+        known = self.unit.products
+        if "codes" in known or self.policy.compute_tier == "cpu":
+            num_codes = 0.0
+        if "exponents" in known:
+            num_short = 0.0
+        return (num_codes + num_short) / self.unit.plain_per_s
 
     def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
         """Of a unit's weights that are compressed like this, and are made plain or multiplied as

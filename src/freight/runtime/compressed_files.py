@@ -1,11 +1,12 @@
 """A checkpoint's matrices compressed once and kept in a directory, for every later run: by wish, or
 because they are quantised in a way that is not read in place.
 
-The directory has the rows in one file and a note of what they were made of. It is made under
-another name and gets its own when it is whole: what was interrupted is begun anew, and who finds
-another process at it waits. What was written to since it was made is read through before it is
-believed. Tensors are taken one after the other, some rows at a time, so that a model of any size
-needs little memory.
+The directory has the rows in one file and a note of what they were made of, and of how many
+exponents rows had to spare, for which all numbers are looked at first. It is made under another
+name and gets its own when it is whole: what was interrupted is begun anew, and who finds another
+process at it waits. What was written to since it was made is read through before it is believed.
+Tensors are taken one after the other, some rows at a time, so that a model of any size needs little
+memory.
 """
 
 from __future__ import annotations
@@ -16,39 +17,28 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import torch
-
-from freight.errors import BudgetError, ModelError
-from freight.kernels.grouped import quantise
-from freight.kernels.integers import quantise_rows
-from freight.memory.disk import Traffic
-from freight.memory.tier import host_arena
+from freight.errors import BudgetError
 from freight.model.compression import (
     choose_formats,
     compressed_places,
     packed_formats,
     refuse_compression,
+    shortened_names,
 )
 from freight.model.config import ModelConfig
-from freight.model.number_format import (
-    Compressed,
-    Compression,
-    Grouped,
-    find_compressed,
-    rows_together,
-)
+from freight.model.number_format import Compression, ExactCompression
 from freight.model.sources import TensorSource
-from freight.quantities import MIB, align_down, align_up, format_bytes
+from freight.quantities import MIB, align_up, format_bytes
+from freight.runtime.compressed_rows import look_for_spared, made_rows, opened, parts_of
 from freight.runtime.device import ComputeDevice, choose_compute
-from freight.runtime.loaders import CheckpointFiles, bounce_bytes, torch_dtype
 from freight.runtime.options import EngineOptions
-from freight.runtime.packed_rows import check_order, packed_rows
+from freight.runtime.packed_rows import check_order
 
 __all__ = [
     "announcement",
@@ -119,7 +109,7 @@ def kept_sources(
 def compressed_sources(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    compression: Compression | None,
+    compression: Compression | ExactCompression | None,
     *,
     directory: Path,
     say: Callable[[str], None],
@@ -130,11 +120,15 @@ def compressed_sources(
     BudgetError where the disk has no room for them.
     """
     work = _plan(config, sources, compression, directory)
-    if work.formats and not _is_whole(work):
+    if not _is_whole(work):
         with _alone(work.own.parent, say):
+            work = _plan(config, sources, compression, directory)
             if not _is_whole(work):  # another process has not made it meanwhile
                 shutil.rmtree(work.own, ignore_errors=True)
                 say(announcement(compression, work.own))
+                if isinstance(compression, ExactCompression):
+                    spared = look_for_spared(sources, shortened_names(config, sources))
+                    work = _with_spared(work, config, sources, compression, spared)
                 _make(work, sources)
     return dict(work.places)
 
@@ -169,16 +163,15 @@ def _unwritable(directory: Path, error: OSError) -> BudgetError:
 def are_kept(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    compression: Compression | None,
+    compression: Compression | ExactCompression | None,
     *,
     directory: Path,
 ) -> bool:
     """Whether ``compressed_sources`` would find them made."""
-    work = _plan(config, sources, compression, directory)
-    return not work.formats or _is_whole(work)
+    return _is_whole(_plan(config, sources, compression, directory))
 
 
-def announcement(compression: Compression | None, directory: Path) -> str:
+def announcement(compression: Compression | ExactCompression | None, directory: Path) -> str:
     """What to say before weights are compressed or converted."""
     what = "converting the quantised weights"
     if compression is not None:
@@ -188,12 +181,14 @@ def announcement(compression: Compression | None, directory: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What is to be made: ``own`` is its directory, ``marks`` what it depends on."""
+    """What is to be made: ``own`` is its directory, ``marks`` what it depends on, ``spared`` what
+    rows of tensors of each kind have to spare, where that is known."""
 
     own: Path
     places: Mapping[str, TensorSource]
     formats: Mapping[str, str]
     marks: Mapping[str, str]
+    spared: Mapping[str, int] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -204,24 +199,53 @@ class _Work:
 def _plan(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
-    compression: Compression | None,
+    compression: Compression | ExactCompression | None,
     directory: Path,
 ) -> _Work:
     formats = choose_formats(config, sources, compression)
     marks = {"version": str(_VERSION)}
     if compression is None:
         marks["packed"] = _hash_packing(sources, formats)
+    elif isinstance(compression, ExactCompression):
+        marks["exact"] = str(compression)
     else:
         marks["bits"], marks["group size"] = str(compression.bits), str(compression.group_size)
         marks |= {"groups": "across rows"} if compression.across else {}
     marks |= {str(path): mark for path, mark in _identify(sources, formats)}
     own = directory / _key(marks)
-    return _Work(
+    work = _Work(
         own=own,
         places=compressed_places(sources, formats, own / "weights.bin"),
         formats=formats,
         marks=marks,
     )
+    if isinstance(compression, ExactCompression) and (spared := _noted(own)) is not None:
+        return _with_spared(work, config, sources, compression, spared)
+    return work
+
+
+def _noted(own: Path) -> dict[str, int] | None:
+    """What rows had to spare when it was made; None where nothing, or something else, is kept."""
+    try:
+        note = json.loads((own / "index.json").read_text("utf-8"))
+        return {str(kind): int(most) for kind, most in note["spared"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _with_spared(
+    work: _Work,
+    config: ModelConfig,
+    sources: Mapping[str, TensorSource],
+    compression: ExactCompression,
+    spared: Mapping[str, int],
+) -> _Work:
+    try:
+        formats = choose_formats(config, sources, compression, spared)
+    except KeyError:  # a note that has been tampered with
+        return work
+    places = compressed_places(sources, formats, work.own / "weights.bin")
+    return replace(work, formats=formats, places=places, spared=spared)
 
 
 def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str]) -> str:
@@ -243,7 +267,7 @@ def _identify(
     sources: Mapping[str, TensorSource], formats: Mapping[str, str]
 ) -> Iterator[tuple[Path, str]]:
     """Files by size, time and header: another checkpoint has other compressed weights."""
-    for path in sorted({part.path for name in formats for part in _parts(sources[name])}):
+    for path in sorted({part.path for name in formats for part in parts_of(sources[name])}):
         stat = path.stat()
         with path.open("rb") as file:
             start = file.read(64 * 1024)
@@ -251,14 +275,11 @@ def _identify(
         yield path.resolve(), f"{stat.st_size} bytes, {stat.st_mtime_ns}, {hashed}"
 
 
-def _parts(source: TensorSource) -> Iterable[TensorSource]:
-    """The tensors of the checkpoint that have to be read."""
-    return [source] if source.packed is None else source.packed.parts.values()
-
-
 def _is_whole(work: _Work) -> bool:
     """Whether what is kept is what it was when it was made: what of, its size, and each tensor, of
-    which the start is looked at, or where the file is not as it was left, all."""
+    which the start is looked at, or where the file is not as it was left, all. Nothing is whole."""
+    if not work.formats:
+        return True
     try:
         note = json.loads((work.own / "index.json").read_text("utf-8"))
         with (work.own / "weights.bin").open("rb") as file:
@@ -316,7 +337,8 @@ def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
             )
         checksums = _write(draft / "weights.bin", work, sources)
         written = (draft / "weights.bin").stat().st_mtime_ns
-        _note(draft, {"made of": work.marks, "checksums": checksums, "written": written})
+        note = {"made of": work.marks, "checksums": checksums, "written": written}
+        _note(draft, note if work.spared is None else {**note, "spared": work.spared})
         draft.replace(own)
     except OSError as error:
         raise _unwritable(own.parent, error) from error
@@ -328,18 +350,15 @@ def _write(
     path: Path, work: _Work, sources: Mapping[str, TensorSource]
 ) -> dict[str, tuple[int, int]]:
     """Write the file; the checksums of each tensor's start, and of all of it."""
-    parts = (part for name in work.formats for part in _parts(sources[name]))
-    size = bounce_bytes({str(number): part for number, part in enumerate(parts)})
-    arena = host_arena(align_up(size, _BLOCK))
-    files = CheckpointFiles(sources, Traffic(), arena.take(size, "read buffer"))
+    parts = [part for name in work.formats for part in parts_of(sources[name])]
     checksums = {}
-    try:
+    with opened(sources, parts) as files:
         check_order(files, sources)
         with path.open("wb") as file:
             for name, dtype in work.formats.items():
                 file.seek(work.places[name].offset)
                 start, whole = b"", 0
-                for rows in _rows(files, name, sources[name], dtype):
+                for rows in made_rows(files, name, sources[name], dtype):
                     data = rows.numpy().tobytes()
                     start += data[: _SAMPLE_BYTES - len(start)]
                     whole = zlib.crc32(data, whole)
@@ -348,64 +367,4 @@ def _write(
             file.truncate(work.num_bytes)
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        files.close()
-        arena.close()
     return checksums
-
-
-def _rows(
-    files: CheckpointFiles, name: str, source: TensorSource, dtype: str
-) -> Iterator[torch.Tensor]:
-    """A tensor's rows as they are kept, uint8 [rows, bytes], some at a time."""
-    number_format = find_compressed(dtype)
-    if dtype == source.dtype or number_format is None:
-        yield from packed_rows(files, name, source)
-        return
-    for rows in _together(_plain_rows(files, name, source), rows_together(dtype)):
-        yield _compress(rows, number_format)
-
-
-def _together(chunks: Iterable[torch.Tensor], count: int) -> Iterator[torch.Tensor]:
-    """The same rows, a multiple of ``count`` of them at a time."""
-    left: torch.Tensor | None = None
-    for chunk in chunks:
-        rows = chunk if left is None else torch.cat([left, chunk])
-        whole = align_down(len(rows), count)
-        left = rows[whole:] if whole < len(rows) else None
-        if whole:
-            yield rows[:whole]
-    assert left is None, "groups fill the tensor"
-
-
-def _compress(rows: torch.Tensor, number_format: Compressed) -> torch.Tensor:
-    if isinstance(number_format, Grouped):
-        return quantise(rows, number_format)
-    return quantise_rows(rows)
-
-
-def _plain_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iterator[torch.Tensor]:
-    """A tensor in float32, some rows at a time. ModelError where a value is no number."""
-    for rows in _rows_in_place(files, name, source):
-        if not bool(torch.isfinite(rows).all()):
-            raise ModelError(
-                f"{name} of {source.path.name} was to be compressed.",
-                "It has values that are infinite or not numbers.",
-                "Run it uncompressed, or fetch the weights again.",
-            )
-        yield rows
-
-
-def _rows_in_place(
-    files: CheckpointFiles, name: str, source: TensorSource
-) -> Iterator[torch.Tensor]:
-    num_rows, columns = source.shape
-    if source.packed is not None:
-        for raw in packed_rows(files, name, source):
-            yield raw.view(torch_dtype(source.dtype)).float()
-        return
-    step = max(1, _CHUNK_BYTES // (4 * columns))
-    for first in range(0, num_rows, step):
-        rows = torch.empty(min(step, num_rows - first), columns)
-        files.fill(name, first, rows)
-        yield rows

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
-from freight.kernels.grouped import GroupedRows, dequantise, quantise, small_product
+from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
@@ -130,7 +130,7 @@ def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Ten
     return torch.randn(shape, generator=dice).to(device, dtype)
 
 
-def _rows(own: Grouped, num_rows: int, device: torch.device) -> GroupedRows:
+def _rows(own: Grouped, num_rows: int, device: torch.device) -> CompressedRows:
     narrow = replace(own, wide=False)
     columns = 3 * own.group_size
     count = align_up(num_rows, own.rows_together)
@@ -139,7 +139,7 @@ def _rows(own: Grouped, num_rows: int, device: torch.device) -> GroupedRows:
         border = own.code_bytes(columns)
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
         raw = torch.cat([raw[:, :border], factors.view(torch.uint8)], dim=1)
-    return GroupedRows(raw=raw, columns=columns, number_format=own)
+    return CompressedRows(raw=raw, columns=columns, number_format=own)
 
 
 def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:

@@ -17,6 +17,7 @@ from freight.model.approximation import check_share
 from freight.model.number_format import (
     GROUP_SIZE,
     Compression,
+    ExactCompression,
     check_groups,
     find_compression,
     fit_head,
@@ -41,12 +42,13 @@ class EngineOptions:
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
     the most that a micro-batch brings to a sweep: longer prompts come in chunks. Beginnings of
     prompts that rows have alike are computed once where they may ``share_prefixes``; rows under
-    way change tiers where the engine may ``move_rows``. ``weight_bits`` compresses the matrices to
-    integers in groups of ``group_size`` along their ``group_dim``, kept in ``compressed_dir`` for
-    later runs, ``kv_bits`` keys and values in groups of a head; ``compute`` "int8" makes products
-    of 8-bit integers, on CPUs that are fast at it, of weights that are kept likewise. Of the keys
-    of a single query the share ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache
-    and activations. ``sim_bytes_per_s`` caps the links of the simulated device.
+    way change tiers where the engine may ``move_rows``. ``lossless`` keeps bfloat16 weights with
+    short exponents, ``weight_bits`` compresses the matrices to integers in groups of ``group_size``
+    along their ``group_dim``, both kept in ``compressed_dir`` for later runs; ``kv_bits`` keys and
+    values in groups of a head; ``compute`` "int8" makes products of 8-bit integers, on CPUs that
+    are fast at it, of weights that are kept likewise. Of the keys of a single query the share
+    ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache and activations.
+    ``sim_bytes_per_s`` caps the links of the simulated device.
     ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
     proves every operation legal before it runs. ``trace_path`` is where the times of all operations
     are written. ``machine`` has this machine's rates: with them a run is predicted."""
@@ -67,6 +69,7 @@ class EngineOptions:
     batch_tokens: int | None = None
     share_prefixes: bool = True
     move_rows: bool = True
+    lossless: bool = False
     weight_bits: int | None = None
     kv_bits: int | None = None
     group_size: int = GROUP_SIZE
@@ -88,13 +91,14 @@ class EngineOptions:
         self._check_shares()
 
     @property
-    def compression(self) -> Compression | None:
+    def compression(self) -> Compression | ExactCompression | None:
         """How the matrices are to be compressed."""
         return find_compression(
             weight_bits=self.weight_bits,
             group_size=self.group_size,
             group_dim=self.group_dim,
             compute=self.compute,
+            lossless=self.lossless,
         )
 
     @property

@@ -12,7 +12,8 @@ from typing import Final
 
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.exponents import most_spared, shorten
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
@@ -25,7 +26,7 @@ from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
 from freight.model.layers import Frame, run_unit
-from freight.model.number_format import TILE_ROWS, Grouped, integer_scratch
+from freight.model.number_format import TILE_ROWS, Grouped, ShortExponents, integer_scratch
 from freight.model.workspace import Workspace
 from freight.quantities import GIB
 
@@ -41,7 +42,8 @@ __all__ = [
     "ColdMemory",
     "call_s",
     "code_matrices",
-    "codes_s",
+    "compressed_s",
+    "exponent_matrices",
     "integer_matrices",
     "integer_s",
     "pass_bytes_per_s",
@@ -154,16 +156,28 @@ def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> 
     return typical_s(multiply, x.device)
 
 
-def code_matrices(where: torch.device) -> list[GroupedRows]:
+def code_matrices(where: torch.device) -> list[CompressedRows]:
     copies = _cold_copies(COLUMNS * CODES.row_bytes(WIDTH))
     raw = quantise(torch.rand(COLUMNS, WIDTH), CODES).to(where)
-    return [GroupedRows(raw=raw.clone(), columns=WIDTH, number_format=CODES) for _ in range(copies)]
+    return [
+        CompressedRows(raw=raw.clone(), columns=WIDTH, number_format=CODES) for _ in range(copies)
+    ]
 
 
-def codes_s(
-    weights: Sequence[GroupedRows], rows: int, dtype: torch.dtype, where: torch.device
+def exponent_matrices(where: torch.device) -> list[CompressedRows]:
+    numbers = torch.randn(COLUMNS, WIDTH).bfloat16()
+    own = ShortExponents(spare=most_spared(numbers))
+    raw = shorten(numbers, own).to(where)
+    copies = _cold_copies(raw.numel())
+    return [
+        CompressedRows(raw=raw.clone(), columns=WIDTH, number_format=own) for _ in range(copies)
+    ]
+
+
+def compressed_s(
+    weights: Sequence[CompressedRows], rows: int, dtype: torch.dtype, where: torch.device
 ) -> float:
-    """Of so many rows by integers in groups, as layers multiply them."""
+    """Of so many rows by compressed ones, as layers multiply them."""
     x = torch.rand(rows, WIDTH, dtype=dtype, device=where)
     out = torch.empty(rows, COLUMNS, dtype=dtype, device=where)
     scratch = torch.empty(scratch_values(WIDTH, dtype), dtype=dtype, device=where)
@@ -192,7 +206,7 @@ def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
     """Compressed weights made plain, a tile at a time as products use them."""
     size = CODES.row_bytes(WIDTH)
     raw = torch.zeros(64 * TILE_ROWS, size, dtype=torch.uint8, device=where)
-    rows = GroupedRows(raw=raw, columns=WIDTH, number_format=CODES)
+    rows = CompressedRows(raw=raw, columns=WIDTH, number_format=CODES)
     tile = torch.empty(TILE_ROWS, WIDTH, dtype=dtype, device=where)
 
     def make_plain(turn: int) -> None:

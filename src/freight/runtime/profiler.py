@@ -21,6 +21,7 @@ import torch
 
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
@@ -46,7 +47,8 @@ from freight.runtime.processor_probe import (
     ColdMemory,
     call_s,
     code_matrices,
-    codes_s,
+    compressed_s,
+    exponent_matrices,
     integer_matrices,
     integer_s,
     pass_bytes_per_s,
@@ -58,7 +60,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "3"
+_LOOPS: Final = "4"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
@@ -169,6 +171,7 @@ class _UnitProbe:
             say=lambda _: None,
         )
         self.codes = code_matrices(self.where)
+        self.exponents = exponent_matrices(self.where)
         # Products of integers, where they are faster.
         has_integers = device.kind == "cpu" and computes_int8(self.fast)
         self.integers = integer_matrices() if has_integers else []
@@ -184,7 +187,9 @@ class _UnitProbe:
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], self._memory, where)
             for name in self.names
         }
-        found |= {f"codes {rows}": self._code_flops(rows) for rows in CODE_ROWS}
+        found |= {f"codes {rows}": self._compressed_flops(self.codes, rows) for rows in CODE_ROWS}
+        short = self.exponents
+        found |= {f"exponents {rows}": self._compressed_flops(short, rows) for rows in ROWS}
         if self.integers:
             found |= {f"int8 {rows}": self._integer_flops(rows) for rows in ROWS}
         found["pass"] = pass_bytes_per_s(self._memory, fast, where)
@@ -203,8 +208,8 @@ class _UnitProbe:
     def _integer_flops(self, rows: int) -> float:
         return 2.0 * rows * WIDTH * COLUMNS / integer_s(self.integers, rows, _DTYPES[self.fast])
 
-    def _code_flops(self, rows: int) -> float:
-        seconds = codes_s(self.codes, rows, _DTYPES[self.fast], self.where)
+    def _compressed_flops(self, weights: Sequence[CompressedRows], rows: int) -> float:
+        seconds = compressed_s(weights, rows, _DTYPES[self.fast], self.where)
         return 2.0 * rows * WIDTH * COLUMNS / seconds
 
     def product_s(self, name: str, rows: int, least_s: float = PRODUCT_S) -> float:
@@ -226,6 +231,7 @@ class _UnitProbe:
                 for name, rows in [
                     *((name, ROWS) for name in self.names),
                     ("codes", CODE_ROWS),
+                    ("exponents", ROWS),
                     *([("int8", ROWS)] if self.integers else []),
                 ]
             },

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from freight.kernels.grouped import GroupedRows, dequantise
+from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
 from freight.model.layers import Rows, WeightParts
-from freight.model.number_format import Compressed, Grouped, PerRow, find_compressed
+from freight.model.number_format import Compressed, PerRow, find_compressed
 from freight.plan.forms import BLOCK
 from freight.plan.layout import UnitLayout, WeightLayout
 from freight.plan.parts import Part, Piece, SlotPart
@@ -25,7 +25,7 @@ from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, to
 
 __all__ = ["EmbeddingTable", "WeightStore"]
 
-TableRows = torch.Tensor | GroupedRows
+TableRows = torch.Tensor | CompressedRows
 """Rows that are looked up."""
 
 _ALIGNMENT = 64
@@ -163,8 +163,8 @@ def _as_table(part: Part, tensor: torch.Tensor) -> TableRows:
 def _read_as(number_format: Compressed | None, tensor: torch.Tensor, columns: int) -> TableRows:
     if number_format is None:
         return tensor
-    assert isinstance(number_format, Grouped)  # no table is made for integer products
-    return GroupedRows(raw=tensor, columns=columns, number_format=number_format)
+    assert not isinstance(number_format, PerRow)  # no table is made for integer products
+    return CompressedRows(raw=tensor, columns=columns, number_format=number_format)
 
 
 def _select(rows: TableRows, ids: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from freight.distributed.tensor.rates import Rates
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader
 from freight.distributed.tensor.virtual import VirtualRanks
 from freight.distributed.tensor.ways import Way
-from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import read_config
@@ -209,14 +209,14 @@ def test_any_rows_and_groups_are_read_as_they_are(
     )
     reader = CheckpointReader({"m": source})
     whole = torch.empty(ROWS, COLUMNS)
-    dequantise(GroupedRows(raw=raw, columns=COLUMNS, number_format=kind), whole)
+    dequantise(CompressedRows(raw=raw, columns=COLUMNS, number_format=kind), whole)
     chosen = np.array(rows)
     read = reader.packed("m", chosen, columns)
     assert reader.bytes_read == read.shape[1] * sum(own >= 0 for own in rows) * (
         sum(own >= 0 for own in groups)
     ) // len(groups)
     found = torch.empty(len(rows), len(columns))
-    dequantise(GroupedRows(raw=read, columns=len(columns), number_format=kind), found)
+    dequantise(CompressedRows(raw=read, columns=len(columns), number_format=kind), found)
     wanted = whole[chosen.clip(0)][:, columns.clip(0)]
     wanted[chosen < 0] = 0
     wanted[:, columns < 0] = 0
@@ -242,7 +242,7 @@ def test_random_weights_are_those_of_one_machine(tmp_path: Path) -> None:
     rows, columns = np.array([5, -1, 6]), np.arange(64, 192)
     out = torch.empty(3, 128)
     raw = reader.packed(name, rows, columns)
-    dequantise(GroupedRows(raw=raw, columns=128, number_format=own), out)
+    dequantise(CompressedRows(raw=raw, columns=128, number_format=own), out)
     assert torch.equal(out, reader.matrix(name, rows, columns))
     assert not out[1].any() and out[0].any()
 

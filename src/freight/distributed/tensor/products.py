@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from freight.distributed.tensor.packed import PackedWeight
-from freight.kernels.grouped import GroupedRows
+from freight.kernels.grouped import CompressedRows
 from freight.kernels.products import Product, multiply
 from freight.partition.sharded import Compute
 
@@ -27,7 +27,7 @@ def multiply_packed(
     columns, kind = packed.num_columns(raw), packed.number_format
     shared = [dim for dim in packed.dims if dim in step.layouts[0].dims]
     matrices = raw.reshape(prod(raw.shape[: len(shared)]), -1, raw.shape[-1])
-    rows = [GroupedRows(raw=own, columns=columns, number_format=kind) for own in matrices]
+    rows = [CompressedRows(raw=own, columns=columns, number_format=kind) for own in matrices]
     sizes = dict(zip(packed.dims, raw.shape, strict=False))
     return _multiply(step, x, rows, sizes, packed.columns)
 
@@ -51,7 +51,7 @@ def multiply_narrow(step: Compute, x: torch.Tensor, weight: torch.Tensor) -> tor
 def _multiply(
     step: Compute,
     x: torch.Tensor,
-    matrices: Sequence[torch.Tensor | GroupedRows],
+    matrices: Sequence[torch.Tensor | CompressedRows],
     sizes: dict[str, int],
     columns: Sequence[str],
 ) -> torch.Tensor:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from freight.errors import ModelError
-from freight.kernels.grouped import GroupedRows, dequantise, quantise
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.model.checkpoint import dummy_dtype
 from freight.model.dummy import dummy_rows
 from freight.model.number_format import Grouped, find_compressed
@@ -95,7 +95,7 @@ class CheckpointReader:
             some = rows[begin : begin + _MADE_ROWS]
             raw = self.packed(name, some, np.arange(width))
             values = plain[: len(some)]
-            dequantise(GroupedRows(raw=raw, columns=width, number_format=own), values)
+            dequantise(CompressedRows(raw=raw, columns=width, number_format=own), values)
             part = values[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
             out[begin : begin + len(some)] = part
         return out
@@ -171,7 +171,7 @@ class DummyReader:
         for place, whole in self._whole_rows(name, rows):
             if isinstance(own, Grouped):
                 raw = quantise(whole, own)
-                packed = GroupedRows(raw=raw, columns=whole.shape[1], number_format=own)
+                packed = CompressedRows(raw=raw, columns=whole.shape[1], number_format=own)
                 dequantise(packed, whole)
             part = whole[:, chosen.clamp(min=0)].masked_fill_(chosen < 0, 0)
             out[place : place + len(whole)] = part

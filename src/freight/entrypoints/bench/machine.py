@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
-from freight.kernels.grouped import GroupedRows, quantise
+from freight.kernels.grouped import CompressedRows, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.disk import DirectFile, Traffic
 from freight.memory.tier import device_arena, host_arena
@@ -175,18 +175,20 @@ def _products(
         yield multiply_once
 
 
-def _packed(kept: Grouped, num_out: int, num_in: int, device: torch.device) -> list[GroupedRows]:
+def _packed(kept: Grouped, num_out: int, num_in: int, device: torch.device) -> list[CompressedRows]:
     """A matrix of integers in groups, as often as no cache holds; none where groups do not fit."""
     dim, others = (num_out, num_in) if kept.across else (num_in, num_out)
     if dim % kept.group_size or others % 4:
         return []
     raw = quantise(torch.rand(num_out, num_in), kept).to(device)
     copies = max(1, min(64, _COLD_BYTES // raw.numel()))
-    return [GroupedRows(raw=raw.clone(), columns=num_in, number_format=kept) for _ in range(copies)]
+    return [
+        CompressedRows(raw=raw.clone(), columns=num_in, number_format=kept) for _ in range(copies)
+    ]
 
 
 def _by_codes(
-    x: torch.Tensor, weights: Sequence[GroupedRows], out: torch.Tensor
+    x: torch.Tensor, weights: Sequence[CompressedRows], out: torch.Tensor
 ) -> Callable[[int], object]:
     """As layers multiply them."""
     scratch = torch.empty(scratch_values(x.shape[1], x.dtype), dtype=x.dtype, device=x.device)

@@ -1,0 +1,101 @@
+"""bfloat16 with short exponents as tensors: made, and made plain. The reference of all faster
+versions; a row is as ``model.number_format`` has it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from freight.model.number_format import (
+    EXPONENT_CODES,
+    LINE_COLUMNS,
+    NOTED_COLUMNS,
+    ShortExponents,
+)
+
+__all__ = ["make_plain_reference", "most_spared", "shorten"]
+
+_NUM_EXPONENTS: Final = 256
+_BITS: Final = 3
+_BYTE: Final = 8
+
+
+def most_spared(x: torch.Tensor) -> int:
+    """How many exponents of a row of x [rows, columns], bfloat16, have no code, at most."""
+    _, counts = _windows(_exponents(x))
+    return x.shape[1] - int(counts.min()) if len(x) else 0
+
+
+def shorten(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
+    """x [rows, columns], bfloat16 on the CPU, as uint8 [rows, row bytes], which has room for all
+    that must be spared."""
+    rows, columns = x.shape
+    lines, exponents = columns // LINE_COLUMNS, _exponents(x)
+    tops, _ = _windows(exponents)
+    codes = tops[:, None] - exponents
+    is_spared = (codes < 0) | (codes >= EXPONENT_CODES)
+    codes = np.where(is_spared, EXPONENT_CODES, codes).astype(np.uint8)
+    raw = np.zeros((rows, own.row_bytes(columns)), np.uint8)
+
+    bits = _bits(x)
+    raw[:, :columns] = (bits >> 8 & 0x80) | (bits & 0x7F)
+    by_lines = codes.reshape(rows, lines, 1, LINE_COLUMNS)
+    planes = by_lines >> np.arange(_BITS, dtype=np.uint8)[:, None] & 1
+    packed = np.packbits(planes, axis=-1, bitorder="little").reshape(rows, -1)
+    raw[:, columns : columns + packed.shape[1]] = packed
+
+    head = own.head_bytes(columns)
+    before = is_spared.cumsum(axis=1, dtype=np.int64) - is_spared
+    notes = before[:, ::NOTED_COLUMNS].astype("<u2")
+    raw[:, head - 1 - 2 * notes.shape[1] : head - 1] = notes.view(np.uint8)
+    raw[:, head - 1] = tops
+    row, column = np.nonzero(is_spared)
+    places = before[row, column]
+    assert not len(places) or int(places.max()) < own.spare, "there is room for all"
+    raw[row, head + places] = exponents[row, column]
+    return torch.from_numpy(raw)
+
+
+def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tensor) -> None:
+    """raw uint8 [rows, row bytes] to out [rows, columns], of any type that has room for them."""
+    rows, columns = out.shape
+    lines, head = columns // LINE_COLUMNS, own.head_bytes(columns)
+    planes = raw[:, columns : columns + lines * _BITS * 4].reshape(rows, lines, _BITS, 4, 1)
+    places = torch.arange(_BYTE, dtype=torch.uint8, device=raw.device)
+    bits = (planes >> places & 1).int().reshape(rows, lines, _BITS, LINE_COLUMNS)
+    weights = 2 ** torch.arange(_BITS, dtype=torch.int32, device=raw.device)
+    codes = (bits * weights[:, None]).sum(dim=2, dtype=torch.int32).view(rows, columns)
+    exponents = raw[:, head - 1 : head].int() - codes
+    is_spared = codes == EXPONENT_CODES
+    if own.spare:
+        places = (is_spared.cumsum(dim=1) - 1).clamp_(0, own.spare - 1)
+        spared = raw[:, head : head + own.spare].gather(1, places).int()
+        exponents = torch.where(is_spared, spared, exponents)
+    low = raw[:, :columns].int()
+    words = (low & 0x80) << 24 | exponents << 23 | (low & 0x7F) << 16
+    out.copy_(words.view(torch.float32))
+
+
+def _bits(x: torch.Tensor) -> np.ndarray:
+    return x.contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def _exponents(x: torch.Tensor) -> np.ndarray:
+    """Of [rows, columns]."""
+    return (_bits(x) >> 7 & 0xFF).astype(np.int64)
+
+
+def _windows(exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row the neighbours that most of its exponents are among: (the largest of them, how
+    many)."""
+    rows = len(exponents)
+    shifted = exponents + np.arange(rows)[:, None] * _NUM_EXPONENTS
+    counts = np.bincount(shifted.reshape(-1), minlength=rows * _NUM_EXPONENTS)
+    grown = np.zeros((rows, _NUM_EXPONENTS + 1), np.int64)
+    np.cumsum(counts.reshape(rows, -1), axis=1, out=grown[:, 1:])
+    among = grown[:, EXPONENT_CODES:] - grown[:, :-EXPONENT_CODES]
+    first = among.argmax(axis=1)
+    return first + EXPONENT_CODES - 1, np.take_along_axis(among, first[:, None], axis=1)[:, 0]
