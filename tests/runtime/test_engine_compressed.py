@@ -300,7 +300,7 @@ def test_the_command_makes_what_a_run_finds(
     tiny.make_model(tmp_path / "model", **SIZES)
     flags = ["--model", str(tmp_path / "model"), "--compressed-dir", str(tmp_path / "kept")]
     assert main(["compress", *flags]) in (1, 2)
-    assert "Pass --weight-bits 4." in capsys.readouterr().err
+    assert "Pass --weight-bits 4, or --lossless." in capsys.readouterr().err
     said: list[str] = []
     for dim in DIMS:
         assert main(["compress", *flags, "--weight-bits", "4", "--group-dim", dim]) == 0
