@@ -1,4 +1,4 @@
-"""Rows of bfloat16 with short exponents made plain, a line of 32 numbers at a time, for loops over
+"""Rows of bfloat16 with short exponents made plain, a line of 64 numbers at a time, for loops over
 pairs or over float32: loops that numba compiles.
 
 Rows are (bytes, columns, bytes of a row), as ``model.number_format`` has them.
@@ -17,13 +17,18 @@ from freight.kernels.exponent_registers import (
     put_wide_line,
     spared_in,
 )
+from freight.kernels.vectors import prefetch
 from freight.model.number_format import LINE_COLUMNS, NOTED_COLUMNS
 
 __all__ = ["LINE_COLUMNS", "lay_exponents", "lay_wide"]
 
 U = np.uintp
-_WORDS_BYTES = 12
+_WORDS_BYTES = 24
 """Of a line's codes."""
+_HALF = LINE_COLUMNS // 2
+_ROWS_AHEAD = 32
+"""Whose bytes are fetched while others are laid: as many as loops over pairs take together. Parts of
+so many rows come in turn, too many for the processor to see what comes next."""
 _LINES_NOTED = NOTED_COLUMNS // LINE_COLUMNS
 
 
@@ -44,23 +49,26 @@ def _row_places(raw, source, columns, begin):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def lay_exponents(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+def lay_exponents(rows, top, height, begin, width, out, start, row_apart, half_apart):  # type: ignore[no-untyped-def]
     """``width`` columns from ``begin`` on, whole lines, of rows from ``top`` on, to out from
-    ``start`` on as bfloat16. Rows come ``row_apart`` there and lines ``line_apart``, counted in
-    out's own elements."""
+    ``start`` on as bfloat16. Rows come ``row_apart`` there and halves of lines, 32 numbers,
+    ``half_apart``, counted in out's own elements."""
     raw, columns, row_bytes = rows
     for row in range(height):
         source = U((top + row) * row_bytes)
         largest, codes, others = _row_places(raw, source, columns, begin)
         low, to = source + U(begin), U(start + row * row_apart)
+        ahead = U(_ROWS_AHEAD * row_bytes)
         for _ in range(width // LINE_COLUMNS):
-            spared = put_line(out, to, raw, low, codes, others, largest)
+            prefetch(raw, low + ahead)
+            prefetch(raw, codes + ahead)
+            spared = put_line(out, to, U(half_apart), raw, low, codes, others, largest)
             if not HAS_EXPANSION:
-                _put_spared(out, to, raw, low, others, spared)
+                _put_spared(out, to, U(half_apart), raw, low, others, spared)
             others += ones_in(spared)
             low += U(LINE_COLUMNS)
             codes += U(_WORDS_BYTES)
-            to += U(line_apart)
+            to += U(2 * half_apart)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
@@ -71,40 +79,51 @@ def _bits(raw, low, others):  # type: ignore[no-untyped-def]
     return sign | np.uint32(raw[others]) << np.uint32(7) | mantissa
 
 
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _place_of(byte):  # type: ignore[no-untyped-def]
+    """Which half of a line, and which number of it, has its byte there."""
+    return (byte >> U(3)) & U(1), (byte >> U(4) << U(3)) + (byte & U(7))
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
-def _put_spared(out, place, raw, low, others, spared):  # type: ignore[no-untyped-def]
+def _put_spared(out, place, half_apart, raw, low, others, spared):  # type: ignore[no-untyped-def]
     """Those of a line that have exponents without a code, one by one."""
     while spared:
-        lane = first_one(spared)
-        bits = _bits(raw, low + lane, others)
+        byte = first_one(spared)
+        half, lane = _place_of(byte)
+        bits, at = _bits(raw, low + byte, others), place + half * half_apart
         if out.itemsize == 2:
-            out[place + lane] = bits
+            out[at + lane] = bits
         else:
-            at, shift = place + (lane >> U(1)), np.uint32((lane & U(1)) << U(4))
-            words = out.view(np.uint32)
-            kept = words[at] & ~(np.uint32(0xFFFF) << shift)
-            words[at] = kept | bits << shift
-        spared &= spared - np.uint32(1)
+            words, shift = out.view(np.uint32), np.uint32((lane & U(1)) << U(4))
+            kept = words[at + (lane >> U(1))] & ~(np.uint32(0xFFFF) << shift)
+            words[at + (lane >> U(1))] = kept | bits << shift
+        spared &= spared - np.uint64(1)
         others += U(1)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_wide(rows, top, height, begin, width, out, start, row_apart):  # type: ignore[no-untyped-def]
-    """Likewise as float32, which out is."""
+    """Likewise as float32, which out is, side by side."""
     raw, columns, row_bytes = rows
     words = out.view(np.uint32)
     for row in range(height):
         source = U((top + row) * row_bytes)
         largest, codes, others = _row_places(raw, source, columns, begin)
         low, to = source + U(begin), U(start + row * row_apart)
+        ahead = U(_ROWS_AHEAD * row_bytes)
         for _ in range(width // LINE_COLUMNS):
+            prefetch(raw, low + ahead)
+            prefetch(raw, codes + ahead)
             spared = put_wide_line(out, to, raw, low, codes, others, largest)
             own, next_others = spared, others + ones_in(spared)
             if not HAS_EXPANSION:
                 while own:
-                    lane = first_one(own)
-                    words[to + lane] = _bits(raw, low + lane, others) << np.uint32(16)
-                    own &= own - np.uint32(1)
+                    byte = first_one(own)
+                    half, lane = _place_of(byte)
+                    bits = _bits(raw, low + byte, others) << np.uint32(16)
+                    words[to + half * U(_HALF) + lane] = bits
+                    own &= own - np.uint64(1)
                     others += U(1)
             others = next_others
             low += U(LINE_COLUMNS)

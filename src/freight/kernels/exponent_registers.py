@@ -23,19 +23,22 @@ HAS_EXPANSION: Final = bool(
 
 _BITS: Final = 3
 _INDEX = types.uintp
-_LINE: Final = ir.VectorType(SHORT, LINE_COLUMNS)
+_WORD: Final = ir.IntType(LINE_COLUMNS)
 _BYTES: Final = ir.VectorType(BYTE, LINE_COLUMNS)
 _MASK: Final = ir.VectorType(ir.IntType(1), LINE_COLUMNS)
+_SHORTS: Final = ir.VectorType(SHORT, LINE_COLUMNS // 2)
+_HALF_LINE: Final = LINE_COLUMNS // 2
+_EIGHT: Final = 8
 
 
-def _shorts(value: int) -> Any:
-    return ir.Constant(_LINE, [value] * LINE_COLUMNS)
+def _bytes(value: int) -> Any:
+    return ir.Constant(_BYTES, [value] * LINE_COLUMNS)
 
 
 def _words(context: Any, builder: Any, kind: Any, raw: Any, start: Any) -> list[Any]:
     """The three words of a line's codes."""
     own = address_of(context, builder, kind, raw, start)
-    own = builder.bitcast(own, WORD.as_pointer())
+    own = builder.bitcast(own, _WORD.as_pointer())
     places = [builder.gep(own, [ir.Constant(WORD, number)]) for number in range(_BITS)]
     return [builder.load(place, align=1) for place in places]
 
@@ -47,75 +50,101 @@ def _spared(builder: Any, words: list[Any]) -> Any:
     return found
 
 
-def _expanded(builder: Any, place: Any, mask: Any) -> Any:
-    """Bytes from a place on in the lanes of the mask, in order; zeros in the others."""
+def _expanded(builder: Any, place: Any, mask: Any, others: Any) -> Any:
+    """Bytes from a place on in the lanes of the mask, in order; those of ``others`` elsewhere."""
     kind = ir.FunctionType(_BYTES, [BYTE.as_pointer(), _MASK, _BYTES])
-    name = "llvm.masked.expandload.v32i8"
+    name = f"llvm.masked.expandload.v{LINE_COLUMNS}i8"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(function, [place, mask, ir.Constant(_BYTES, [0] * LINE_COLUMNS)])
+    return builder.call(function, [place, mask, others])
 
 
-def _values(context: Any, builder: Any, kind: Any, arguments: Any) -> tuple[Any, Any]:
-    """A line's numbers as bits, and which are spared, whose exponents are put in only where the
+def _shifted(builder: Any, own: Any, by: int) -> Any:
+    """To the left, or the right where it is negative, with bits of neighbours in what is empty."""
+    wide = builder.bitcast(own, _SHORTS)
+    shift = builder.shl if by > 0 else builder.lshr
+    found = shift(wide, ir.Constant(_SHORTS, [abs(by)] * _HALF_LINE))
+    return builder.bitcast(found, _BYTES)
+
+
+def _chosen(builder: Any, mask: int, own: Any, other: Any) -> Any:
+    """Bits of the mask from the one, the rest from the other."""
+    mine = builder.and_(own, _bytes(mask))
+    return builder.or_(mine, builder.and_(other, _bytes(~mask & 0xFF)))
+
+
+def _values(context: Any, builder: Any, kind: Any, arguments: Any) -> tuple[list[Any], Any]:
+    """Both halves of a line as bits, and which are spared, whose exponents are put in only where the
     processor expands them."""
     raw, start, codes, spared, top = arguments
     begin = address_of(context, builder, kind, raw, start)
     low = builder.load(builder.bitcast(begin, _BYTES.as_pointer()), align=1)
-    low = builder.zext(low, _LINE)
     words = _words(context, builder, kind, raw, codes)
-    one = builder.shl(builder.zext(top, SHORT), ir.Constant(SHORT, 7))
-    first = builder.insert_element(ir.Constant(_LINE, ir.Undefined), one, ir.Constant(WORD, 0))
+    first = builder.insert_element(ir.Constant(_BYTES, ir.Undefined), top, ir.Constant(WORD, 0))
     lanes = ir.Constant(ir.VectorType(WORD, LINE_COLUMNS), [0] * LINE_COLUMNS)
     exponents = builder.shuffle_vector(first, first, lanes)
     for bit, word in enumerate(words):
-        less = builder.sub(exponents, _shorts(1 << (7 + bit)))
+        less = builder.sub(exponents, _bytes(1 << bit))
         exponents = builder.select(builder.bitcast(word, _MASK), less, exponents)
     are_spared = _spared(builder, words)
     if HAS_EXPANSION:
         mask = builder.bitcast(are_spared, _MASK)
         others = address_of(context, builder, kind, raw, spared)
-        own = builder.zext(_expanded(builder, others, mask), _LINE)
-        exponents = builder.select(mask, builder.shl(own, _shorts(7)), exponents)
-    signs = builder.and_(builder.shl(low, _shorts(8)), _shorts(0x8000))
-    rest = builder.or_(signs, builder.and_(low, _shorts(0x7F)))
-    # A spared one's code is larger than any exponent it is taken from may be.
-    exponents = builder.and_(exponents, _shorts(0x7F80))
-    return builder.or_(rest, exponents), are_spared
+        exponents = _expanded(builder, others, mask, exponents)
+    high_bytes = _chosen(builder, 0x80, low, _shifted(builder, exponents, -1))
+    low_bytes = _chosen(builder, 0x7F, low, _shifted(builder, exponents, 7))
+    return [_woven(builder, low_bytes, high_bytes, half) for half in range(2)], are_spared
 
 
-def _signature(out: Any, raw: Any) -> Any:
-    return types.uint32(out, _INDEX, raw, _INDEX, _INDEX, _INDEX, types.uint8)
+def _woven(builder: Any, low: Any, high: Any, half: int) -> Any:
+    """Of each sixteen bytes the first, or second, eight as numbers."""
+    lanes = [
+        start + place + other
+        for start in range(half * _EIGHT, LINE_COLUMNS, 2 * _EIGHT)
+        for place in range(_EIGHT)
+        for other in (0, LINE_COLUMNS)
+    ]
+    mask = ir.Constant(ir.VectorType(WORD, LINE_COLUMNS), lanes)
+    return builder.bitcast(builder.shuffle_vector(low, high, mask), _SHORTS)
+
+
+def _signature(out: Any, raw: Any, *more: Any) -> Any:
+    return types.uint64(out, _INDEX, *more, raw, _INDEX, _INDEX, _INDEX, types.uint8)
 
 
 @intrinsic
-def put_line(context, out, place, raw, start, codes, spared, top):  # type: ignore[no-untyped-def]
-    """A line from out[place] on as bfloat16, side by side whatever out has: signs and mantissas
-    begin at ``start`` of raw, words of codes at ``codes``, exponents without a code at ``spared``,
-    and ``top`` is the largest that has one. Returns which have none, as bits."""
+def put_line(context, out, place, apart, raw, start, codes, spared, top):  # type: ignore[no-untyped-def]
+    """A line from out[place] on as bfloat16, its halves ``apart``, side by side whatever out has:
+    signs and mantissas begin at ``start`` of raw, words of codes at ``codes``, exponents without a
+    code at ``spared``, and ``top`` is the largest that has one. Returns which have none, as
+    bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, place, *own = arguments
-        values, spared = _values(context, builder, signature.args[2], own)
-        at = address_of(context, builder, signature.args[0], target, place)
-        builder.store(values, builder.bitcast(at, _LINE.as_pointer()), align=2)
+        target, place, apart, *own = arguments
+        halves, spared = _values(context, builder, signature.args[3], own)
+        for values in halves:
+            at = address_of(context, builder, signature.args[0], target, place)
+            builder.store(values, builder.bitcast(at, _SHORTS.as_pointer()), align=2)
+            place = builder.add(place, apart)
         return spared
 
-    return _signature(out, raw), generate
+    return _signature(out, raw, _INDEX), generate
 
 
 @intrinsic
 def put_wide_line(context, out, place, raw, start, codes, spared, top):  # type: ignore[no-untyped-def]
-    """The same as float32, which out is."""
+    """The same as float32, which out is, side by side."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, place, *own = arguments
-        values, spared = _values(context, builder, signature.args[2], own)
-        for half in range(LINE_COLUMNS // WIDTH):
-            lanes = ir.Constant(WORDS, [*range(half * WIDTH, (half + 1) * WIDTH)])
-            some = builder.zext(builder.shuffle_vector(values, values, lanes), WORDS)
-            wide = builder.bitcast(builder.shl(some, ir.Constant(WORDS, [16] * WIDTH)), FLOATS)
-            index = builder.add(place, ir.Constant(place.type, half * WIDTH))
+        halves, spared = _values(context, builder, signature.args[2], own)
+        for number in range(LINE_COLUMNS // WIDTH):
+            half, first = divmod(number * WIDTH, _HALF_LINE)
+            lanes = ir.Constant(WORDS, [*range(first, first + WIDTH)])
+            some = builder.shuffle_vector(halves[half], halves[half], lanes)
+            bits = builder.shl(builder.zext(some, WORDS), ir.Constant(WORDS, [16] * WIDTH))
+            index = builder.add(place, ir.Constant(place.type, number * WIDTH))
             at = address_of(context, builder, signature.args[0], target, index)
+            wide = builder.bitcast(bits, FLOATS)
             builder.store(wide, builder.bitcast(at, FLOATS.as_pointer()), align=4)
         return spared
 
@@ -129,20 +158,17 @@ def spared_in(context, raw, codes):  # type: ignore[no-untyped-def]
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _spared(builder, _words(context, builder, signature.args[0], *arguments))
 
-    return types.uint32(raw, _INDEX), generate
+    return types.uint64(raw, _INDEX), generate
 
 
 @intrinsic
 def ones_in(context, word):  # type: ignore[no-untyped-def]
     """How many bits are set."""
-    return _INDEX(types.uint32), lambda context, builder, signature, arguments: builder.zext(
-        builder.ctpop(arguments[0]), context.get_value_type(_INDEX)
-    )
+    return _INDEX(types.uint64), lambda c, builder, s, arguments: builder.ctpop(arguments[0])
 
 
 @intrinsic
 def first_one(context, word):  # type: ignore[no-untyped-def]
     """Which is the lowest bit that is set, where one is."""
-    return _INDEX(types.uint32), lambda context, builder, signature, arguments: builder.zext(
-        builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1)), context.get_value_type(_INDEX)
-    )
+    is_set = ir.Constant(ir.IntType(1), 1)
+    return _INDEX(types.uint64), lambda c, builder, s, arguments: builder.cttz(*arguments, is_set)

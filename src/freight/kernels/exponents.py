@@ -21,6 +21,8 @@ __all__ = ["make_plain_reference", "most_spared", "shorten"]
 _NUM_EXPONENTS: Final = 256
 _BITS: Final = 3
 _BYTE: Final = 8
+_PARTS: Final = (2, LINE_COLUMNS // (2 * _BYTE), _BYTE)
+"""Halves of a line, eights of a half, numbers of an eight."""
 
 
 def most_spared(x: torch.Tensor) -> int:
@@ -33,6 +35,7 @@ def shorten(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
     """x [rows, columns], bfloat16 on the CPU, as uint8 [rows, row bytes], which has room for all
     that must be spared."""
     rows, columns = x.shape
+    x = x.view(rows, -1, *_PARTS).transpose(2, 3).reshape(rows, columns)
     lines, exponents = columns // LINE_COLUMNS, _exponents(x)
     tops, _ = _windows(exponents)
     codes = tops[:, None] - exponents
@@ -63,7 +66,8 @@ def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tens
     """raw uint8 [rows, row bytes] to out [rows, columns], of any type that has room for them."""
     rows, columns = out.shape
     lines, head = columns // LINE_COLUMNS, own.head_bytes(columns)
-    planes = raw[:, columns : columns + lines * _BITS * 4].reshape(rows, lines, _BITS, 4, 1)
+    planes = raw[:, columns : columns + lines * _BITS * _BYTE]
+    planes = planes.reshape(rows, lines, _BITS, _BYTE, 1)
     places = torch.arange(_BYTE, dtype=torch.uint8, device=raw.device)
     bits = (planes >> places & 1).int().reshape(rows, lines, _BITS, LINE_COLUMNS)
     weights = 2 ** torch.arange(_BITS, dtype=torch.int32, device=raw.device)
@@ -76,7 +80,8 @@ def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tens
         exponents = torch.where(is_spared, spared, exponents)
     low = raw[:, :columns].int()
     words = (low & 0x80) << 24 | exponents << 23 | (low & 0x7F) << 16
-    out.copy_(words.view(torch.float32))
+    eights = words.view(torch.float32).view(rows, lines, _PARTS[1], _PARTS[0], _BYTE)
+    out.copy_(eights.transpose(2, 3).reshape(rows, columns))
 
 
 def _bits(x: torch.Tensor) -> np.ndarray:

@@ -20,6 +20,7 @@ from freight.kernels.vectors import WIDTH
 __all__ = [
     "FEW_TOKENS",
     "FEW_TOKENS_OF_CODES",
+    "MOST_TOGETHER",
     "MOST_TOKENS",
     "MOST_TOKENS_OF_CODES",
     "columns_together",
@@ -32,8 +33,10 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
-MOST_TOKENS = 128
-"""That are multiplied at once."""
+MOST_TOGETHER = 128
+"""Tokens that are multiplied at once."""
+MOST_TOKENS = MOST_TOGETHER
+"""Up to which plain rows had better be multiplied so."""
 _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
 FEW_TOKENS = 16

@@ -60,9 +60,7 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
         return False
     tokens, own = x.shape[0], _loops_of_many(loops)
     fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
-    most = (
-        own.MOST_TOKENS_OF_CODES if all(each.is_in_groups for each in products) else own.MOST_TOKENS
-    )
+    most = own.MOST_TOKENS if any(map(_is_plain, products)) else own.MOST_TOKENS_OF_CODES
     return fewest <= tokens <= most and _are_pairs(x, products) and _are_faster(tokens)
 
 
@@ -110,7 +108,7 @@ def multiply_pairs(
     if is_few and _one_by_one():
         _multiply_few(loops, x, products)
         return
-    parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOKENS)
+    parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOGETHER)
     borders = [x.shape[0] * part // parts for part in range(parts + 1)]
     room = scratch(_room(-(-x.shape[0] // parts), x.shape[1]))
     for first, last in itertools.pairwise(borders):

@@ -313,7 +313,7 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
     def work(first: int, last: int) -> None:
         own = rows, first, last - first, 0, columns, target, first * columns, columns
         if out.dtype is torch.bfloat16:
-            lines.lay_exponents(*own, lines.LINE_COLUMNS)
+            lines.lay_exponents(*own, lines.LINE_COLUMNS // 2)
         else:
             lines.lay_wide(*own)
 

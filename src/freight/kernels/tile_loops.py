@@ -36,6 +36,7 @@ from freight.kernels.vectors import WIDTH, load, multiply, splat, store, whole_n
 __all__ = [
     "FEW_TOKENS_OF_CODES",
     "HAS_INTEGERS",
+    "MOST_TOGETHER",
     "MOST_TOKENS",
     "columns_together",
     "many_in_turns",
@@ -46,8 +47,10 @@ U = np.uintp
 F = np.float32
 HAS_INTEGERS = has_integers()
 """Whether rows and tokens may be 8-bit integers."""
+MOST_TOGETHER = 512
+"""Tokens that are multiplied at once."""
 MOST_TOKENS = 256
-"""That are multiplied at once."""
+"""Up to which plain rows had better be multiplied so."""
 FEW_TOKENS_OF_CODES = 4
 """Up to which codes had better be multiplied as they are."""
 MOST_TOKENS_OF_CODES = 1024

@@ -18,11 +18,12 @@ alone.
 
 Of bfloat16's sixteen bits eight are the exponent, and nearly all exponents of a row of weights are
 among seven neighbours. With short exponents a row is, of each number, its sign and mantissa, a
-byte; for each line of 32 numbers three words, the bits of their exponents' codes, lowest bits
-first; for every 256 numbers, in 16 bits, how many before them have an exponent that no code stands
-for; the row's largest exponent that has a code; and the exponents without one, a byte each, in
-order. Code c stands for the largest less c; the last code, 7, for none. So numbers take 11 bits and
-little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by Huffman's codes, which a row cannot be
+byte; for each line of 64 numbers three words of 64 bits, those of their exponents' codes, lowest
+bits first; for every 256 numbers, in 16 bits, how many before them have an exponent that no code
+stands for; the row's largest exponent that has a code; and the exponents without one, a byte each.
+Code c stands for the largest less c; the last code, 7, for none. Of a line the first half's numbers
+and the second's come in turn, eight at a time, in all of these: registers put bytes and bits
+together so. Numbers take 11 bits and little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by Huffman's codes, which a row cannot be
 cut out of.) Knows sizes, no tensors.
 """
 
@@ -91,7 +92,7 @@ COMPUTES: Final = ("plain", "int8")
 EXPONENT_CODES: Final = 7
 """Exponents of a row that codes stand for."""
 
-LINE_COLUMNS: Final = 32
+LINE_COLUMNS: Final = 64
 """Numbers whose codes lie in words of their own."""
 
 NOTED_COLUMNS: Final = 256
@@ -180,7 +181,7 @@ class ShortExponents:
     def head_bytes(self, columns: int) -> int:
         """Of a row, what comes before the exponents without a code."""
         lines, notes = columns // LINE_COLUMNS, -(-columns // NOTED_COLUMNS)
-        return columns + 12 * lines + 2 * notes + 1
+        return columns + 24 * lines + 2 * notes + 1
 
     def row_bytes(self, columns: int) -> int:
         return align_up(self.head_bytes(columns) + self.spare, _ALIGNMENT)
