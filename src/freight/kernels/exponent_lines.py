@@ -27,8 +27,8 @@ _WORDS_BYTES = 24
 """Of a line's codes."""
 _HALF = LINE_COLUMNS // 2
 _ROWS_AHEAD = 32
-"""Whose bytes are fetched while others are laid: as many as loops over pairs take together. Parts of
-so many rows come in turn, too many for the processor to see what comes next."""
+"""Whose bytes are fetched while others are laid: as many as loops over pairs take together. Parts
+of so many rows come in turn, too many for the processor to see what comes next."""
 _LINES_NOTED = NOTED_COLUMNS // LINE_COLUMNS
 
 

@@ -73,8 +73,8 @@ def _chosen(builder: Any, mask: int, own: Any, other: Any) -> Any:
 
 
 def _values(context: Any, builder: Any, kind: Any, arguments: Any) -> tuple[list[Any], Any]:
-    """Both halves of a line as bits, and which are spared, whose exponents are put in only where the
-    processor expands them."""
+    """Both halves of a line as bits, and which are spared, whose exponents are put in only where
+    the processor expands them."""
     raw, start, codes, spared, top = arguments
     begin = address_of(context, builder, kind, raw, start)
     low = builder.load(builder.bitcast(begin, _BYTES.as_pointer()), align=1)

@@ -60,8 +60,11 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
         return False
     tokens, own = x.shape[0], _loops_of_many(loops)
     fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
-    most = own.MOST_TOKENS if any(map(_is_plain, products)) else own.MOST_TOKENS_OF_CODES
-    return fewest <= tokens <= most and _are_pairs(x, products) and _are_faster(tokens)
+    has_plain = any(map(_is_plain, products))
+    most = own.MOST_TOKENS if has_plain else own.MOST_TOKENS_OF_CODES
+    if not fewest <= tokens <= most or not _are_pairs(x, products):
+        return False
+    return not has_plain or _are_faster(tokens)
 
 
 def _is_plain(product: Product) -> bool:

@@ -23,8 +23,8 @@ bits first; for every 256 numbers, in 16 bits, how many before them have an expo
 stands for; the row's largest exponent that has a code; and the exponents without one, a byte each.
 Code c stands for the largest less c; the last code, 7, for none. Of a line the first half's numbers
 and the second's come in turn, eight at a time, in all of these: registers put bytes and bits
-together so. Numbers take 11 bits and little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by Huffman's codes, which a row cannot be
-cut out of.) Knows sizes, no tensors.
+together so. Numbers take 11 bits and little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by
+Huffman's codes, which a row cannot be cut out of.) Knows sizes, no tensors.
 """
 
 from __future__ import annotations
