@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip("the processor has no instruction for it")
     with monkeypatch.context() as patch:
         patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
-        patch.setattr(pairs, "_are_faster", lambda tokens: by_pairs)
+        patch.setattr(pairs, "_are_faster", lambda tokens, has_plain: by_pairs)
         if by_pairs:
             patch.setattr(pairs, "_loops_of_many", lambda loops: getattr(loops, request.param))
         patch.setattr(pairs, "_one_by_one", lambda: request.param == "pairs")

@@ -1,7 +1,9 @@
-"""Triton's kernels for integers in groups against their references: plain values to the bit,
-products within rounding."""
+"""Triton's kernels for compressed rows against their references: plain values to the bit, products
+within rounding."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from freight.kernels.grouped import (
 )
 from freight.model.number_format import Grouped
 
+from .test_exponents import KINDS, make_numbers, shortened
 from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,6 +78,35 @@ def test_plain_values_are_the_reference_s(
     else:
         assert torch.equal(found, wanted)
     assert (held[:, compressed.columns :] == 7.0).all()
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([64, 256, 320, 576]),
+    first=st.integers(0, 2),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_short_exponents(
+    kind: str, rows: int, columns: int, first: int, spare: int, dtype: torch.dtype, seed: int
+) -> None:
+    if dtype is torch.float16:
+        kind = "normal"  # what has no room there overflows, of which the interpreter warns
+    x = make_numbers(kind, rows + first, columns, seed)
+    own = shortened(x, spare).rows(first, first + rows)
+    own = replace(own, raw=own.raw.to(DEVICE))
+    held = torch.full((rows, columns + spare), 7.0, dtype=dtype, device=DEVICE)
+    found = held[:, :columns]
+    with in_use(loaded()):
+        dequantise(own, found)
+    wanted = x[first:].to(DEVICE).to(dtype)
+    is_number = ~wanted.isnan()
+    assert torch.equal(found[is_number], wanted[is_number])
+    assert bool(found[~is_number].isnan().all())
+    assert (held[:, columns:] == 7.0).all()
 
 
 @settings(deadline=None, max_examples=2 * EXAMPLES)

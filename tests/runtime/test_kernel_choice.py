@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of
-from freight.model.number_format import Compressed, Grouped
+from freight.model.number_format import Compressed, Grouped, ShortExponents
 from freight.model.programme import Attend
 from freight.runtime import engine as engine_module
 from freight.runtime.kernel_choice import try_kernels
@@ -37,6 +37,7 @@ WEIGHTS: list[Compressed | None] = [
     None,
     Grouped(bits=8, group_size=32, wide=True),
     Grouped(bits=4, group_size=64, across=True),
+    ShortExponents(spare=0),
 ]
 
 
@@ -62,7 +63,9 @@ def test_what_is_not_wanted_is_not_tried() -> None:
     assert chosen == replace(loaded(), append=None)
 
 
-@pytest.mark.parametrize("name", ["make_plain", "multiply", "append", "attend"])
+@pytest.mark.parametrize(
+    "name", ["make_plain", "make_exponents_plain", "multiply", "append", "attend"]
+)
 @pytest.mark.parametrize("fault", ["raises", "finds other numbers"])
 def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
     kernel: Callable[..., Any] = getattr(loaded(), name)
@@ -73,6 +76,7 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         found = kernel(*inputs, **more)
         # What it was to write, wherever that is.
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
+        changed["make_exponents_plain"] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
         out.add_(1)
         return found

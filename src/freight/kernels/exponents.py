@@ -79,9 +79,11 @@ def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tens
         spared = raw[:, head : head + own.spare].gather(1, places).int()
         exponents = torch.where(is_spared, spared, exponents)
     low = raw[:, :columns].int()
-    words = (low & 0x80) << 24 | exponents << 23 | (low & 0x7F) << 16
-    eights = words.view(torch.float32).view(rows, lines, _PARTS[1], _PARTS[0], _BYTE)
-    out.copy_(eights.transpose(2, 3).reshape(rows, columns))
+    # As bits: a number that is none would lose some of its own where it is rounded.
+    words = (low & 0x80) << 8 | exponents << 7 | low & 0x7F
+    eights = words.to(torch.int16).view(rows, lines, _PARTS[1], _PARTS[0], _BYTE)
+    values = eights.transpose(2, 3).reshape(rows, columns).view(torch.bfloat16)
+    out.copy_(values)
 
 
 def _bits(x: torch.Tensor) -> np.ndarray:

@@ -62,9 +62,11 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
     has_plain = any(map(_is_plain, products))
     most = own.MOST_TOKENS if has_plain else own.MOST_TOKENS_OF_CODES
-    if not fewest <= tokens <= most or not _are_pairs(x, products):
-        return False
-    return not has_plain or _are_faster(tokens)
+    return (
+        fewest <= tokens <= most
+        and _are_pairs(x, products)
+        and _are_faster(tokens, has_plain=has_plain)
+    )
 
 
 def _is_plain(product: Product) -> bool:
@@ -186,8 +188,11 @@ def _loops_of_many(loops: Loops) -> Any:
     return loops.pairs if loops.tiles is None else loops.tiles
 
 
-def _are_faster(tokens: int) -> bool:
-    """Whether loops multiply plain rows and so many tokens about as fast as torch, or faster."""
+def _are_faster(tokens: int, *, has_plain: bool) -> bool:
+    """Whether loops multiply plain rows and so many tokens about as fast as torch, or faster.
+    Others would have to be made plain for torch first, which loops do for themselves."""
+    if not has_plain:
+        return True
     loops = find_loops()
     assert loops is not None
     by_torch, *by_loops = _times(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])

@@ -100,7 +100,7 @@ NOTED_COLUMNS: Final = 256
 
 _NAME: Final = re.compile(r"int([348])g(\d+)(f32|out)?")
 _SHORT_NAME: Final = re.compile(r"bfloat16e3x(\d+)")
-_USUAL_SHARE: Final = 0.025
+_USUAL_SHARE: Final = 0.03
 _USUAL_DEVIATIONS: Final = 6.0
 _USUALLY_MORE: Final = 4
 """Of normal numbers' exponents at most so many have no code, whatever their scale; of some rows

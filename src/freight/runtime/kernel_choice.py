@@ -15,12 +15,13 @@ from typing import Final
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
+from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
-from freight.model.number_format import Compressed, Grouped
+from freight.model.number_format import Compressed, Grouped, ShortExponents
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
@@ -29,6 +30,7 @@ __all__ = ["attend_steps", "choose_kernels", "try_kernels"]
 
 _NAMES: Final = {
     "make_plain": "dequantising",
+    "make_exponents_plain": "making short exponents plain",
     "multiply": "products of few tokens",
     "append": "compressing keys and values",
     "attend": "attention of single queries",
@@ -39,6 +41,9 @@ _SHORT_COUNTS: Final = (33, 17)
 """Of rows that are attended whole, as most are: code of its own."""
 _NUM_ROWS: Final = (70, 128)
 """Of matrices: numbers that 16 divides have code of their own."""
+_SHORT_COLUMNS: Final = 320
+"""Of a matrix with short exponents: no whole number of those before which it is noted how many
+exponents have no code."""
 _PAGE_TOKENS: Final = 16
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -80,13 +85,16 @@ def try_kernels(
     say: Callable[[str], None],
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
-    rows = [own for own in set(weights) if isinstance(own, Grouped)]
+    kinds = set(weights)
+    rows = [own for own in kinds if isinstance(own, Grouped)]
+    has_short = any(isinstance(own, ShortExponents) for own in kinds)
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
     attends = set(steps)
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
     trials: dict[str, tuple[Sequence[_Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
+        "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
@@ -149,6 +157,19 @@ def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
             out = torch.empty(rows.shape, dtype=dtype, device=device)
             dequantise(rows, out)
             yield out
+
+    return trial
+
+
+def _plain_exponents(device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        numbers = _numbers(_NUM_ROWS[0], _SHORT_COLUMNS, device=device, dtype=torch.bfloat16).cpu()
+        own = ShortExponents(spare=most_spared(numbers))
+        raw = shorten(numbers, own).to(device)
+        rows = CompressedRows(raw=raw, columns=_SHORT_COLUMNS, number_format=own)
+        out = torch.empty(rows.shape, dtype=dtype, device=device)
+        dequantise(rows, out)
+        yield out
 
     return trial
 

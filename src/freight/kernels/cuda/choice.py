@@ -19,6 +19,7 @@ class Kernels:
     """What is called instead of a reference, each None where the reference stays."""
 
     make_plain: Callable[..., None] | None = None
+    make_exponents_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
     append: Callable[..., None] | None = None
     attend: Callable[..., None] | None = None
@@ -41,11 +42,12 @@ def use_kernels(device: torch.device, kernels: Kernels) -> None:
 def load_kernels() -> Kernels | None:
     """All kernels, none of them tried; None where triton is not installed."""
     try:
-        from freight.kernels.cuda import append, attention, groups
+        from freight.kernels.cuda import append, attention, exponents, groups
     except ImportError:
         return None
     return Kernels(
         make_plain=groups.make_plain,
+        make_exponents_plain=exponents.make_exponents_plain,
         multiply=groups.multiply,
         append=append.append,
         attend=attention.attend,
