@@ -145,6 +145,25 @@ def test_products_of_integers_are_priced(capsys: pytest.CaptureFixture[str]) -> 
         assert message in capsys.readouterr().err
 
 
+def test_weights_in_fewer_bits_that_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where weights are brought from disk it pays; what it would be worth is told unasked."""
+    given = ["--model", "llama-3-70b", "--machine", "a10g", "--rows", "200", "--json"]
+    assert plan(*given, "--explain") == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plan(*given, "--lossless") == 0
+    shorter = json.loads(capsys.readouterr().out)
+    assert (plain["policy"]["lossless"], shorter["policy"]["lossless"]) == (False, True)
+    assert plain["with_lossless"] == shorter
+    assert shorter["new_tokens_per_s"] > 1.1 * plain["new_tokens_per_s"]
+    assert plan(*given[:-1], "--lossless", "--explain") == 0
+    told = capsys.readouterr().out
+    assert "exponents of 3 bits, nothing lost" in told and "with --lossless" not in told
+    assert plan("--model", "opt-6.7b", "--machine", "t4", "--explain") == 0
+    assert "with --lossless" not in capsys.readouterr().out  # its weights are float16
+    assert plan("--model", "opt-6.7b", "--machine", "t4", "--lossless") == 2
+    assert "Its weights are float16" in capsys.readouterr().err
+
+
 def test_groups_of_either_dimension_take_the_same_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

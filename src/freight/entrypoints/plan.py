@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +53,7 @@ from freight.model.sources import TensorSource
 from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
 from freight.plan.samples import rehearse
-from freight.plan.search import Search
+from freight.plan.search import Choice, Search
 from freight.plan.techniques import ALL, price_techniques
 from freight.plan.wishes import Wishes
 from freight.quantities import GIB, MIB, format_bytes, parse_bytes
@@ -76,6 +77,13 @@ def plan_policy(arguments: argparse.Namespace) -> int:
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
     )
+    if arguments.lossless and config.dtype != "bfloat16":
+        raise InputError(
+            f"--lossless was given for {arguments.model}.",
+            f"Its weights are {config.dtype} by its config.json; only bfloat16's exponents can be "
+            "short.",
+            "Leave it out.",
+        )
     config = approximate(
         config,
         kv_bits=arguments.kv_bits,
@@ -159,6 +167,7 @@ def _show_one(question: Question, search: Search, arguments: argparse.Namespace)
     if arguments.frontier:
         require_plots()
     priced = price_techniques(search) if arguments.explain else {ALL: search.best()}
+    shorter = _with_short_exponents(question, search) if arguments.explain else None
     best = priced[ALL]
     assert best is not None
     record = as_record(question, best)
@@ -170,8 +179,9 @@ def _show_one(question: Question, search: Search, arguments: argparse.Namespace)
             for name, choice in priced.items()
             if name != ALL
         }
+        record["with_lossless"] = shorter and as_record(*shorter)
         if not arguments.json:
-            print("\n" + "\n".join(explain(question, priced)))
+            print("\n" + "\n".join(explain(question, priced, shorter and shorter[1])))
     if arguments.frontier:
         curves = frontiers(search)
         record["frontier"] = as_points(curves)
@@ -183,6 +193,19 @@ def _show_one(question: Question, search: Search, arguments: argparse.Namespace)
     if arguments.json:
         print(json.dumps(record, indent=1))
     return 0
+
+
+def _with_short_exponents(question: Question, search: Search) -> tuple[Question, Choice] | None:
+    """The best plan for the same weights in fewer bits; None where they have these, or cannot."""
+    config = question.config
+    is_plain = question.compression is None and config.packing is None and not question.stored
+    if not is_plain or {config.dtype, question.kept_dtype} != {"bfloat16"}:
+        return None
+    shorter = replace(question, compression=ExactCompression())
+    try:
+        return shorter, search_for(shorter, search.max_block_s).best()
+    except BudgetError:
+        return None
 
 
 def search_for(question: Question, max_block_s: float = math.inf) -> Search:

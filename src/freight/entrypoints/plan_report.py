@@ -124,13 +124,21 @@ def describe(question: Question, choice: Choice) -> Iterator[str]:
         yield f"cost     per million new tokens {dollars}"
 
 
-def explain(question: Question, priced: Mapping[str, Choice | None]) -> Iterator[str]:
-    """What each technique is worth: one line with all, one for each that is left out."""
+def explain(
+    question: Question, priced: Mapping[str, Choice | None], shorter: Choice | None
+) -> Iterator[str]:
+    """What each technique is worth: one line with all, one for each that is left out, and one for
+    the same weights in fewer bits."""
     best = priced[ALL]
     assert best is not None
     yield f"{'the best plan':36} {'new token/s':>11} {'share':>6}  policy"
-    for name, choice in priced.items():
-        what = name if name in (ALL, ROW_BY_ROW) else f"without {name}"
+    lines = {
+        name if name in (ALL, ROW_BY_ROW) else f"without {name}": choice
+        for name, choice in priced.items()
+    }
+    if shorter is not None:
+        lines["with --lossless"] = shorter
+    for what, choice in lines.items():
         if choice is None:
             yield f"{what:36} {'-':>11} {'-':>6}  does not fit"
             continue
@@ -289,7 +297,9 @@ def _compression(question: Question) -> str:
     told = ""
     if question.stored or question.config.packing is not None:
         told += ", quantised by its checkpoint"
-    if question.compression is not None:
+    if question.is_lossless:
+        told += f", {question.compression}"
+    elif question.compression is not None:
         products = ", integer products" if question.in_integers else ""
         told += f", matrices in {question.compression}{products}"
     kept, share = question.config.kv_format, question.config.attended_share
