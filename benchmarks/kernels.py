@@ -9,8 +9,9 @@ of keys; which way a run takes is said.
 Products: tokens of 2048 numbers times 5632 rows, which come from memory, in float32 but where it is
 said; whether a run uses the loops for them is said, too.
 Integers: tokens and rows in 8 bits, each with a scale, of 2048 numbers times 5632 rows and the
-other way round, from codes to results in bfloat16. The last line is one JSON object, in
-milliseconds.
+other way round, from codes to results in bfloat16.
+Exponents: tokens of either type times rows of bfloat16 of those sizes, plain and with short
+exponents. The last line is one JSON object, in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -28,6 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.attention_choice import loop_attends_faster
+from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import (
     CompressedRows,
     dequantise,
@@ -45,12 +48,13 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
-from freight.model.number_format import Grouped, integer_scratch
+from freight.model.number_format import Grouped, ShortExponents, integer_scratch
 
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
+EXPONENT_TOKENS = (1, 16, 64, 256, 512, 1024)
 INTEGER_TOKENS = (16, 64, 256, 512, 1024, 2048)
 KINDS = (
     (torch.float32, torch.float32),
@@ -321,6 +325,33 @@ def multiplying_integers(num_tokens: int, columns: int, num_rows: int) -> Turns:
     }
 
 
+def multiplying_exponents(
+    num_tokens: int, columns: int, num_rows: int, dtype: torch.dtype
+) -> Turns:
+    """Rows with short exponents and plain ones, twelve matrices of each in turn."""
+    copies, turn = 12, itertools.count()
+    rows = torch.randn(num_rows, columns).bfloat16()
+    own = ShortExponents(spare=most_spared(rows))
+    raw = shorten(rows, own)
+    kinds: dict[str, list[torch.Tensor | CompressedRows]] = {
+        "plain": [rows.clone() for _ in range(copies)],
+        "short": [
+            CompressedRows(raw=raw.clone(), columns=columns, number_format=own)
+            for _ in range(copies)
+        ],
+    }
+    x = torch.randn(num_tokens, columns).to(dtype)
+    out = torch.empty(num_tokens, num_rows, dtype=dtype)
+    scratch = torch.empty(scratch_values(columns, dtype), dtype=dtype)
+
+    def multiply_by(matrices: list[torch.Tensor | CompressedRows]) -> None:
+        product = Product(rows=matrices[next(turn) % copies], out=out)
+        multiply(x, [product], lambda size: scratch[:size])
+
+    name = f"{num_tokens} tokens, {columns} x {num_rows}, {str(dtype)[6:]}"
+    return {f"{name}: {kind}": partial(multiply_by, matrices) for kind, matrices in kinds.items()}
+
+
 def reading(size: int) -> Turns:
     """How fast this memory is read: the ceiling."""
     numbers = torch.ones(size // 4)
@@ -330,7 +361,7 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parts = ("dequantise", "attention", "prompts", "products", "integers")
+    parts = ("dequantise", "attention", "prompts", "products", "integers", "exponents")
     parser.add_argument("--part", choices=parts)
     options = parser.parse_args()
     turns, part = options.turns, options.part
@@ -359,6 +390,11 @@ def main() -> None:
         for num_tokens in INTEGER_TOKENS:
             for columns, num_rows in ((2048, 5632), (5632, 2048)):
                 found |= timed(multiplying_integers(num_tokens, columns, num_rows), turns)
+    if part in (None, "exponents"):
+        shapes = (2048, 5632), (5632, 2048)
+        for dtype, shape in itertools.product((torch.bfloat16, torch.float32), shapes):
+            for num_tokens in EXPONENT_TOKENS:
+                found |= timed(multiplying_exponents(num_tokens, *shape, dtype), turns)
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
