@@ -158,6 +158,10 @@ def test_weights_in_fewer_bits_that_lose_nothing(capsys: pytest.CaptureFixture[s
     assert plan(*given[:-1], "--lossless", "--explain") == 0
     told = capsys.readouterr().out
     assert "exponents of 3 bits, nothing lost" in told and "with --lossless" not in told
+    narrow = ["--dtype", "float16", "--lossless"]
+    assert plan(*given, *narrow) == 0  # they are bfloat16 whatever is computed with
+    moved = json.loads(capsys.readouterr().out)["moved_bytes"]
+    assert moved["disk read"] < 0.9 * plain["moved_bytes"]["disk read"]
     assert plan("--model", "opt-6.7b", "--machine", "t4", "--explain") == 0
     assert "with --lossless" not in capsys.readouterr().out  # its weights are float16
     assert plan("--model", "opt-6.7b", "--machine", "t4", "--lossless") == 2

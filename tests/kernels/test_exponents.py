@@ -15,8 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels import exponent_lines, products
-from freight.kernels.exponents import make_plain_reference, most_spared, shorten
+from freight.kernels import exponent_lines, products, threads
+from freight.kernels.exponents import (
+    make_plain_reference,
+    most_spared,
+    shorten,
+    shorten_reference,
+)
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.model.number_format import ExactCompression, ShortExponents, find_compressed
@@ -94,6 +99,7 @@ def test_any_bits_come_back(kind: str, rows: int, columns: int, more: int, seed:
     x = make_numbers(kind, rows, columns, seed)
     own = shortened(x, more)
     assert isinstance(own.number_format, ShortExponents)
+    assert torch.equal(own.raw, shorten_reference(x, own.number_format))
     out = torch.empty_like(x)
     make_plain_reference(own.raw, own.number_format, out)
     assert np.array_equal(bits_of(out), bits_of(x))
@@ -130,7 +136,12 @@ def test_parts_of_rows(columns: int, data: st.DataObject) -> None:
     assert np.array_equal(wide[:, :width].view(np.uint32), wanted.astype(np.uint32) << 16)
 
 
-def test_most_spared_is_the_least_that_serves() -> None:
+@pytest.mark.parametrize("has_loops", [True, False])
+def test_most_spared_is_the_least_that_serves(
+    has_loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_loops:
+        monkeypatch.setattr(threads, "find_loops", lambda: None)
     x = make_numbers("any bits", 20, 128, 3)
     exponents = bits_of(x).view(np.uint16) >> 7 & 0xFF
     wanted = max(
@@ -216,6 +227,59 @@ def test_loops_make_the_same_sums(
     assert np.array_equal(bits_of(found[0]), bits_of(found[1]))
 
 
+AT_A_PAGE = """
+import ctypes, mmap, sys
+
+import numpy as np
+import torch
+
+from freight.kernels import pairs, products
+from freight.kernels.grouped import CompressedRows
+from freight.kernels.products import Product, multiply, scratch_values
+from tests.kernels.test_exponents import make_numbers, shortened
+
+products._LEAST_PRODUCTS = 1
+pairs._one_by_one = lambda: False
+rows, page = 16, mmap.PAGESIZE
+for columns in (64, 128, 192, 320, 576):
+    plain = make_numbers("normal", rows, columns, 1)
+    own = shortened(plain)
+    size = own.raw.numel()
+    whole = -(-size // page) * page
+    memory = mmap.mmap(-1, whole + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(start + whole, page, 0) == 0
+    held = np.frombuffer(memory, np.uint8, size, whole - size)
+    held[:] = own.raw.numpy().reshape(-1)
+    raw = torch.from_numpy(held).view(rows, -1)
+    own = CompressedRows(raw=raw, columns=columns, number_format=own.number_format)
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens in (1, 20, 300):
+            x = torch.randn(tokens, columns).to(dtype)
+            out = torch.empty(tokens, rows, dtype=dtype)
+            room = torch.empty(scratch_values(columns, dtype), dtype=dtype)
+            multiply(x, [Product(rows=own, out=out)], lambda count: room[:count])
+            wanted = x.double() @ plain.double().t()
+            assert (out - wanted).abs().max() <= 2e-2 * wanted.abs().max(), (columns, dtype)
+"""
+
+
+def test_nothing_behind_the_last_row_is_read() -> None:
+    """The rows end where memory does: who reads on is killed."""
+    run_apart(AT_A_PAGE)
+
+
+def run_apart(script: str, **environment: str) -> None:
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "src")])
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "PYTHONPATH": paths, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 WITHOUT = """
 from llvmlite import binding
 
@@ -244,9 +308,4 @@ for kind in KINDS:
 
 
 def test_without_an_instruction_that_spreads_bytes(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "src")])
-    command = [sys.executable, "-c", WITHOUT]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr
+    run_apart(WITHOUT, NUMBA_CACHE_DIR=str(tmp_path))

@@ -16,6 +16,7 @@ from freight.kernels import (
     append_loops,
     attention_loops,
     code_lines,
+    exponent_lines,
     group_loops,
     group_product_loops,
     product_loops,
@@ -33,14 +34,16 @@ from freight.kernels.products import Product, multiply, scratch_values
 from freight.kernels.threads import find_loops
 from freight.kernels.tokens import normalise, rotate
 from freight.kernels.warm_up import warm_up
-from freight.model.number_format import Grouped, fit_head
+from freight.model.number_format import Grouped, ShortExponents, fit_head
 from freight.model.workspace import Workspace
 
 dtype, pairs, tiles = getattr(torch, sys.argv[1]), find_loops().pairs, find_loops().tiles
 own = Grouped(bits=8, group_size=32, wide=True)
 across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
-warm_up(dtype, weights=["bfloat16", own.name, across.name], kv_format=kept)
+short = ShortExponents(spare=40)
+names = ["bfloat16", own.name, across.name, short.name]
+warm_up(dtype, weights=names, kv_format=kept)
 used = (
     group_loops.make_plain,
     group_product_loops.product_across,
@@ -55,6 +58,7 @@ used = (
 # Only where they are faster than torch, or there are instructions for them.
 certain = len(used)
 used += (product_loops.many_tokens,)
+used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
 if tiles is not None:
@@ -70,7 +74,11 @@ many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
 plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
 scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
 packed = CompressedRows(raw=many, columns=128, number_format=own)
-for rows, count in (*((packed, n) for n in (3, 8, 40)), *((plain, n) for n in (3, 40, 150, 700))):
+many = torch.zeros(4096, short.row_bytes(128), dtype=torch.uint8)
+shortened = CompressedRows(raw=many, columns=128, number_format=short)
+dequantise(shortened, torch.empty(4096, 128, dtype=dtype))
+compressed = [(rows, n) for rows in (packed, shortened) for n in (3, 8, 40, 600)]
+for rows, count in (*compressed, *((plain, n) for n in (3, 40, 150, 700))):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)

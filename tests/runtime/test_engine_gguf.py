@@ -130,6 +130,17 @@ def test_what_is_not_quantised_can_be_compressed(kind: str, tmp_path: Path) -> N
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM, weight_bits=4) == answers
 
 
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_short_exponents_where_there_is_bfloat16(kind: str, tmp_path: Path) -> None:
+    """Woven rows, too; of F16 these are put in order, and nothing else is made."""
+    answers = prepare(tmp_path, "llama, biases and tied head", of(Kind[kind]))
+    options = {**tiny.ON_SIM, "lossless": True, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
+        kept = engine.plan.layout.compressed
+        assert ("layers.0.attention.q" in kept) == (kind == "BF16") == bool(kept)
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
 def test_what_is_not_quantised_can_be_made_integers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

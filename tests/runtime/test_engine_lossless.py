@@ -5,6 +5,7 @@ if it is whole."""
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 import torch
 from transformers import MixtralConfig, PretrainedConfig, PreTrainedModel
 
-from freight.errors import InputError
+from freight.errors import BudgetError, InputError
 from freight.model.number_format import ExactCompression, ShortExponents, find_compressed
+from freight.runtime import compressed_files
 from freight.runtime.compressed_files import are_kept, compressed_sources
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
@@ -169,6 +171,30 @@ def test_other_types_stay_as_they_are_and_it_is_said(tmp_path: Path) -> None:
     wanted = resolve(config, tmp_path), ExactCompression()
     assert are_kept(config, *wanted, directory=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_disk_without_room_is_told_before_all_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "model", **SIZES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    monkeypatch.setattr(compressed_files, "look_for_spared", None)
+    with pytest.raises(BudgetError, match="are free there"):
+        sources_of(tmp_path, [])
+
+
+def test_numbers_that_would_take_as_much_stay_plain(tmp_path: Path) -> None:
+    """Found when all are looked at, and noted."""
+    model = tiny.make_model(tmp_path / "model", **SIZES)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2.0 ** torch.randint(-40, 40, weight.shape))
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    said: list[str] = []
+    for _ in range(2):
+        places = sources_of(tmp_path, said)
+        assert {place.dtype for place in places.values()} == {"bfloat16"}
+    assert len(said) == 1
 
 
 def test_random_weights(tmp_path: Path) -> None:

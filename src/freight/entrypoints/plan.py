@@ -230,7 +230,9 @@ def _sources(question: Question) -> Mapping[str, TensorSource]:
     """Where weights would lie: compressed if asked for, or as the checkpoint has quantised them, by
     its own word where it is at hand, else by that of config.json."""
     config, compression = question.config, question.compression
-    sources = question.stored or imagined_sources(config, question.dtype)
+    # Weights that stay bfloat16 do so whatever is computed with.
+    dtype = config.dtype if question.is_lossless else question.dtype
+    sources = question.stored or imagined_sources(config, dtype)
     formats = packed_formats(sources) or announced_formats(config, sources)
     if compression is not None:
         refuse_compression(formats, compression)

@@ -69,6 +69,12 @@ def parallel_for(
                 "They are quantised already, in groups that a cut may go through.",
                 "Share the model by rows or layers.",
             )
+        if question.is_lossless and config != question.config:
+            raise InputError(
+                "--lossless was given for matrices that are cut over chips.",
+                "Exponents without a code belong to whole rows.",
+                "Share the model by rows or layers, or leave it out.",
+            )
         return sources(replace(question, config=config))
 
     host_chips = arguments.host_chips

@@ -82,7 +82,7 @@ class Question:
     @property
     def kept_dtype(self) -> str:
         """What the checkpoint's numbers are, by its configuration."""
-        return dummy_dtype(self.config, self.dtype)
+        return self.config.dtype if self.is_lossless else dummy_dtype(self.config, self.dtype)
 
     @property
     def size_text(self) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from freight.kernels.threads import find_tops, put_short_rows
 from freight.model.number_format import (
     EXPONENT_CODES,
     LINE_COLUMNS,
@@ -16,24 +17,40 @@ from freight.model.number_format import (
     ShortExponents,
 )
 
-__all__ = ["make_plain_reference", "most_spared", "shorten"]
+__all__ = ["make_plain_reference", "most_spared", "shorten", "shorten_reference"]
 
 _NUM_EXPONENTS: Final = 256
 _BITS: Final = 3
 _BYTE: Final = 8
+_ROWS_TOGETHER: Final = 32
 _PARTS: Final = (2, LINE_COLUMNS // (2 * _BYTE), _BYTE)
 """Halves of a line, eights of a half, numbers of an eight."""
 
 
 def most_spared(x: torch.Tensor) -> int:
-    """How many exponents of a row of x [rows, columns], bfloat16, have no code, at most."""
-    _, counts = _windows(_exponents(x))
-    return x.shape[1] - int(counts.min()) if len(x) else 0
+    """How many exponents of a row of x [rows, columns], bfloat16 on the CPU, have no code, at
+    most."""
+    if (found := find_tops(_bits(x))) is None:
+        _, counts = _windows(_exponents(x))
+        return x.shape[1] - int(counts.min()) if len(x) else 0
+    return int(found[1].max(initial=0))
 
 
 def shorten(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
     """x [rows, columns], bfloat16 on the CPU, as uint8 [rows, row bytes], which has room for all
     that must be spared."""
+    bits = _bits(x)
+    if (found := find_tops(bits)) is None:
+        return shorten_reference(x, own)
+    tops, spared = found
+    assert int(spared.max(initial=0)) <= own.spare, "there is room for all"
+    raw = np.zeros((len(bits), own.row_bytes(x.shape[1])), np.uint8)
+    put_short_rows(bits, tops, own.head_bytes(x.shape[1]), raw)
+    return torch.from_numpy(raw)
+
+
+def shorten_reference(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
+    """The same by numpy."""
     rows, columns = x.shape
     x = x.view(rows, -1, *_PARTS).transpose(2, 3).reshape(rows, columns)
     lines, exponents = columns // LINE_COLUMNS, _exponents(x)
@@ -63,7 +80,14 @@ def shorten(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
 
 
 def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tensor) -> None:
-    """raw uint8 [rows, row bytes] to out [rows, columns], of any type that has room for them."""
+    """raw uint8 [rows, row bytes] to out [rows, columns], of any type that has room for them. Some
+    rows at a time: as codes they take many times as much."""
+    for first in range(0, len(raw), _ROWS_TOGETHER):
+        last = first + _ROWS_TOGETHER
+        _make_plain(raw[first:last], own, out[first:last])
+
+
+def _make_plain(raw: torch.Tensor, own: ShortExponents, out: torch.Tensor) -> None:
     rows, columns = out.shape
     lines, head = columns // LINE_COLUMNS, own.head_bytes(columns)
     planes = raw[:, columns : columns + lines * _BITS * _BYTE]

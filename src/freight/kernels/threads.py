@@ -30,10 +30,12 @@ __all__ = [
     "exponent_rows",
     "exponents_on_cpu",
     "find_loops",
+    "find_tops",
     "group_lines",
     "has_words",
     "pair_rows",
     "product_on_cpu",
+    "put_short_rows",
     "quantise_on_cpu",
     "scale_on_cpu",
     "share",
@@ -60,6 +62,7 @@ class Loops:
     group_products: Any
     code_lines: Any
     exponent_lines: Any
+    exponents: Any
     integers: Any
     attention: Any
     append: Any
@@ -79,6 +82,7 @@ def find_loops() -> Loops | None:
             append_loops,
             attention_loops,
             exponent_lines,
+            exponent_loops,
             group_loops,
             group_product_loops,
             integer_loops,
@@ -93,6 +97,7 @@ def find_loops() -> Loops | None:
         group_products=group_product_loops,
         code_lines=_pair_loops("code_lines"),
         exponent_lines=exponent_lines,
+        exponents=exponent_loops,
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
@@ -319,6 +324,37 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
 
     share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
     return True
+
+
+def find_tops(bits: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Of each row of bfloat16 by its bits the largest exponent that has a code, and how many have
+    none; None where there is no such loop."""
+    loops = find_loops()
+    if loops is None:
+        return None
+    tops, spared = (np.empty(len(bits), np.int64) for _ in range(2))
+
+    def work(first: int, last: int) -> None:
+        loops.exponents.find_tops(bits, first, last, tops, spared)
+
+    share_alike(len(bits), work, _LEAST_ROWS)
+    return tops, spared
+
+
+def put_short_rows(
+    bits: npt.NDArray[np.uint16],
+    tops: npt.NDArray[Any],
+    head: int,
+    raw: npt.NDArray[np.uint8],
+) -> None:
+    """Those rows to raw [rows, row bytes], with ``head`` bytes before exponents without a code."""
+    loops = find_loops()
+    assert loops is not None
+
+    def work(first: int, last: int) -> None:
+        loops.exponents.put_rows(bits, tops, first, last, head, raw)
+
+    share_alike(len(bits), work, _LEAST_ROWS)
 
 
 def quantise_on_cpu(

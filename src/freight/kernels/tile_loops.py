@@ -102,7 +102,8 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     first = take(counters, U(number), most)
     if first < count:
         height = min(ROWS, count - first)
-        _lay(rows, (first, height, 0, min(_PANEL_COLUMNS, length)), 0, height, 0, panel)
+        width = min(_PANEL_COLUMNS, length, columns)
+        _lay(rows, (first, height, 0, width), 0, height, 0, panel)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)

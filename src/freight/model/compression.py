@@ -83,10 +83,9 @@ def kind_of(name: str) -> str:
 
 def shortened_names(config: ModelConfig, sources: Mapping[str, TensorSource]) -> list[str]:
     """Of the tensors whose exponents can be short, in the order of the units: a head that is the
-    embedding's table counts as that."""
+    embedding's table counts as that. What is packed says what it becomes."""
     names = ["embedding", *_matrices(config, with_routers=True)]
-    own = (name for name in names if sources[name].dtype == "bfloat16")
-    return [name for name in own if sources[name].packed is None]
+    return [name for name in names if sources[name].dtype == "bfloat16"]
 
 
 def describe_fit(

@@ -27,6 +27,7 @@ from freight.errors import BudgetError
 from freight.model.compression import (
     choose_formats,
     compressed_places,
+    kind_of,
     packed_formats,
     refuse_compression,
     shortened_names,
@@ -127,7 +128,11 @@ def compressed_sources(
                 shutil.rmtree(work.own, ignore_errors=True)
                 say(announcement(compression, work.own))
                 if isinstance(compression, ExactCompression):
-                    spared = look_for_spared(sources, shortened_names(config, sources))
+                    names = shortened_names(config, sources)
+                    least = dict.fromkeys(map(kind_of, names), 0)
+                    # A disk without room is told before everything is read.
+                    _check_room(_with_spared(work, config, sources, compression, least))
+                    spared = look_for_spared(sources, names)
                     work = _with_spared(work, config, sources, compression, spared)
                 _make(work, sources)
     return dict(work.places)
@@ -326,15 +331,8 @@ def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
     try:
         for left in own.parent.glob(f"{own.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
+        _check_room(work)
         draft.mkdir(parents=True)
-        free = shutil.disk_usage(draft).free
-        if free < work.num_bytes:
-            raise BudgetError(
-                f"{format_bytes(work.num_bytes)} of compressed weights were to be written to "
-                f"{own.parent}.",
-                f"{format_bytes(free)} are free there.",
-                "Free some space, or name another directory with --compressed-dir.",
-            )
         checksums = _write(draft / "weights.bin", work, sources)
         written = (draft / "weights.bin").stat().st_mtime_ns
         note = {"made of": work.marks, "checksums": checksums, "written": written}
@@ -344,6 +342,18 @@ def _make(work: _Work, sources: Mapping[str, TensorSource]) -> None:
         raise _unwritable(own.parent, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _check_room(work: _Work) -> None:
+    """BudgetError where the disk has no room for all of it."""
+    free = shutil.disk_usage(work.own.parent).free
+    if free < work.num_bytes:
+        raise BudgetError(
+            f"{format_bytes(work.num_bytes)} of compressed weights were to be written to "
+            f"{work.own.parent}.",
+            f"{format_bytes(free)} are free there.",
+            "Free some space, or name another directory with --compressed-dir.",
+        )
 
 
 def _write(

@@ -212,7 +212,7 @@ class Engine:
             device=device,
             plan=self.plan,
             disk_dir=options.disk_dir,
-            dummy_seed=options.dummy_seed if options.compression is None else None,
+            dummy_seed=None if _are_compressed(sources) else options.dummy_seed,
             traffic=self.traffic,
             keeper=keeper,
         )
@@ -231,7 +231,7 @@ class Engine:
         """Dummy weights of which some are on disk are written there first."""
         disk_bytes = self.plan.layout.tier_bytes()["disk"]
         compression = self._options.compression
-        if self._options.dummy_seed is None or not (disk_bytes or compression):
+        if self._options.dummy_seed is None or not (disk_bytes or _are_compressed(sources)):
             return sources
         parent = self._options.disk_dir
         try:
@@ -388,3 +388,8 @@ class Engine:
             self._trace.close()
         if self._dummy_dir is not None:
             self._dummy_dir.cleanup()
+
+
+def _are_compressed(sources: Mapping[str, TensorSource]) -> bool:
+    """Whether some are."""
+    return any(find_compressed(source.dtype) for source in sources.values())

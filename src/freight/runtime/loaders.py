@@ -165,5 +165,6 @@ class DummyWeights:
 
 def bounce_bytes(sources: Mapping[str, TensorSource]) -> int:
     """Size of the buffer for single reads: large enough for one row of any weight."""
-    row_bytes = max(source.num_bytes // source.shape[0] for source in sources.values())
+    rows = (source.num_bytes // source.shape[0] for source in sources.values())
+    row_bytes = max(rows, default=0)
     return max(BOUNCE_BYTES, align_up(row_bytes, BLOCK) + 2 * BLOCK)

@@ -28,7 +28,7 @@ from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import index_rows
-from freight.model.number_format import Grouped
+from freight.model.number_format import Grouped, ShortExponents
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import KIB, MIB
@@ -166,7 +166,7 @@ class _UnitProbe:
         choose_kernels(
             self.where,
             _DTYPES[self.fast],
-            weights=[CODES],
+            weights=[CODES, ShortExponents(spare=0)],
             steps=[_step(32, 32 // n, 64, kept) for n in _SHARING for kept in (None, CODES)],
             say=lambda _: None,
         )

@@ -122,6 +122,7 @@ def refused(
         ({"kv_bits": 8}, "--kv-bits"),
         ({"sparse_attention": 0.5}, "--sparse-attention"),
         ({"compute": "int8"}, "--compute int8"),
+        ({"lossless": True}, "--lossless"),
         ({"num_micro_batches": 2}, "--num-micro-batches"),
     ],
 )

@@ -26,6 +26,7 @@ def options(text: str, *flags: str) -> EngineOptions:
     [
         ("exact", {}),
         ("weights=4", {"weight_bits": 4}),
+        ("lossless=yes", {"lossless": True}),
         ("weights=3,group=128", {"weight_bits": 3, "group_size": 128}),
         ("group=32, weights=8", {"weight_bits": 8, "group_size": 32}),
         ("weights=4,dim=output", {"weight_bits": 4, "group_dim": "output"}),

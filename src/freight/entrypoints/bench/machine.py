@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
+from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.disk import DirectFile, Traffic
@@ -24,7 +25,7 @@ from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes, host_view
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
-from freight.model.number_format import Grouped
+from freight.model.number_format import LINE_COLUMNS, RowFormat, ShortExponents
 from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice
 
@@ -131,7 +132,7 @@ def measure_products(
     device: torch.device,
     dtype: torch.dtype,
     rows: Sequence[int],
-    kept: Iterable[Grouped] = (),
+    kept: Iterable[RowFormat] = (),
 ) -> dict[int, Rate]:
     """FLOP/s of [rows, columns] times a matrix of the model, by rows: of its largest shapes the one
     that does best, for a better policy could join the small ones, and of all that it may be
@@ -175,15 +176,26 @@ def _products(
         yield multiply_once
 
 
-def _packed(kept: Grouped, num_out: int, num_in: int, device: torch.device) -> list[CompressedRows]:
-    """A matrix of integers in groups, as often as no cache holds; none where groups do not fit."""
+def _packed(
+    kept: RowFormat, num_out: int, num_in: int, device: torch.device
+) -> list[CompressedRows]:
+    """A compressed matrix, as often as no cache holds; none where it would not be of the format."""
+    if isinstance(kept, ShortExponents):
+        if num_in % LINE_COLUMNS:
+            return []
+        numbers = torch.randn(num_out, num_in).bfloat16()
+        kept = ShortExponents(spare=most_spared(numbers))
+        return _copies(shorten(numbers, kept).to(device), num_in, kept)
     dim, others = (num_out, num_in) if kept.across else (num_in, num_out)
     if dim % kept.group_size or others % 4:
         return []
-    raw = quantise(torch.rand(num_out, num_in), kept).to(device)
+    return _copies(quantise(torch.rand(num_out, num_in), kept).to(device), num_in, kept)
+
+
+def _copies(raw: torch.Tensor, columns: int, kept: RowFormat) -> list[CompressedRows]:
     copies = max(1, min(64, _COLD_BYTES // raw.numel()))
     return [
-        CompressedRows(raw=raw.clone(), columns=num_in, number_format=kept) for _ in range(copies)
+        CompressedRows(raw=raw.clone(), columns=columns, number_format=kept) for _ in range(copies)
     ]
 
 

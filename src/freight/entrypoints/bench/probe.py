@@ -27,7 +27,13 @@ from freight.entrypoints.own_machine import nominal_s
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
-from freight.model.number_format import Grouped, find_compressed, row_bytes
+from freight.model.number_format import (
+    Grouped,
+    RowFormat,
+    ShortExponents,
+    find_compressed,
+    row_bytes,
+)
 from freight.model.sources import TensorSource
 from freight.runtime.compressed_files import settle_compute, sources_of_run
 from freight.runtime.device import ComputeDevice, choose_dtype, find_device
@@ -57,7 +63,9 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     paths, disk_depth = _paths(budget, options, device, sources)
     rows = product_rows(work)
     kinds = {find_compressed(source.dtype) for source in sources.values()}
-    kept = [own for own in kinds if isinstance(own, Grouped) and not own.wide]
+    kept: list[RowFormat] = [own for own in kinds if isinstance(own, Grouped) and not own.wide]
+    # Of normal numbers, which want as much room in every matrix.
+    kept += [own for own in kinds if isinstance(own, ShortExponents)][:1]
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows, kept)
     if options.compute == "int8":
         in_integers = measure_products(config, device.torch_device, torch.int8, rows)

@@ -35,7 +35,14 @@ class Key:
     values: str
 
 
+def _read_yes(value: str) -> bool:
+    if value != "yes":
+        raise ValueError(value)
+    return True
+
+
 KEYS: Final[Mapping[str, Key]] = {
+    "lossless": Key(field="lossless", read=_read_yes, values="yes"),
     "weights": Key(field="weight_bits", read=int, values="8|4|3"),
     "kv": Key(field="kv_bits", read=int, values="8|4|3"),
     "group": Key(field="group_size", read=int, values="32|64|128"),
