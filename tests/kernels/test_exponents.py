@@ -127,7 +127,7 @@ def test_parts_of_rows(columns: int, data: st.DataObject) -> None:
         halves = width // 32
         out = np.full(height * halves * 40, 7, np.uint16).view(kind_of_out)
         part = 0, halves * 40 // size, 40 // size
-        exponent_lines.lay_exponents(rows, top, height, begin, width, out, *part)
+        exponent_lines.lay_exponents(rows, top, height, begin, width, out, *part, 32)
         found = out.view(np.uint16).reshape(height, halves, 40)
         assert np.array_equal(found[..., :32].reshape(height, width), wanted)
         assert (found[..., 32:] == 7).all()
@@ -299,7 +299,7 @@ for kind in KINDS:
     wanted = bits_of(x).view(np.uint16)
     for kind_of_out, size in ((np.uint16, 1), (np.uint32, 2)):
         out = np.zeros(5 * 320 // size, kind_of_out)
-        exponent_lines.lay_exponents(rows, 0, 5, 0, 320, out, 0, 320 // size, 32 // size)
+        exponent_lines.lay_exponents(rows, 0, 5, 0, 320, out, 0, 320 // size, 32 // size, 32)
         assert np.array_equal(out.view(np.uint16).reshape(5, 320), wanted), kind
     wide = np.zeros((5, 320), np.float32)
     exponent_lines.lay_wide(rows, 0, 5, 0, 320, wide.reshape(-1), 0, 320)

@@ -18,7 +18,7 @@ from freight.kernels.code_registers import (
     put_short_group,
 )
 from freight.kernels.exponent_lines import lay_exponents
-from freight.kernels.vectors import WIDTH
+from freight.kernels.vectors import WIDTH, prefetch
 from freight.model.number_format import PAIR_COLUMNS
 
 __all__ = ["LINE", "extent_of", "lay_codes", "lay_rows", "pairs_of_a_part"]
@@ -58,25 +58,28 @@ def lay_rows(
     start: Any,
     row_apart: Any,
     line_apart: Any,
+    ahead: Any,
 ) -> None:
-    """As ``lay_codes``, or ``lay_exponents``, whichever they are."""
+    """As ``lay_codes``, or ``lay_exponents``, whichever they are. What comes ``ahead`` rows further
+    is fetched."""
 
 
 @overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
-def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     lay = lay_exponents if len(rows) == 3 else lay_codes
 
-    def own(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
-        lay(rows, top, height, begin, width, out, start, row_apart, line_apart)
+    def own(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
+        lay(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead)
 
     return own
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart):  # type: ignore[no-untyped-def]
+def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     """``width`` columns from ``begin`` on, whole groups, of rows from ``top`` on, to out from
     ``start`` on. Rows are as ``many_tokens`` has them, and ``row_apart`` there; lines of 32
-    columns are ``line_apart``, counted in out's own elements."""
+    columns are ``line_apart``, counted in out's own elements. Codes ``ahead`` rows further are
+    fetched."""
     raw, numbers, size, bits, columns, line = rows
     groups, step, half = U(columns // size), size * bits // 8, U(WIDTH * 2 // out.itemsize)
     first, count = begin // size, width // size
@@ -85,6 +88,8 @@ def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart
         source = U((top + row) * line)
         factors = (source + U(columns * bits // 8)) // U(numbers.itemsize) + U(first)
         source += U(first * step)
+        for byte in range(0, count * step, 4 * WIDTH):
+            prefetch(raw, source + U(ahead * line + byte))
         to = U(start + row * row_apart)
         for _ in range(count):
             if bits == 4:

@@ -20,15 +20,14 @@ from freight.kernels.exponent_registers import (
 from freight.kernels.vectors import prefetch
 from freight.model.number_format import LINE_COLUMNS, NOTED_COLUMNS
 
-__all__ = ["LINE_COLUMNS", "lay_exponents", "lay_wide"]
+__all__ = ["LINE_COLUMNS", "ROWS_AHEAD", "lay_exponents", "lay_wide"]
 
 U = np.uintp
 _WORDS_BYTES = 24
 """Of a line's codes."""
 _HALF = LINE_COLUMNS // 2
-_ROWS_AHEAD = 32
-"""Whose bytes are fetched while others are laid: as many as loops over pairs take together. Parts
-of so many rows come in turn, too many for the processor to see what comes next."""
+ROWS_AHEAD = 32
+"""Where nobody knows better, how far ahead rows are fetched while others are laid."""
 _LINES_NOTED = NOTED_COLUMNS // LINE_COLUMNS
 
 
@@ -49,19 +48,20 @@ def _row_places(raw, source, columns, begin):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def lay_exponents(rows, top, height, begin, width, out, start, row_apart, half_apart):  # type: ignore[no-untyped-def]
+def lay_exponents(rows, top, height, begin, width, out, start, row_apart, half_apart, ahead):  # type: ignore[no-untyped-def]
     """``width`` columns from ``begin`` on, whole lines, of rows from ``top`` on, to out from
     ``start`` on as bfloat16. Rows come ``row_apart`` there and halves of lines, 32 numbers,
-    ``half_apart``, counted in out's own elements."""
+    ``half_apart``, counted in out's own elements. What comes ``ahead`` rows further is fetched:
+    parts of many rows come in turn, too many for the processor to see what comes next."""
     raw, columns, row_bytes = rows
     for row in range(height):
         source = U((top + row) * row_bytes)
         largest, codes, others = _row_places(raw, source, columns, begin)
         low, to = source + U(begin), U(start + row * row_apart)
-        ahead = U(_ROWS_AHEAD * row_bytes)
+        further = U(ahead * row_bytes)
         for _ in range(width // LINE_COLUMNS):
-            prefetch(raw, low + ahead)
-            prefetch(raw, codes + ahead)
+            prefetch(raw, low + further)
+            prefetch(raw, codes + further)
             spared = put_line(out, to, U(half_apart), raw, low, codes, others, largest)
             if not HAS_EXPANSION:
                 _put_spared(out, to, U(half_apart), raw, low, others, spared)
@@ -111,7 +111,7 @@ def lay_wide(rows, top, height, begin, width, out, start, row_apart):  # type: i
         source = U((top + row) * row_bytes)
         largest, codes, others = _row_places(raw, source, columns, begin)
         low, to = source + U(begin), U(start + row * row_apart)
-        ahead = U(_ROWS_AHEAD * row_bytes)
+        ahead = U(ROWS_AHEAD * row_bytes)
         for _ in range(width // LINE_COLUMNS):
             prefetch(raw, low + ahead)
             prefetch(raw, codes + ahead)

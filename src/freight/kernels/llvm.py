@@ -174,9 +174,12 @@ def narrowed(builder: Any, floats: Any) -> Any:
     return builder.call(function, [floats])
 
 
-def fetch(builder: Any, place: Any) -> None:
-    """Have the cache line of an address brought, which need not be anyone's."""
+def fetch(builder: Any, place: Any, *, near: bool = True) -> None:
+    """Have the cache line of an address brought, which need not be anyone's: into the nearest
+    cache, or the second."""
     at = builder.bitcast(place, BYTE.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [at.type, WORD, WORD, WORD])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [at, *(ir.Constant(WORD, number) for number in (0, 3, 1))])
+    builder.call(
+        function, [at, *(ir.Constant(WORD, number) for number in (0, 3 if near else 2, 1))]
+    )

@@ -142,7 +142,7 @@ def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  #
 
 def _add_compressed(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
     top, height, begin, width = part
-    lay_rows(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH)
+    lay_rows(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH, ROWS)
     _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
 
 

@@ -46,6 +46,8 @@ __all__ = [
 _LEAST_ROWS = 16
 _LEAST_BYTES = 8
 """Of groups across rows: those of as many rows, in 4 bits."""
+_ROWS_AHEAD = 4
+"""Of rows that are made plain one after the other."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
 _LEAST_PAIRS = 1 << 20
@@ -301,7 +303,7 @@ def _lay_pairs(loops: Loops, rows: tuple[Any, ...], out: torch.Tensor) -> None:
     def work(first: int, last: int) -> None:
         place = first * columns
         loops.code_lines.lay_codes(
-            rows, first, last - first, 0, columns, target, place, columns, width
+            rows, first, last - first, 0, columns, target, place, columns, width, _ROWS_AHEAD
         )
 
     share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
@@ -318,7 +320,7 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
     def work(first: int, last: int) -> None:
         own = rows, first, last - first, 0, columns, target, first * columns, columns
         if out.dtype is torch.bfloat16:
-            lines.lay_exponents(*own, lines.LINE_COLUMNS // 2)
+            lines.lay_exponents(*own, lines.LINE_COLUMNS // 2, lines.ROWS_AHEAD)
         else:
             lines.lay_wide(*own)
 

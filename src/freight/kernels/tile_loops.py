@@ -57,6 +57,8 @@ MOST_TOKENS_OF_CODES = 1024
 """Up to which codes had better be laid anew for each part of the tokens than made numbers."""
 _PANEL_COLUMNS = 128
 _LINES = ROWS * WIDTH
+_FEW_TILES = 4
+"""Up to so many, rows are waited for whatever is fetched, and fetching them takes time."""
 _PANEL = ROWS * _PANEL_COLUMNS
 """Pairs of a panel: with as many of two tiles they stay in the nearest cache."""
 _KEPT = 1 << 18
@@ -103,7 +105,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     if first < count:
         height = min(ROWS, count - first)
         width = min(_PANEL_COLUMNS, length, columns)
-        _lay(rows, (first, height, 0, width), 0, height, 0, panel)
+        _lay(rows, (first, height, 0, width, ROWS), 0, height, 0, panel)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)
@@ -123,11 +125,14 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
                     elif left == 0:
                         own_row, own_begin, left = next_first, 0, min(length, columns)
                         there = max(0, count - next_first)
+                    # The rows after those, of which a turn's last ones do not know.
+                    is_last = first <= own_row < first + height <= own_row + ROWS
                     following = (
                         own_row,
                         min(ROWS, there),
                         own_begin,
                         min(_PANEL_COLUMNS, left, length),
+                        next_first - own_row if is_last else ROWS,
                     )
                     place = begin * num_tiles, width, column, some
                     target = sums, row, most
@@ -142,9 +147,10 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
 
 
 def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:
-    """Of a part of the rows (the first row, how many, the first pair, how many) those from number
-    ``low`` to ``high`` as ``add_tile_products`` takes them; of pairs the first ``begin`` are laid
-    already. Rows that are not there keep what they were, for nobody looks at their sums."""
+    """Of a part of the rows (the first row, how many, the first pair, how many, how many rows
+    further those lie that come after them) those from number ``low`` to ``high`` as
+    ``add_tile_products`` takes them; of pairs the first ``begin`` are laid already. Rows that are
+    not there keep what they were, for nobody looks at their sums."""
 
 
 @overload(_lay, jit_options={"nogil": True, "boundscheck": False})
@@ -154,7 +160,7 @@ def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def
 
 def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
     flat, pitch = rows[0], rows[1]
-    top, _, first, width = part
+    top, _, first, width, _ = part
     for row in range(low, high):
         source, target = U((top + row) * pitch + first), U(row * WIDTH)
         for pair in range(begin, width, WIDTH):
@@ -162,9 +168,9 @@ def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-
 
 
 def _lay_compressed(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
-    top, _, first, width = part
+    top, _, first, width, ahead = part
     own = top + low, high - low, 2 * first, 2 * width
-    lay_rows(rows, *own, panel, low * WIDTH, WIDTH, _LINES)
+    lay_rows(rows, *own, panel, low * WIDTH, WIDTH, _LINES, ahead)
 
 
 def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
@@ -179,7 +185,7 @@ def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
 
 def _pairs_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
     flat, pitch = rows[0], rows[1]
-    top, _, first, width = part
+    top, _, first, width, _ = part
     return flat, U(top * pitch + first), U(pitch), U(width)
 
 
@@ -197,6 +203,7 @@ def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_pan
     sums, row, most = target
     source, start, pitch, pairs = _laid_meanwhile(rows, following, tiles)
     groups, height = (num_tiles + TILES - 1) // TILES, following[1]
+    ahead = pitch * U(following[4]) if num_tiles > _FEW_TILES else U(0)
     apart, count, sums_apart = U(width * WIDTH), U(some), U(most * WIDTH)
     for group in range(groups):
         tile = TILES * group
@@ -204,7 +211,7 @@ def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_pan
         to = U((tile * most + row) * WIDTH)
         low, high = height * group // groups, height * (group + 1) // groups
         own = panel, tiles, at, apart, count, sums, to, sums_apart
-        meanwhile = next_panel, source, start, pitch, U(low), U(high), pairs
+        meanwhile = next_panel, source, start, pitch, U(low), U(high), pairs, ahead
         _multiply(rows, tile + 1 < num_tiles, own, meanwhile)
         _lay(rows, following, low, high, some, next_panel)
 
@@ -220,16 +227,16 @@ def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
 
     def multiply(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
         panel, tiles, at, apart, count, sums, to, sums_apart = own
-        following, source, start, pitch, low, high, pairs = meanwhile
+        following, source, start, pitch, low, high, pairs, ahead = meanwhile
         if by_two:
             two(
                 *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(following, source, start, pitch, low, high, pairs),
+                *(following, source, start, pitch, low, high, pairs, ahead),
             )
         else:
             one(
                 *(panel, tiles, at, apart, count, sums, to, sums_apart),
-                *(following, source, start, pitch, low, high, pairs),
+                *(following, source, start, pitch, low, high, pairs, ahead),
             )
 
     return multiply

@@ -22,7 +22,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from freight.kernels.llvm import BYTE, FLOATS, HAS_PAIR_PRODUCTS, WIDTH, address_of
+from freight.kernels.llvm import BYTE, FLOATS, HAS_PAIR_PRODUCTS, WIDTH, address_of, fetch
 
 __all__ = [
     "INTEGERS",
@@ -200,12 +200,14 @@ def add_tile_products(num_tiles: int, instruction: str) -> Any:
 
     A panel holds sixteen pairs of one row after the other, then the next sixteen. Meanwhile the
     rows from number ``low`` to ``high`` of the next panel are laid, as many of their pairs as are
-    multiplied but no more than ``width``: they begin at source[start] and are ``pitch`` apart.
+    multiplied but no more than ``width``: they begin at source[start] and are ``pitch`` apart. What
+    lies ``ahead`` of them is fetched where there are two tiles: with one, rows are waited for
+    whatever is fetched.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, at, apart, count, _, place, sums_apart, *coming = arguments
-        _, _, start, pitch, low, high, width = coming
+        _, _, start, pitch, low, high, width, ahead = coming
         own = _Products(context, builder, signature, arguments, instruction)
         own.begin(5, num_tiles, place, sums_apart, adds=True)
         with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
@@ -223,7 +225,11 @@ def add_tile_products(num_tiles: int, instruction: str) -> Any:
             last = builder.select(is_there, high, low)
             with cgutils.for_range(builder, last, start=low) as row:
                 source = builder.add(start, builder.mul(row.index, pitch))
-                source = own.address(9, builder.add(source, begun))
+                source = builder.add(source, begun)
+                if num_tiles == TILES:
+                    # It waits for nothing, where all that follows a load may wait for that.
+                    fetch(builder, own.address(9, builder.add(source, ahead)), near=False)
+                source = own.address(9, source)
                 target = builder.add(line, builder.mul(row.index, own.whole(WIDTH)))
                 kind = FLOATS.as_pointer()
                 found = builder.load(builder.bitcast(source, kind), align=4)
@@ -250,9 +256,10 @@ def add_tile_products(num_tiles: int, instruction: str) -> Any:
         low,
         high,
         width,
+        ahead,
     ):
         first = panel, x, _INDEX, _INDEX, _INDEX, sums, _INDEX, _INDEX
-        return types.none(*first, next_panel, source, *[_INDEX] * 5), generate
+        return types.none(*first, next_panel, source, *[_INDEX] * 6), generate
 
     return add
 
