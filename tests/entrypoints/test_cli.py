@@ -321,6 +321,8 @@ def test_every_sampling_flag_is_a_parameter(desk: Desk) -> None:
         (["--dtype", "int3"], 2, "bfloat16"),
         (["--compute", "int3"], 2, "plain or int8"),
         (["--compute", "int8", "--weight-bits", "4"], 2, "Leave one of the two out"),
+        (["--lossless", "--weight-bits", "4"], 2, "Leave one of the two out"),
+        (["--lossless", "--compute", "int8"], 2, "Leave one of the two out"),
         (["--weight-bits", "4", "--group-dim", "rows"], 2, "Use input or output"),
         (["--group-dim", "output"], 2, "Add --weight-bits 4"),
         (["--output", "/nowhere/out.jsonl"], 2, "no directory"),

@@ -285,6 +285,20 @@ def test_random_weights_need_a_configuration_alone(model_dir: Path, tmp_path: Pa
         assert len(answer.token_ids) == 6 and answer.text == ""
 
 
+def test_weights_in_fewer_bits_that_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled model, whose weights are bfloat16: the same answers and scores."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    params = SamplingParams(max_tokens=8, logprobs=0)
+    found = []
+    for lossless in (False, True):
+        with LLM("demo", device="cpu", dtype="float32", lossless=lossless) as own:
+            found.append([answer.outputs[0] for answer in own.generate(["Count: 3 + 4 ="], params)])
+    assert found[0] == found[1]
+    assert len(list((tmp_path / "freight" / "compressed").glob("*/weights.bin"))) == 1
+
+
 def test_products_of_integers(
     llm: LLM, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
