@@ -214,7 +214,7 @@ def test_loops_make_the_same_sums(
 
     monkeypatch.setattr(products, "loops_are_faster", lambda kept, dtype: True)
     monkeypatch.setattr(pairs, "_are_faster", lambda tokens, has_plain: True)
-    monkeypatch.setattr(pairs, "_one_by_one", lambda: False)
+    monkeypatch.setattr(pairs, "_one_by_one", lambda tokens: False)
     dice = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, 1088, generator=dice).to(dtype)
     plain = torch.randn(2051, 1088, generator=dice).bfloat16()
@@ -239,7 +239,7 @@ from freight.kernels.products import Product, multiply, scratch_values
 from tests.kernels.test_exponents import make_numbers, shortened
 
 products._LEAST_PRODUCTS = 1
-pairs._one_by_one = lambda: False
+pairs._one_by_one = lambda tokens: False
 rows, page = 16, mmap.PAGESIZE
 for columns in (64, 128, 192, 320, 576):
     plain = make_numbers("normal", rows, columns, 1)

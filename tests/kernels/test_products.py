@@ -34,7 +34,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         patch.setattr(pairs, "_are_faster", lambda tokens, has_plain: by_pairs)
         if by_pairs:
             patch.setattr(pairs, "_loops_of_many", lambda loops: getattr(loops, request.param))
-        patch.setattr(pairs, "_one_by_one", lambda: request.param == "pairs")
+        patch.setattr(pairs, "_one_by_one", lambda tokens: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
             patch.setattr(pairs, name, 1)

@@ -44,8 +44,9 @@ _ROWS_DONE: Final = 2
 _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
-_PROBE_TOKENS: Final = (8, 64)
-"""Of few, and of more."""
+_FEWEST_TOKENS: Final = 4
+_PROBE_TOKENS: Final = (2, 8, 64)
+"""Of the fewest, of few, and of more."""
 _TIMES_SLOWER: Final = 1.1
 """That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
 of tokens."""
@@ -110,7 +111,7 @@ def multiply_pairs(
     loops = find_loops()
     assert loops is not None
     is_few = x.shape[0] <= loops.pairs.FEW_TOKENS and all(map(_is_plain, products))
-    if is_few and _one_by_one():
+    if is_few and _one_by_one(x.shape[0]):
         _multiply_few(loops, x, products)
         return
     parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOGETHER)
@@ -193,16 +194,21 @@ def _are_faster(tokens: int, *, has_plain: bool) -> bool:
     Others would have to be made plain for torch first, which loops do for themselves."""
     if not has_plain:
         return True
-    loops = find_loops()
-    assert loops is not None
-    by_torch, *by_loops = _times(_PROBE_TOKENS[tokens > loops.pairs.FEW_TOKENS])
+    by_torch, *by_loops = _times(_probe_tokens(tokens))
     return min(by_loops) <= by_torch * _TIMES_SLOWER
 
 
-def _one_by_one() -> bool:
-    """Whether few tokens had better meet rows one by one."""
-    _, *by_loops = _times(_PROBE_TOKENS[0])
+def _one_by_one(tokens: int) -> bool:
+    """Whether so few tokens had better meet rows one by one."""
+    _, *by_loops = _times(_probe_tokens(tokens))
     return by_loops[0] == min(by_loops)
+
+
+def _probe_tokens(tokens: int) -> int:
+    """How many are tried in the place of so many."""
+    loops = find_loops()
+    assert loops is not None
+    return _PROBE_TOKENS[(tokens > _FEWEST_TOKENS) + (tokens > loops.pairs.FEW_TOKENS)]
 
 
 @cache
