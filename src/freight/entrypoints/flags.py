@@ -246,8 +246,8 @@ def add_compression(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     parser.add_argument(
         "--lossless",
         action="store_true",
-        help="keep bfloat16 weights in 11 bits, exactly as they are: a third less to hold and to "
-        "bring",
+        help="keep bfloat16 weights in 11 bits, exactly as they are: three tenths less to hold "
+        "and to bring",
     )
     group = parser.add_argument_group(
         "approximations", "what changes the answers a little, and is done only when asked for"

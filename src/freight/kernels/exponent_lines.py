@@ -18,13 +18,11 @@ from freight.kernels.exponent_registers import (
     spared_in,
 )
 from freight.kernels.vectors import prefetch
-from freight.model.number_format import LINE_COLUMNS, NOTED_COLUMNS
+from freight.model.number_format import LINE_CODE_BYTES, LINE_COLUMNS, NOTED_COLUMNS
 
 __all__ = ["LINE_COLUMNS", "ROWS_AHEAD", "lay_exponents", "lay_wide"]
 
 U = np.uintp
-_WORDS_BYTES = 24
-"""Of a line's codes."""
 _HALF = LINE_COLUMNS // 2
 ROWS_AHEAD = 32
 """Where nobody knows better, how far ahead rows are fetched while others are laid."""
@@ -36,15 +34,15 @@ def _row_places(raw, source, columns, begin):  # type: ignore[no-untyped-def]
     """Of the row whose bytes begin at ``source``: the largest exponent that has a code, where the
     codes of the columns from ``begin`` on are, and where their exponents without a code."""
     codes = source + U(columns)
-    notes = codes + U(_WORDS_BYTES * (columns // LINE_COLUMNS))
+    notes = codes + U(LINE_CODE_BYTES * (columns // LINE_COLUMNS))
     top = notes + U(2 * ((columns + NOTED_COLUMNS - 1) // NOTED_COLUMNS))
     note = notes + U(2 * (begin // NOTED_COLUMNS))
     before = U(raw[note]) + (U(raw[note + U(1)]) << U(8))
     line = begin // NOTED_COLUMNS * _LINES_NOTED
     while line < begin // LINE_COLUMNS:
-        before += ones_in(spared_in(raw, codes + U(_WORDS_BYTES * line)))
+        before += ones_in(spared_in(raw, codes + U(LINE_CODE_BYTES * line)))
         line += 1
-    return raw[top], codes + U(_WORDS_BYTES * line), top + U(1) + before
+    return raw[top], codes + U(LINE_CODE_BYTES * line), top + U(1) + before
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -67,7 +65,7 @@ def lay_exponents(rows, top, height, begin, width, out, start, row_apart, half_a
                 _put_spared(out, to, U(half_apart), raw, low, others, spared)
             others += ones_in(spared)
             low += U(LINE_COLUMNS)
-            codes += U(_WORDS_BYTES)
+            codes += U(LINE_CODE_BYTES)
             to += U(2 * half_apart)
 
 
@@ -103,29 +101,33 @@ def _put_spared(out, place, half_apart, raw, low, others, spared):  # type: igno
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def lay_wide(rows, top, height, begin, width, out, start, row_apart):  # type: ignore[no-untyped-def]
-    """Likewise as float32, which out is, side by side."""
-    raw, columns, row_bytes = rows
+def _put_spared_wide(out, place, raw, low, others, spared):  # type: ignore[no-untyped-def]
+    """Likewise of a line of float32."""
     words = out.view(np.uint32)
+    while spared:
+        byte = first_one(spared)
+        half, lane = _place_of(byte)
+        words[place + half * U(_HALF) + lane] = _bits(raw, low + byte, others) << np.uint32(16)
+        spared &= spared - np.uint64(1)
+        others += U(1)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def lay_wide(rows, top, height, begin, width, out, start, row_apart):  # type: ignore[no-untyped-def]
+    """As ``lay_exponents`` as float32, which out is, side by side."""
+    raw, columns, row_bytes = rows
     for row in range(height):
         source = U((top + row) * row_bytes)
         largest, codes, others = _row_places(raw, source, columns, begin)
         low, to = source + U(begin), U(start + row * row_apart)
-        ahead = U(ROWS_AHEAD * row_bytes)
+        further = U(ROWS_AHEAD * row_bytes)
         for _ in range(width // LINE_COLUMNS):
-            prefetch(raw, low + ahead)
-            prefetch(raw, codes + ahead)
+            prefetch(raw, low + further)
+            prefetch(raw, codes + further)
             spared = put_wide_line(out, to, raw, low, codes, others, largest)
-            own, next_others = spared, others + ones_in(spared)
             if not HAS_EXPANSION:
-                while own:
-                    byte = first_one(own)
-                    half, lane = _place_of(byte)
-                    bits = _bits(raw, low + byte, others) << np.uint32(16)
-                    words[to + half * U(_HALF) + lane] = bits
-                    own &= own - np.uint64(1)
-                    others += U(1)
-            others = next_others
+                _put_spared_wide(out, to, raw, low, others, spared)
+            others += ones_in(spared)
             low += U(LINE_COLUMNS)
-            codes += U(_WORDS_BYTES)
+            codes += U(LINE_CODE_BYTES)
             to += U(LINE_COLUMNS)

@@ -6,14 +6,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.model.number_format import EXPONENT_CODES, LINE_COLUMNS, NOTED_COLUMNS
+from freight.model.number_format import (
+    EXPONENT_BITS,
+    EXPONENT_CODES,
+    LINE_CODE_BYTES,
+    LINE_COLUMNS,
+    NOTED_COLUMNS,
+)
 
 __all__ = ["find_tops", "put_rows"]
 
-U = np.uintp
 _NUM_EXPONENTS = 256
 _LINES_NOTED = NOTED_COLUMNS // LINE_COLUMNS
-_WORDS = 3
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -42,7 +46,7 @@ def put_rows(bits, tops, first, last, head, raw):  # type: ignore[no-untyped-def
     """Rows ``first`` to ``last`` to raw uint8 [rows, row bytes], in which there is room for all and
     ``head`` bytes come before the exponents without a code."""
     columns = bits.shape[1]
-    notes = columns + _WORDS * LINE_COLUMNS // 8 * (columns // LINE_COLUMNS)
+    notes = columns + LINE_CODE_BYTES * (columns // LINE_COLUMNS)
     for row in range(first, last):
         own, source, top = raw[row], bits[row], np.int64(tops[row])
         own[head - 1] = top
@@ -67,8 +71,8 @@ def put_rows(bits, tops, first, last, head, raw):  # type: ignore[no-untyped-def
                 low |= (mask & np.uint64(1)) << shift
                 middle |= (mask >> np.uint64(1) & np.uint64(1)) << shift
                 high |= (mask >> np.uint64(2)) << shift
-            for word in range(_WORDS):
+            for word in range(EXPONENT_BITS):
                 codes = low if word == 0 else middle if word == 1 else high
-                at = columns + (_WORDS * line + word) * (LINE_COLUMNS // 8)
+                at = columns + LINE_CODE_BYTES * line + word * (LINE_COLUMNS // 8)
                 for byte in range(LINE_COLUMNS // 8):
                     own[at + byte] = np.uint8(codes >> np.uint64(8 * byte) & np.uint64(0xFF))

@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.llvm import BYTE, FLOATS, SHORT, WIDTH, WORD, WORDS, address_of
-from freight.model.number_format import LINE_COLUMNS
+from freight.model.number_format import EXPONENT_BITS, LINE_COLUMNS
 
 __all__ = ["HAS_EXPANSION", "first_one", "ones_in", "put_line", "put_wide_line", "spared_in"]
 
@@ -21,7 +21,6 @@ HAS_EXPANSION: Final = bool(
 )
 """Whether an instruction spreads bytes over the lanes that a mask names."""
 
-_BITS: Final = 3
 _INDEX = types.uintp
 _WORD: Final = ir.IntType(LINE_COLUMNS)
 _BYTES: Final = ir.VectorType(BYTE, LINE_COLUMNS)
@@ -39,7 +38,7 @@ def _words(context: Any, builder: Any, kind: Any, raw: Any, start: Any) -> list[
     """The three words of a line's codes."""
     own = address_of(context, builder, kind, raw, start)
     own = builder.bitcast(own, _WORD.as_pointer())
-    places = [builder.gep(own, [ir.Constant(WORD, number)]) for number in range(_BITS)]
+    places = [builder.gep(own, [ir.Constant(WORD, number)]) for number in range(EXPONENT_BITS)]
     return [builder.load(place, align=1) for place in places]
 
 

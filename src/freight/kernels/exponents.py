@@ -11,7 +11,9 @@ import torch
 
 from freight.kernels.threads import find_tops, put_short_rows
 from freight.model.number_format import (
+    EXPONENT_BITS,
     EXPONENT_CODES,
+    LINE_CODE_BYTES,
     LINE_COLUMNS,
     NOTED_COLUMNS,
     ShortExponents,
@@ -20,7 +22,6 @@ from freight.model.number_format import (
 __all__ = ["make_plain_reference", "most_spared", "shorten", "shorten_reference"]
 
 _NUM_EXPONENTS: Final = 256
-_BITS: Final = 3
 _BYTE: Final = 8
 _ROWS_TOGETHER: Final = 32
 _PARTS: Final = (2, LINE_COLUMNS // (2 * _BYTE), _BYTE)
@@ -63,7 +64,7 @@ def shorten_reference(x: torch.Tensor, own: ShortExponents) -> torch.Tensor:
     bits = _bits(x)
     raw[:, :columns] = (bits >> 8 & 0x80) | (bits & 0x7F)
     by_lines = codes.reshape(rows, lines, 1, LINE_COLUMNS)
-    planes = by_lines >> np.arange(_BITS, dtype=np.uint8)[:, None] & 1
+    planes = by_lines >> np.arange(EXPONENT_BITS, dtype=np.uint8)[:, None] & 1
     packed = np.packbits(planes, axis=-1, bitorder="little").reshape(rows, -1)
     raw[:, columns : columns + packed.shape[1]] = packed
 
@@ -90,11 +91,11 @@ def make_plain_reference(raw: torch.Tensor, own: ShortExponents, out: torch.Tens
 def _make_plain(raw: torch.Tensor, own: ShortExponents, out: torch.Tensor) -> None:
     rows, columns = out.shape
     lines, head = columns // LINE_COLUMNS, own.head_bytes(columns)
-    planes = raw[:, columns : columns + lines * _BITS * _BYTE]
-    planes = planes.reshape(rows, lines, _BITS, _BYTE, 1)
+    planes = raw[:, columns : columns + lines * LINE_CODE_BYTES]
+    planes = planes.reshape(rows, lines, EXPONENT_BITS, _BYTE, 1)
     places = torch.arange(_BYTE, dtype=torch.uint8, device=raw.device)
-    bits = (planes >> places & 1).int().reshape(rows, lines, _BITS, LINE_COLUMNS)
-    weights = 2 ** torch.arange(_BITS, dtype=torch.int32, device=raw.device)
+    bits = (planes >> places & 1).int().reshape(rows, lines, EXPONENT_BITS, LINE_COLUMNS)
+    weights = 2 ** torch.arange(EXPONENT_BITS, dtype=torch.int32, device=raw.device)
     codes = (bits * weights[:, None]).sum(dim=2, dtype=torch.int32).view(rows, columns)
     exponents = raw[:, head - 1 : head].int() - codes
     is_spared = codes == EXPONENT_CODES

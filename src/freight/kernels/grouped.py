@@ -16,7 +16,7 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.exponents import make_plain_reference
 from freight.kernels.threads import dequantise_on_cpu, exponents_on_cpu, product_on_cpu
-from freight.model.number_format import Grouped, RowFormat, ShortExponents, rows_together
+from freight.model.number_format import Grouped, RowFormat, ShortExponents
 
 __all__ = [
     "CompressedRows",
@@ -42,18 +42,14 @@ class CompressedRows:
 
     def __post_init__(self) -> None:
         # Loops check no index.
-        assert self.raw.shape[0] % self._rows_together == 0, self.raw.shape
-
-    @property
-    def _rows_together(self) -> int:
-        return rows_together(self.number_format.name)
+        assert self.raw.shape[0] % self.number_format.rows_together == 0, self.raw.shape
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.raw.shape[0], self.columns
 
     def rows(self, first: int, last: int) -> CompressedRows:
-        assert first % self._rows_together == 0, first
+        assert first % self.number_format.rows_together == 0, first
         return CompressedRows(
             raw=self.raw[first:last], columns=self.columns, number_format=self.number_format
         )

@@ -43,10 +43,12 @@ __all__ = [
     "COMPUTES",
     "DIMS",
     "DTYPE_BYTES",
+    "EXPONENT_BITS",
     "EXPONENT_CODES",
     "GROUP_SIZE",
     "GROUP_SIZES",
     "LAID_TOKENS",
+    "LINE_CODE_BYTES",
     "LINE_COLUMNS",
     "NOTED_COLUMNS",
     "PAIR_COLUMNS",
@@ -89,17 +91,23 @@ LAID_TOKENS: Final = 512
 
 COMPUTES: Final = ("plain", "int8")
 
-EXPONENT_CODES: Final = 7
+EXPONENT_BITS: Final = 3
+"""Of a code that stands for an exponent."""
+
+EXPONENT_CODES: Final = (1 << EXPONENT_BITS) - 1
 """Exponents of a row that codes stand for."""
 
 LINE_COLUMNS: Final = 64
 """Numbers whose codes lie in words of their own."""
 
+LINE_CODE_BYTES: Final = EXPONENT_BITS * LINE_COLUMNS // 8
+"""Of these words."""
+
 NOTED_COLUMNS: Final = 256
 """Numbers before which it is noted how many exponents have no code."""
 
 _NAME: Final = re.compile(r"int([348])g(\d+)(f32|out)?")
-_SHORT_NAME: Final = re.compile(r"bfloat16e3x(\d+)")
+_SHORT_NAME: Final = re.compile(rf"bfloat16e{EXPONENT_BITS}x(\d+)")
 _USUAL_SHARE: Final = 0.03
 _USUAL_DEVIATIONS: Final = 6.0
 _USUALLY_MORE: Final = 4
@@ -176,12 +184,17 @@ class ShortExponents:
 
     @property
     def name(self) -> str:
-        return f"bfloat16e3x{self.spare}"
+        return f"bfloat16e{EXPONENT_BITS}x{self.spare}"
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that are not cut apart."""
+        return 1
 
     def head_bytes(self, columns: int) -> int:
         """Of a row, what comes before the exponents without a code."""
         lines, notes = columns // LINE_COLUMNS, -(-columns // NOTED_COLUMNS)
-        return columns + 24 * lines + 2 * notes + 1
+        return columns + LINE_CODE_BYTES * lines + 2 * notes + 1
 
     def row_bytes(self, columns: int) -> int:
         return align_up(self.head_bytes(columns) + self.spare, _ALIGNMENT)
@@ -347,7 +360,7 @@ def row_bytes(dtype: str, columns: int) -> int:
 def rows_together(dtype: str) -> int:
     """How many rows must not be cut apart."""
     compressed = find_compressed(dtype)
-    return compressed.rows_together if isinstance(compressed, Grouped) else 1
+    return 1 if compressed is None or isinstance(compressed, PerRow) else compressed.rows_together
 
 
 def integer_scratch(num_tokens: int, num_rows: int, columns: int) -> int:

@@ -26,7 +26,13 @@ from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
 from freight.model.layers import Frame, run_unit
-from freight.model.number_format import TILE_ROWS, Grouped, ShortExponents, integer_scratch
+from freight.model.number_format import (
+    TILE_ROWS,
+    Grouped,
+    RowFormat,
+    ShortExponents,
+    integer_scratch,
+)
 from freight.model.workspace import Workspace
 from freight.quantities import GIB
 
@@ -157,17 +163,17 @@ def integer_s(weights: Sequence[IntegerRows], rows: int, dtype: torch.dtype) -> 
 
 
 def code_matrices(where: torch.device) -> list[CompressedRows]:
-    copies = _cold_copies(COLUMNS * CODES.row_bytes(WIDTH))
-    raw = quantise(torch.rand(COLUMNS, WIDTH), CODES).to(where)
-    return [
-        CompressedRows(raw=raw.clone(), columns=WIDTH, number_format=CODES) for _ in range(copies)
-    ]
+    return _cold_rows(quantise(torch.rand(COLUMNS, WIDTH), CODES).to(where), CODES)
 
 
 def exponent_matrices(where: torch.device) -> list[CompressedRows]:
     numbers = torch.randn(COLUMNS, WIDTH).bfloat16()
     own = ShortExponents(spare=most_spared(numbers))
-    raw = shorten(numbers, own).to(where)
+    return _cold_rows(shorten(numbers, own).to(where), own)
+
+
+def _cold_rows(raw: torch.Tensor, own: RowFormat) -> list[CompressedRows]:
+    """A compressed matrix as often as no cache holds."""
     copies = _cold_copies(raw.numel())
     return [
         CompressedRows(raw=raw.clone(), columns=WIDTH, number_format=own) for _ in range(copies)

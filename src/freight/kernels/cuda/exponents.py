@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 import triton
 import triton.language as tl
 
 from freight.model.number_format import (
+    EXPONENT_BITS,
     EXPONENT_CODES,
+    LINE_CODE_BYTES,
     LINE_COLUMNS,
     NOTED_COLUMNS,
     ShortExponents,
 )
 
 __all__ = ["make_exponents_plain"]
-
-_WORDS_BYTES: Final = 3 * LINE_COLUMNS // 8
 
 
 @triton.jit
@@ -32,6 +30,7 @@ def _make_exponents_plain(  # type: ignore[no-untyped-def]
     head,
     line: tl.constexpr,
     words: tl.constexpr,
+    num_bits: tl.constexpr,
     block: tl.constexpr,
     unspared: tl.constexpr,
 ):
@@ -46,7 +45,7 @@ def _make_exponents_plain(  # type: ignore[no-untyped-def]
     bit = place % line
     codes_at = own + columns + place // line * words + bit // 8
     code = tl.zeros([block], tl.int32)
-    for plane in tl.static_range(3):
+    for plane in tl.static_range(num_bits):
         byte = tl.load(codes_at + plane * (line // 8), mask=inside, other=0).to(tl.int32)
         code += ((byte >> (bit % 8)) & 1) << plane
     is_spared = (code == unspared) & inside
@@ -81,7 +80,8 @@ def make_exponents_plain(raw: torch.Tensor, own: ShortExponents, out: torch.Tens
         head - 1 - 2 * notes,
         head,
         line=LINE_COLUMNS,
-        words=_WORDS_BYTES,
+        words=LINE_CODE_BYTES,
+        num_bits=EXPONENT_BITS,
         block=NOTED_COLUMNS,
         unspared=EXPONENT_CODES,
     )
