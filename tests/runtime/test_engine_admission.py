@@ -217,6 +217,7 @@ def test_any_admission_gives_the_same_answers(
         "micro_batch_size": data.draw(st.integers(1, 6)),
         "num_micro_batches": data.draw(st.integers(1, 3)),
         "batch_tokens": data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+        "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
     changes: dict[str, Any] = {"entry_pace": data.draw(st.sampled_from([1.0, 2.0, 1000.0]))}
     if admission != "zigzag":
@@ -265,6 +266,7 @@ def test_rows_that_move_go_on_as_they_would_have(
         "micro_batch_size": data.draw(st.integers(3, 9)),
         "num_micro_batches": data.draw(st.integers(1, 2)),
         "batch_tokens": data.draw(st.sampled_from([None, 17, 40])),
+        "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
     changes: dict[str, Any] = {
         "entry_pace": data.draw(st.sampled_from([2.0, 1000.0])),

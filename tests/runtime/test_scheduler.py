@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.memory.kv_cache import Home, KVCache
-from freight.model.batch import MicroBatch
+from freight.model.batch import MicroBatch, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.continuous import roll_out
 from freight.plan.geometry import most_rows
@@ -28,17 +28,19 @@ from freight.runtime.answers import NewTokens
 from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
 from freight.runtime.scheduler import Row, Scheduler
 
-PAGE_TOKENS, NUM_PAGES, END = 4, 400, 0
+PAGE_TOKENS, NUM_PAGES, END, WRONG = 4, 400, 0, 7
 HOMES: tuple[Home, ...] = ("compute", "cpu", "disk")
 LONGEST_PROMPT, LONGEST_ANSWER = 9, 6
 ROW_PAGES = -(-(LONGEST_PROMPT + LONGEST_ANSWER) // PAGE_TOKENS)
 LONG_ANSWER = 24
+CIRCLES = 8
 LONG_ROW_PAGES = -(-(LONGEST_PROMPT + LONG_ANSWER) // PAGE_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Rows as (prompt tokens, most new tokens, tokens until it ends by itself)."""
+    """Rows as (prompt tokens, most new tokens, tokens until it ends by itself). Where rows guess,
+    answers go in circles for a while, so that some guesses are right."""
 
     rows: list[tuple[int, int, int]]
     size: int
@@ -51,6 +53,7 @@ class Case:
     slot_pages: int = NUM_PAGES
     ignore_eos: bool = False
     expected: float = LONGEST_ANSWER
+    draft_tokens: int = 0
 
     def policy(self) -> Policy:
         return Policy(
@@ -64,6 +67,7 @@ class Case:
             page_tokens=PAGE_TOKENS,
             admission=self.admission,
             entry_pace=self.entry_pace,
+            draft_tokens=self.draft_tokens,
         )
 
     def requests(self) -> Iterator[Request]:
@@ -72,7 +76,11 @@ class Case:
             yield Request(index=index, prompt_ids=[1] * length, params=params)
 
     def token(self, row: int, number: int) -> int:
-        return END if number == self.rows[row][2] else 1000 * row + number + 1
+        if number == self.rows[row][2]:
+            return END
+        if self.draft_tokens:
+            number = 20 * (number // CIRCLES) + number % 2
+        return 1000 * row + number + 1
 
     def tokens(self, row: int) -> list[int]:
         """Those of its prompt, then those that it makes."""
@@ -139,6 +147,7 @@ overgrowing = st.builds(
     expected=st.floats(1.0, LONG_ANSWER),
 )
 cases = st.one_of(zigzag, continuous, overgrowing)
+guessing = st.builds(replace, cases, draft_tokens=st.sampled_from([1, 2, 5]))
 
 
 def cache(
@@ -220,14 +229,21 @@ class Bench:
                 self.completions += self.scheduler.update(work.batch, self._tokens(work.batch))
 
     def _tokens(self, batch: MicroBatch) -> NewTokens:
-        rows = [(s.row.request, s.total_len) for s in batch.rows if s.logit_positions]
-        return NewTokens(
-            token_ids=[self.case.token(row, end - self.case.rows[row][0]) for row, end in rows]
-        )
+        return NewTokens(token_ids=[t for span in batch.rows for t in self._tokens_of(batch, span)])
+
+    def _tokens_of(self, batch: MicroBatch, span: RowSpan) -> Iterator[int]:
+        """After a wrong guess anything may come."""
+        row = span.row.request
+        known = self.case.tokens(row)
+        for place in span.logit_positions:
+            end = span.kv_len + place + 1
+            brought = list(batch.token_ids[span.start : span.start + place + 1])
+            is_right = brought == known[span.kv_len : end]
+            yield self.case.token(row, end - self.case.rows[row][0]) if is_right else WRONG
 
 
-@settings(deadline=None, max_examples=80)
-@given(case=cases)
+@settings(deadline=None, max_examples=120)
+@given(case=st.one_of(cases, guessing))
 def test_every_row_is_answered_once_with_its_own_tokens(case: Case) -> None:
     bench = Bench(case)
     bench.run()
@@ -236,8 +252,8 @@ def test_every_row_is_answered_once_with_its_own_tokens(case: Case) -> None:
     assert all(bench.kv.num_free_pages(home) == case.num_pages for home in HOMES)
 
 
-@settings(deadline=None, max_examples=80)
-@given(case=cases)
+@settings(deadline=None, max_examples=120)
+@given(case=st.one_of(cases, guessing))
 def test_bounds_of_the_policy(case: Case) -> None:
     bench = Bench(case)
     bench.run()
@@ -246,8 +262,11 @@ def test_bounds_of_the_policy(case: Case) -> None:
         for batch in batches:
             assert 1 <= len(batch.rows) <= case.size
             assert batch.num_tokens <= case.max_batch_tokens
+            assert batch.num_logits <= case.policy().most_made
             if case.admission == "zigzag":
-                assert batch.num_logits == len(batch.rows)
+                guesses = sum(max(0, len(span.logit_positions) - 1) for span in batch.rows)
+                assert batch.num_logits == len(batch.rows) + guesses
+                assert not guesses or case.draft_tokens
 
 
 @settings(deadline=None, max_examples=80)
@@ -268,6 +287,43 @@ def test_a_row_brings_its_prompt_and_then_its_last_token(case: Case) -> None:
                 assert bool(span.logit_positions) == (span.total_len == num_known[row])
                 num_known[row] += len(span.logit_positions)
                 lengths[row] = span.total_len
+
+
+@settings(deadline=None, max_examples=120)
+@given(case=guessing)
+def test_keys_of_wrong_guesses_do_not_count(case: Case) -> None:
+    bench = Bench(case)
+    bench.run()
+    written = [0] * len(case.rows)
+    for batch in (batch for batches in bench.batches for batch in batches):
+        for span in batch.rows:
+            row = span.row.request
+            assert span.written_len in (written[row], 0)
+            assert span.kv_len <= max(span.written_len, span.kv_len)
+            # What it has is right, and so is what it brings but for guesses.
+            count = span.num_new - max(0, len(span.logit_positions) - 1)
+            assert count > 0
+            brought = list(batch.token_ids[span.start : span.start + count])
+            assert brought == case.tokens(row)[span.kv_len : span.kv_len + count]
+            assert len(span.logit_positions) <= 1 + case.draft_tokens
+            if span.logit_positions:
+                assert span.logit_positions == tuple(range(count - 1, span.num_new))
+            written[row] = span.total_len
+
+
+def test_right_guesses_spare_sweeps() -> None:
+    case = Case(
+        rows=[(3, 1, 99), *[(3, CIRCLES, 99)] * 4],  # the first one's prompt goes in circles, too
+        size=5,
+        count=1,
+        max_batch_tokens=40,
+        kv=Split(gpu=1.0),
+    )
+    benches = [Bench(case), Bench(replace(case, draft_tokens=4))]
+    for bench in benches:
+        bench.run()
+    # Two circles one by one, with the prompt before them, then the others at once.
+    assert [len(bench.batches) for bench in benches] == [CIRCLES, 5]
 
 
 @settings(deadline=None, max_examples=80)

@@ -19,6 +19,7 @@ from freight.entrypoints.flags import (
     MAX_TOKENS,
     add_chips,
     add_compression,
+    add_drafts,
     add_job,
     add_kept_compression,
     add_machine,
@@ -245,6 +246,7 @@ def _build_parser() -> argparse.ArgumentParser:
         help="with --split tensor, stages that each have some of the layers, cut over their ranks "
         "(default 1)",
     )
+    add_drafts(run)
     add_policy(run)
     add_kept_compression(run)
     _add_plan(commands)

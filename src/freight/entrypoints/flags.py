@@ -12,6 +12,7 @@ __all__ = [
     "MAX_TOKENS",
     "add_chips",
     "add_compression",
+    "add_drafts",
     "add_job",
     "add_kept_compression",
     "add_machine",
@@ -295,6 +296,17 @@ def add_kept_compression(parser: argparse.ArgumentParser) -> None:
         "--compressed-dir",
         metavar="DIR",
         help="where compressed weights are kept (default: the user's cache)",
+    )
+
+
+def add_drafts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="prompt lookup: let rows try up to N tokens at once that followed the same words "
+        "before, in their prompts or other answers; the answers stay the same (default 0)",
     )
 
 

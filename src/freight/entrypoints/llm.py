@@ -79,14 +79,15 @@ class LLM:
     that the CPU attends; ``recompute_kv`` that of the layers in which rows elsewhere keep what
     keys and values are made of instead of these. ``admission`` says when rows enter: "row",
     "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
-    sweep. What prompts begin with alike is computed once unless ``share_prefixes`` is off, and rows
-    under way change tiers, as room is left or wanted, unless ``move_rows`` is. ``lossless`` keeps
-    bfloat16 weights in 11 bits, exactly as they are. Four things do
-    change the answers a little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run
-    along the ``group_dim`` "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8"
-    makes products of 8-bit integers on the CPU, and of the keys that a new token sees only the
-    share ``sparse_attention`` counts. ``device`` "sim" is a simulated GPU whose link carries
-    ``sim_bandwidth`` per second. ``dummy_weights`` asks for random weights from config.json alone.
+    sweep. A row tries up to ``draft_tokens`` at once that followed the same words before (prompt
+    lookup). What prompts begin with alike is computed once unless ``share_prefixes`` is off, and
+    rows under way change tiers, as room is left or wanted, unless ``move_rows`` is. ``lossless``
+    keeps bfloat16 weights in 11 bits, exactly as they are. Four things do change the answers a
+    little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run along the ``group_dim``
+    "input" or "output", ``kv_bits`` keys and values, ``compute`` "int8" makes products of 8-bit
+    integers on the CPU, and of the keys that a new token sees only the share ``sparse_attention``
+    counts. ``device`` "sim" is a simulated GPU whose link carries ``sim_bandwidth`` per second.
+    ``dummy_weights`` asks for random weights from config.json alone.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class LLM:
         recompute_kv: float | None = None,
         admission: str = "auto",
         batch_tokens: int | None = None,
+        draft_tokens: int = 0,
         share_prefixes: bool = True,
         move_rows: bool = True,
         lossless: bool = False,
@@ -136,6 +138,7 @@ class LLM:
             recompute_percent=recompute_kv,
             admission=admission,
             batch_tokens=batch_tokens,
+            draft_tokens=draft_tokens,
             share_prefixes=share_prefixes,
             move_rows=move_rows,
             lossless=lossless,

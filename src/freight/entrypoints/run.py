@@ -160,6 +160,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         recompute_percent=arguments.recompute_kv,
         admission=arguments.admission,
         batch_tokens=arguments.batch_tokens,
+        draft_tokens=getattr(arguments, "draft_tokens", 0),
         share_prefixes=not arguments.no_shared_prefixes,
         move_rows=not arguments.no_row_moves,
         lossless=arguments.lossless,

@@ -63,6 +63,7 @@ _SAME_FLAGS: Final = (
     "batch_tokens",
     "compute",
     "cpu_attention",
+    "draft_tokens",
     "group_dim",
     "group_size",
     "kv_bits",

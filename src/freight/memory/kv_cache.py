@@ -123,9 +123,11 @@ def plan_passage(
     kv_lens: Sequence[int],
     total_lens: Sequence[int],
     page_tokens: int,
+    written_lens: Sequence[int] = (),
 ) -> Passage:
-    """Plan for ``rows``, with so many tokens before and after the sweep. Pages lie in the slot in
-    the order in which they lie at home, so that neighbours stay together."""
+    """Plan for ``rows``, with so many tokens before and after the sweep. Where the last one wrote
+    more than are left of it, ``written_lens`` say how many: a page that it filled is on disk. Pages
+    lie in the slot in the order in which they lie at home, so that neighbours stay together."""
     sources = [row.origin or row for row in rows]
     used = [
         (source.home, page, number, turn)
@@ -136,10 +138,11 @@ def plan_passage(
     for place, (_, _, number, turn) in enumerate(sorted(used)):
         tables[number][turn] = place
     runs_in, runs_out = _Runs(page_tokens), _Runs(page_tokens)
-    for row, source, table, kv_len, total in zip(
-        rows, sources, tables, kv_lens, total_lens, strict=True
+    for row, source, table, kv_len, total, written in zip(
+        rows, sources, tables, kv_lens, total_lens, written_lens or kv_lens, strict=True
     ):
-        runs_in.add(source, table, range(-(-kv_len // page_tokens)), kv_len)
+        there = range(-(-kv_len // page_tokens))
+        runs_in.add(source, table, there, max(kv_len, written))
         touched = 0 if row.origin is not None else kv_len // page_tokens
         runs_out.add(row, table, range(touched, len(table)), total)
     return Passage(
@@ -238,6 +241,11 @@ class KVCache:
         if not self.is_kept:
             for home, count in self._counts.items():
                 self._free[home] = _FreeList(free=list(range(count)))
+
+    @property
+    def has_extents(self) -> bool:
+        """Whether rows on disk have all their pages from the begin."""
+        return self._disk_extent_pages > 0
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)

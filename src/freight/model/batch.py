@@ -58,7 +58,8 @@ class RowSpan(NamedTuple):
     the token after these. ``prompt_len`` counts the row's prompt, whose tokens are rotated alike
     whichever sweep brings them; those behind it as when they were made. ``siblings`` are rows that
     have brought and bring the same tokens: they are computed once, and all get the keys. The first
-    ``shared_len`` keys are those of the row ``prefix``, which others have too.
+    ``shared_len`` keys are those of the row ``prefix``, which others have too. Of ``written_len``
+    tokens, if that is more than ``kv_len``, keys were written, and the last of these do not count.
     """
 
     row: RowKey
@@ -72,6 +73,7 @@ class RowSpan(NamedTuple):
     siblings: tuple[RowKey, ...] = ()
     prefix: RowKey | None = None
     shared_len: int = 0
+    written_len: int = 0
 
     @property
     def keys(self) -> tuple[RowKey, ...]:
@@ -101,6 +103,7 @@ class RowSpan(NamedTuple):
         return self._replace(
             kv_len=self.kv_len - self.shared_len,
             prompt_len=self.prompt_len - self.shared_len,
+            written_len=max(0, self.written_len - self.shared_len),
             prefix=None,
             shared_len=0,
         )

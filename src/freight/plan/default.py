@@ -207,10 +207,9 @@ class Planner:
             recomputed=wishes.recomputed or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
-            row_tokens=(
-                0 if admission == "zigzag" else self._row_tokens(admission, page_tokens, shares)
-            ),
+            row_tokens=self._row_tokens(admission, page_tokens, shares),
             shares_prefixes=shares,
+            draft_tokens=wishes.draft_tokens,
             blocks_in_flight=self.blocks_in_flight,
         )
 
@@ -219,17 +218,20 @@ class Planner:
         enter at any time twice as many of them as do on average."""
         own = self.workload
         least, held = own.least_prefix_tokens * shares, own.held_prefix_tokens * shares
-        whole = max(size, own.max_prompts(size) * (own.max_prompt_tokens - least) + held)
+        made = size * (1 + self.wishes.draft_tokens)
+        whole = max(made, own.max_prompts(size) * (own.max_prompt_tokens - least) + held)
         if self.wishes.batch_tokens is not None:
             return max(size, min(whole, self.wishes.batch_tokens))
         if admission == "zigzag":
             return whole
         entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - least)
-        return min(whole, size + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
+        return min(whole, made + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
 
     def _row_tokens(self, admission: Admission, page_tokens: int, shares: bool) -> int:
-        """Tokens of KV per row of a block that is never full of its longest."""
+        """Tokens of KV per row of a block that is never full of its longest; 0 where it may be."""
         own = self.workload
+        if admission == "zigzag":
+            return 0
         if admission == "diagonal":  # as if all answers were as long as they may be
             held = own.mean_row_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
@@ -248,8 +250,7 @@ class Planner:
         prompts = max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens)
         most = min(most, prompts * self.workload.min_samples)
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
-        # Samples of a request stay together: whole families leave no row of a batch empty.
-        samples = self.workload.max_samples
+        samples = self.workload.max_samples  # whole families leave no row of a batch empty
         sizes = [size - size % samples if size > samples else size for size in sizes]
         if self.wishes.micro_batch_size:
             sizes = [self.wishes.micro_batch_size]

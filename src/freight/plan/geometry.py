@@ -55,7 +55,7 @@ class Geometry:
     tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers`` the
     layers that have pages of their own (see :func:`keeps_kv`), ``kv_slot_pages`` those that one
     micro-batch's offloaded rows may have together, ``num_tails`` the rows on disk of all
-    micro-batches. ``logit_rows`` are the rows of a micro-batch that may make a token.
+    micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
     rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
@@ -117,6 +117,7 @@ def _most_attended(policy: Policy, workload: Workload) -> int:
     do not come whole prompts beside them, or what structured answers must go on with."""
     prompts = workload.max_prompts(policy.micro_batch_size) * workload.max_prompt_tokens
     is_mixed = policy.is_continuous or policy.max_batch_tokens < prompts or workload.is_structured
+    is_mixed |= policy.draft_tokens > 0
     return policy.max_batch_tokens if is_mixed else policy.micro_batch_size
 
 
@@ -264,7 +265,7 @@ def measure(
     receives, sends = layout.programme.receives, layout.programme.sends
     elsewhere = receives or any(part.tier != home for part in layout.embedding)
     columns = config.hidden_size if receives else config.embedding_size
-    logit_rows = policy.micro_batch_size if workload.max_new_tokens and not sends else 0
+    logit_rows = policy.most_made if workload.max_new_tokens and not sends else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     scored = 0 if sends else scored
     delegated = policy.most_delegated()
@@ -347,6 +348,7 @@ def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:
     """Where the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
     any time, or bring several."""
     is_varied = policy.is_continuous or workload.has_many_lengths or workload.is_structured
+    is_varied |= policy.draft_tokens > 0
     return _SHAPES_BYTES if is_varied and policy.compute_tier == "cpu" and size == 2 else 0
 
 

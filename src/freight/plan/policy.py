@@ -124,7 +124,8 @@ class Policy:
     0: each row has pages for all its life. ``moves_rows``: rows that are under way then move to
     faster tiers when nobody enters any more and others have left room there, and to slower ones
     where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike
-    is computed once. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
+    is computed once. Beside the token that it has a row brings up to ``draft_tokens`` guesses at
+    those that follow. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
     stage of a pipeline sweeps over one while others are at other stages.
     """
 
@@ -148,6 +149,7 @@ class Policy:
     row_tokens: int = 0
     moves_rows: bool = True
     shares_prefixes: bool = True
+    draft_tokens: int = 0
     blocks_in_flight: int = 1
 
     def __post_init__(self) -> None:
@@ -213,6 +215,11 @@ class Policy:
     @property
     def block_rows(self) -> int:
         return self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def most_made(self) -> int:
+        """The most tokens of a micro-batch after which one is drawn."""
+        return self.micro_batch_size * (1 + self.draft_tokens)
 
     @property
     def most_spans(self) -> int:

@@ -44,7 +44,7 @@ def workspace_bytes(
     rows_of_one = max(policy.chunk_tokens, _longest_span(policy, workload))
     tokens = {
         "attention": rows_of_one,
-        "head": policy.micro_batch_size * (workload.max_new_tokens > 0),
+        "head": policy.most_made * (workload.max_new_tokens > 0),
     }
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
@@ -85,6 +85,7 @@ def _longest_span(policy: Policy, workload: Workload) -> int:
     when it is computed again, and structured answers go on with several tokens."""
     is_mixed = policy.is_continuous or workload.is_structured
     longest = workload.max_total_tokens if is_mixed else workload.max_prompt_tokens
+    longest = max(longest, 1 + policy.draft_tokens)
     return min(longest, policy.max_batch_tokens)
 
 

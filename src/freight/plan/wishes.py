@@ -22,6 +22,7 @@ class Wishes:
     recomputed: float | None = None
     admission: Admission | None = None
     batch_tokens: int | None = None
+    draft_tokens: int = 0
     shares_prefixes: bool = True
     moves_rows: bool = True
     overlap: bool = True

@@ -67,6 +67,8 @@ class Admission(ABC):
         """``shares_elsewhere``: there are pages on the compute tier for what prompts begin with,
         beside those of its rows."""
         self.block: list[dict[RowKey, Row]] = [{} for _ in range(policy.num_micro_batches)]
+        self.tokens_per_sweep = 1.0
+        """That rows make, on average: more than one where guesses come true."""
         self._waiting = waiting
         self._policy = policy
         self._kv = kv_cache
@@ -79,6 +81,11 @@ class Admission(ABC):
     @abstractmethod
     def admit(self) -> None:
         """Let rows enter whose turn it is."""
+
+    @abstractmethod
+    def lend(self, k: int, row: Row, most: int) -> int:
+        """For how many tokens, up to so many, a row of micro-batch ``k`` has pages behind its own
+        in the next sweep."""
 
     def end(self, k: int, row: Row) -> None:
         """A row of micro-batch ``k`` leaves, and its pages are free."""
@@ -140,6 +147,7 @@ class Continuous(Admission):
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
         self._pace = Pace(policy, self._mean())
         self._loads: list[_Load] = []
+        self._spare: dict[Room, int] = {}
         seats = [(self._home(t) if n else "compute", own, n) for t, own, n in self._seats]
         self._moves = RowMoves(
             kv_cache,
@@ -167,11 +175,36 @@ class Continuous(Admission):
                 break
         if self._waiting.is_empty():
             self._come_nearer(outlooks)
+        if self._policy.draft_tokens:
+            self._spare = {room: self._spare_pages(room) for room in self._num_pages}
+
+    def lend(self, k: int, row: Row, most: int) -> int:
+        own = row.num_tokens - row.num_shared_tokens
+        count = self._kv.pages_for(own + most) - self._kv.pages_for(own)
+        rooms = self._rooms(k, self._kv.rows[row.key].home)
+        if count and (
+            any(self._spare[room] < count for room in rooms)
+            or not self._kv.grow(row.key, row.num_tokens + most)
+        ):
+            return self._kv.pages_for(own) * self._policy.page_tokens - own
+        for room in rooms:
+            self._spare[room] -= count
+        return most
+
+    def _spare_pages(self, room: Room) -> int:
+        """Pages that nobody needs in the next sweep, nor in the one after it."""
+        rows = self._rows_in(room)
+        if isinstance(room, int):
+            own = (row.num_tokens - row.num_shared_tokens for row in rows)
+            return self._num_pages[room] - sum(self._kv.pages_for(count + 1) for count in own)
+        is_whole = room == "disk" and self._kv.has_extents
+        return self._num_pages[room] if is_whole else self._kv.num_free_pages(room) - len(rows)
 
     def _mean(self) -> float:
-        """How long rows stay: on the diagonal as long as any may."""
+        """For how many sweeps rows stay: on the diagonal as long as any may."""
         is_even = self._policy.admission == "diagonal"
-        return float(max(1, self._lengths.longest)) if is_even else self._lengths.mean()
+        mean = float(max(1, self._lengths.longest)) if is_even else self._lengths.mean()
+        return max(1.0, mean / self.tokens_per_sweep)
 
     def _left(self, answer: Answer, num_made: int) -> tuple[int, int]:
         """The most tokens that it makes yet, and how many it has made, if it may end before."""
@@ -400,7 +433,7 @@ class Continuous(Admission):
     def _give_up(self, row: Row) -> None:
         k = next(k for k, rows in enumerate(self.block) if row.key in rows)
         self.end(k, row)
-        row.kv_len = 0
+        row.kv_len = row.written_len = 0
         self._waiting.put_back(row)
 
 

@@ -56,7 +56,9 @@ class Row:
     its micro-batch's, by where its keys and values are; one that ``is_moving`` is brought from
     there in the next sweep, or to there.
     ``prefix`` is the row that computes the beginning of its prompt, where that is shared; such a
-    row ``is_prefix`` and answers nothing.
+    row ``is_prefix`` and answers nothing. ``draft`` are guesses that it brings to this sweep behind
+    its tokens; of ``written_len`` tokens there are keys, those behind ``kv_len`` of guesses that
+    were wrong.
     """
 
     key: RowKey
@@ -72,6 +74,8 @@ class Row:
     is_moving: bool = False
     prefix: Row | None = None
     is_prefix: bool = False
+    draft: Sequence[int] = ()
+    written_len: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -93,12 +97,12 @@ class Row:
         return () if self.guide is None else self.guide.forced()
 
     def pending(self, count: int) -> Sequence[int]:
-        """The first ``count`` tokens that have no keys yet."""
+        """The first ``count`` tokens that have no keys yet, guesses behind them."""
         prompt = self.answer.request.prompt_ids
         first, last = self.kv_len, self.kv_len + count
         behind = len(prompt)
         if first >= behind:
-            return self.new_ids[first - behind : last - behind]
+            return [*self.new_ids[first - behind :], *self.draft][:count]
         return [*prompt[first:last], *self.new_ids[: max(0, last - behind)]]
 
     @property
@@ -132,6 +136,11 @@ class Answer:
         if self.request.params.repetition_penalty == 1:
             return np.empty(0, dtype=np.int64)
         return np.unique(np.asarray(self.request.prompt_ids, dtype=np.int64))
+
+    @cached_property
+    def prompt_array(self) -> npt.NDArray[np.int32]:
+        """The tokens of the prompt."""
+        return np.asarray(self.request.prompt_ids, dtype=np.int32)
 
     def start(self, count: int) -> list[Row]:
         """The next ``count`` samples as rows."""

@@ -222,6 +222,7 @@ class BatchPreparer:
             [span.kv_len for span in on_disk],
             [span.total_len for span in on_disk],
             self._policy.page_tokens,
+            [span.written_len for span in on_disk],
         )
         tables = [row.pages for row in pages[:num_on_cpu]]
         return DelegatedRows(
@@ -250,6 +251,7 @@ class BatchPreparer:
             [span.kv_len for span in far],
             [span.total_len for span in far],
             self._policy.page_tokens,
+            [span.written_len for span in far],
         )
         homes = _Homes(
             spans=tuple(span for _, span in rows),

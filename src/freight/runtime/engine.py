@@ -48,6 +48,7 @@ from freight.runtime.device import (
     quiet_allocator,
     trim_heap,
 )
+from freight.runtime.drafts import Guesses
 from freight.runtime.executor import DEVICE_LANES, Executor
 from freight.runtime.kept_weights import WeightKeeper
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
@@ -199,6 +200,7 @@ class Engine:
             untimed=DEVICE_LANES if device.kind == "cuda" else (),
         )
         self.forecast = told
+        self.guesses = Guesses()
         # Before the weights, which take minutes to place: the path may be wrong.
         self._trace = None if options.trace_path is None else Trace(options.trace_path)
         rates = rates_for(options, device)
@@ -306,6 +308,7 @@ class Engine:
             is_structured=self.plan.workload.is_structured,
             describe=batches.describe,
             shares_elsewhere=self.plan.geometry.shared_tokens > 0,
+            guesses=self.guesses,
         )
         return scheduler, self._performer(batches, scheduler, lane)
 
@@ -377,7 +380,7 @@ class Engine:
 
     def summary(self) -> str:
         """The policy, where the weights were, and what crossed each link."""
-        told = describe_run(self.plan, self.traffic.moved)
+        told = describe_run(self.plan, self.traffic.moved, self.guesses)
         if self.forecast is None or not self.meter.seconds:
             return told
         return f"{told}\n{describe_forecast(self.forecast, self.meter)}"

@@ -6,7 +6,7 @@ Knows no logits and no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
@@ -76,6 +76,24 @@ class Guide:
 
     def take(self, token_id: int) -> None:
         self._matcher.consume_token(token_id)
+
+    def possible(self, token_ids: Sequence[int]) -> int:
+        """How many of these may come next, one after the other."""
+        return int(self._matcher.validate_tokens([*token_ids]))
+
+    def allowed_along(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.uint8] | None]:
+        """What may come now and after each of some tokens that are possible; None where they have
+        completed it."""
+        found: list[npt.NDArray[np.uint8] | None] = [self.allowed()]
+        num_taken = 0
+        for token_id in token_ids:
+            if not self.is_over:
+                self.take(token_id)
+                num_taken += 1
+            found.append(None if self.is_over else self.allowed())
+        if num_taken:
+            self._matcher.rollback(num_taken)
+        return found
 
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model says; the end is none of them."""

@@ -29,6 +29,7 @@ __all__ = ["DEVICES", "DTYPES", "EngineOptions", "Shares"]
 Shares = tuple[float, float, float]
 """Percent on gpu, cpu and disk; they sum to 100."""
 
+MOST_DRAFT_TOKENS: Final = 32
 DEVICES: Final = ("auto", "cuda", "cpu", "sim")
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 
@@ -40,7 +41,8 @@ class EngineOptions:
     ``cpu_memory_bytes`` bounds the whole process, ``gpu_memory_bytes`` all that is taken of the
     device. ``*_percent`` are :data:`Shares`. ``cpu_attention_percent`` is of the rows off the
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
-    the most that a micro-batch brings to a sweep: longer prompts come in chunks. Beginnings of
+    the most that a micro-batch brings to a sweep: longer prompts come in chunks. A row may bring up
+    to ``draft_tokens`` guesses at what it says next, which change no answer. Beginnings of
     prompts that rows have alike are computed once where they may ``share_prefixes``; rows under
     way change tiers where the engine may ``move_rows``. ``lossless`` keeps bfloat16 weights with
     short exponents, ``weight_bits`` compresses the matrices to integers in groups of ``group_size``
@@ -67,6 +69,7 @@ class EngineOptions:
     recompute_percent: float | None = None
     admission: str = "auto"
     batch_tokens: int | None = None
+    draft_tokens: int = 0
     share_prefixes: bool = True
     move_rows: bool = True
     lossless: bool = False
@@ -148,8 +151,15 @@ class EngineOptions:
         check_groups(group_size=self.group_size, weight_bits=self.weight_bits, kv_bits=self.kv_bits)
         if self.kv_bits is not None:
             fit_head(self.kv_bits, self.group_size, self.group_size)
+        if not 0 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise InputError(
+                f"--draft-tokens {self.draft_tokens} was given.",
+                f"A row guesses from 0 (it does not) to {MOST_DRAFT_TOKENS} tokens at once.",
+                "Give a few, like 4.",
+            )
         if self.sparse_attention is not None:
             check_share(self.sparse_attention)
+            self._check_sparse_drafts()
         if self.admission == "row" and (self.num_micro_batches or 1) > 1:
             raise InputError(
                 f"--num-micro-batches {self.num_micro_batches} was given with --admission row.",
@@ -175,6 +185,15 @@ class EngineOptions:
                 f"Seed {self.dummy_seed} was given for random weights.",
                 "A seed is in [0, 2**63).",
                 "Use a small whole number.",
+            )
+
+    def _check_sparse_drafts(self) -> None:
+        if self.draft_tokens:
+            raise InputError(
+                f"--draft-tokens {self.draft_tokens} was given with --sparse-attention.",
+                "Sparse attention is of one new token a row; with guesses beside it all keys would "
+                "count, and answers would depend on the guesses.",
+                "Leave one of the two out.",
             )
 
     def _check_shares(self) -> None:

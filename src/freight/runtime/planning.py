@@ -78,6 +78,7 @@ def plan_run(
             num_micro_batches=1 if options.admission == "row" else options.num_micro_batches,
             admission=options.rule,
             batch_tokens=options.batch_tokens,
+            draft_tokens=options.draft_tokens,
             shares_prefixes=shares_prefixes,
             moves_rows=options.move_rows,
             cpu_attention=_share(options.cpu_attention_percent),

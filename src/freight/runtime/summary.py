@@ -11,6 +11,7 @@ from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
 from freight.plan.policy import Policy
 from freight.quantities import format_bytes
+from freight.runtime.drafts import Guesses
 from freight.runtime.meter import Meter
 
 __all__ = ["describe_forecast", "describe_holdings", "describe_run"]
@@ -30,17 +31,19 @@ def describe_holdings(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def describe_run(plan: Plan, moved: Mapping[str, int]) -> str:
-    """The policy, where the weights were, and what crossed each link; one line each."""
+def describe_run(plan: Plan, moved: Mapping[str, int], guesses: Guesses) -> str:
+    """The policy, where the weights were, and what crossed each link; one line each, and one for
+    guesses if there were any."""
     policy = plan.policy
     links = ", ".join(f"{link} {format_bytes(n)}" for link, n in moved.items())
+    drafts = f"drafts: {guesses.num_true} of {guesses.num_tried} guessed tokens came true"
     return (
         f"policy: {policy.admission}, {_describe_blocks(policy)} of "
         f"{policy.num_micro_batches} x {policy.micro_batch_size} rows, "
         f"KV {policy.kv}, activations {policy.activations} % on gpu/cpu/disk"
         f"{_describe_rows_elsewhere(policy)}\n"
         f"{_describe_weights(plan)}\n"
-        f"moved: {links or 'nothing'}"
+        f"moved: {links or 'nothing'}" + (f"\n{drafts}" if policy.draft_tokens else "")
     )
 
 

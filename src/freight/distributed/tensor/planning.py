@@ -235,6 +235,7 @@ def refuse_options(options: EngineOptions) -> None:
         "--recompute-kv": options.recompute_percent is not None,
         f"--group-dim {options.group_dim}": options.group_dim != "input",
         "--kv-bits": options.kv_bits is not None,
+        "--draft-tokens": options.draft_tokens > 0,
         "--lossless": options.lossless,
         "--sparse-attention": options.sparse_attention is not None,
         f"--compute {options.compute}": options.compute != "plain",

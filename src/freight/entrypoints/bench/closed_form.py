@@ -31,8 +31,9 @@ _JOIN_BYTES = 32 * 1024
 
 _SOURCES: Final[tuple[Tier, Tier]] = ("disk", "cpu")
 
-_State = tuple[int, Sequence[int]]
-"""A row in a sweep: its keys so far, and the tokens it brings."""
+_State = tuple[int, Sequence[int], int]
+"""A row in a sweep: its keys so far, the tokens it brings, and for how many the last sweep wrote
+keys, where some of them do not count."""
 
 _Way = tuple[str, str]
 """The tier that a row's keys are on before a sweep, and after it."""
@@ -79,7 +80,10 @@ class SweepLog:
         assert next(said, None) is None, "routers were asked more often than there are batches"
 
     def on_batch(self, sweep: int, batch: MicroBatch) -> None:
-        states = [(span.kv_len, batch.token_ids[span.start : span.end]) for span in batch.rows]
+        states = [
+            (span.kv_len, batch.token_ids[span.start : span.end], span.written_len)
+            for span in batch.rows
+        ]
         pages = [self._rows[span.row] for span in batch.rows]
         ways = [(self._tier((own.origin or own).home), self._tier(own.home)) for own in pages]
         self.sweeps.setdefault(sweep, []).append((states, ways))
@@ -125,7 +129,7 @@ def _sweeps(
 
 
 def _state(prompt: Sequence[int], answer: Sequence[int], step: int) -> _State:
-    return (len(prompt) + step - 1, answer[step - 1 : step]) if step else (0, prompt)
+    return (len(prompt) + step - 1, answer[step - 1 : step], 0) if step else (0, prompt, 0)
 
 
 class _ClosedForm:
@@ -173,8 +177,8 @@ class _ClosedForm:
     def add_batch(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
         """A micro-batch in a sweep, with the tiers of each row's keys."""
         self.add_kv(rows, ways)
-        self.add_activations(sum(len(ids) for _, ids in rows))
-        self.add_embedding([token for _, ids in rows for token in ids])
+        self.add_activations(sum(len(ids) for _, ids, _ in rows))
+        self.add_embedding([token for _, ids, _ in rows for token in ids])
 
     def ways_of(self, num_rows: int) -> list[_Way]:
         """Of the rows of a micro-batch, in order: they stay where they are."""
@@ -188,15 +192,15 @@ class _ClosedForm:
         page = self._plan.policy.page_tokens
         size = sum(self._plan.geometry.far_page_bytes)
         near = self._plan.policy.compute_tier
-        for (before, ids), (source, target) in zip(rows, ways, strict=True):
-            after = before + len(ids)
+        for (before, ids, written), (source, target) in zip(rows, ways, strict=True):
+            after, pages = before + len(ids), -(-before // page)
             kept = before // page if source == target else 0
             if source != near:
-                self.moved["host to device"] += -(-before // page) * size * self._on_device
+                self.moved["host to device"] += pages * size * self._on_device
             if target != near:
                 self.moved["device to host"] += (-(-after // page) - kept) * size * self._on_device
             if source == "disk":
-                self.moved["disk read"] += before // page * size
+                self.moved["disk read"] += min(pages, max(before, written) // page) * size
             if target == "disk":
                 self.moved["disk write"] += (after // page - kept) * size
 
