@@ -185,8 +185,7 @@ class Planner:
         rows are where the arithmetic is and weights are on disk. Unless it ``shares`` what prompts
         begin with each row brings its whole prompt."""
         wishes, own = self.wishes, self.workload
-        size_of_value = _size_of(self.dtype)
-        page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, size_of_value)
+        page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, _size_of(self.dtype))
         admission = admission or wishes.admission or "zigzag"
         shares = self.sharing()[0] if shares is None else shares
         near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
