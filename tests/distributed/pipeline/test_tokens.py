@@ -83,6 +83,31 @@ def test_every_tier(
     assert [ids(own) for own in told] == [wanted] * 3
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("options", [tiny.ON_CPU, tiny.ON_SIM], ids=["disk", "device"])
+def test_guesses_come_true_on_all_stages(
+    llama: tuple[Path, list[list[int]]], options: dict[str, Any], rule: str
+) -> None:
+    """Prompts come again, so that later rows guess what earlier ones said."""
+    directory, wanted = llama
+    prompts = PROMPTS * 4
+    asked = list(tiny.requests(prompts, SamplingParams(max_tokens=STEPS)))
+    guesses: list[tuple[int, int]] = []
+    told = answers(
+        directory,
+        3,
+        asked,
+        tiny.workload(prompts, STEPS),
+        look=lambda own: guesses.append((own.guesses.num_tried, own.guesses.num_true)),
+        admission=rule,
+        draft_tokens=3,
+        **options,
+    )
+    assert [ids(own) for own in told] == [wanted * 4] * 3
+    assert len({*guesses}) == 1
+    assert 0 < guesses[0][1] < guesses[0][0]
+
+
 def test_each_stage_has_weights_places_of_its_own(llama: tuple[Path, list[list[int]]]) -> None:
     directory, wanted = llama
     weights = [(0.0, 100.0, 0.0), (0.0, 20.0, 80.0)]

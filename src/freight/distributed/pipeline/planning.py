@@ -64,6 +64,7 @@ class _Block:
     entry_pace: float
     shares_prefixes: bool
     moves_rows: bool
+    draft_tokens: int
     blocks_in_flight: int
 
     @classmethod
@@ -83,6 +84,7 @@ class _Block:
             entry_pace=policy.entry_pace,
             shares_prefixes=policy.shares_prefixes,
             moves_rows=policy.moves_rows,
+            draft_tokens=policy.draft_tokens,
             blocks_in_flight=policy.blocks_in_flight,
         )
 
@@ -106,6 +108,7 @@ class _Block:
             admission=self.admission,
             share_prefixes=options.share_prefixes and self.shares_prefixes,
             move_rows=self.moves_rows,
+            draft_tokens=self.draft_tokens,
         )
 
 
