@@ -110,7 +110,7 @@ def test_switches_equal_those_of_transformers(raw: dict[str, Any], tmp_path: Pat
 
 @pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
 def test_rope_equals_that_of_transformers(raw: dict[str, Any], tmp_path: Path) -> None:
-    theirs, ours = oracle(raw, tmp_path).config.rope_parameters, read_config(tmp_path).rope
+    theirs, ours = oracle(raw, tmp_path).config.rope_parameters, read_config(tmp_path).ropes[0]
     assert ours.kind == theirs["rope_type"]
     assert ours.theta == theirs["rope_theta"]
     assert ours.factor == theirs.get("factor")

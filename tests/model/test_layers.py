@@ -19,7 +19,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from freight.model.families import ACTIVATIONS
-from freight.model.layers import Frame, Routes, WeightParts, run_unit
+from freight.model.layers import Angles, Frame, Routes, WeightParts, run_unit
 from freight.model.programme import (
     Activate,
     Add,
@@ -202,13 +202,31 @@ def test_rotate(rotary: int) -> None:
     heads, width = 3, 8
     x = torch.randn(T, heads * width)
     angle = torch.randn(T, rotary // 2)
-    given = frame({"q": x.clone(), "x": x}, {}, cos=angle.cos(), sin=angle.sin())
+    own = Angles(cos=angle.cos(), sin=angle.sin())
+    given = frame({"q": x.clone(), "x": x}, {}, angles=[own])
     mine = run([Rotate(x="q", num_heads=heads)], given)["q"].view(T, heads, width)
     turned = x.view(T, heads, width)[..., :rotary].transpose(0, 1)[None]
     cos, sin = (torch.cat([f(angle), f(angle)], -1)[None] for f in (torch.cos, torch.sin))
     expected, _ = apply_rotary_pos_emb(turned, turned, cos, sin)
     torch.testing.assert_close(mine[..., :rotary], expected[0].transpose(0, 1))
     assert torch.equal(mine[..., rotary:], x.view(T, heads, width)[..., rotary:])
+
+
+def test_rotates_neighbours_by_the_angles_of_the_step() -> None:
+    """As complex numbers are turned."""
+    torch.manual_seed(0)
+    heads, width, half = 3, 10, 4
+    x, angle = torch.randn(T, heads * width), torch.randn(T, half)
+    none = Angles(cos=torch.full((T, half), torch.nan), sin=torch.zeros(T, half))
+    own = Angles(cos=angle.cos(), sin=angle.sin())
+    given = frame({"q": x.clone(), "x": x}, {}, angles=[none, own])
+    step = Rotate(x="q", num_heads=heads, angles=1, pairs=True)
+    mine = run([step], given)["q"].view(T, heads, width)
+    whole = x.view(T, heads, width)
+    pairs = torch.view_as_complex(whole[..., : 2 * half].reshape(T, heads, half, 2))
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones(T, half), angle)[:, None])
+    torch.testing.assert_close(mine[..., : 2 * half], turned.flatten(-2))
+    assert torch.equal(mine[..., 2 * half :], whole[..., 2 * half :])
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -74,7 +74,7 @@ def test_frequencies_equal_those_of_transformers(kind: dict[str, Any], seq_len: 
     cos, sin = theirs(torch.empty(0, dtype=torch.float32), position_ids)
 
     config = parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **kind})
-    ours, scaling = inverse_frequencies(config.rope, seq_len, config.max_positions)
+    ours, scaling = inverse_frequencies(config.ropes[0], seq_len, config.max_positions)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=2e-7, atol=0)
     assert scaling == pytest.approx(theirs.attention_scaling, rel=1e-12)
@@ -86,6 +86,6 @@ def test_frequencies_equal_those_of_transformers(kind: dict[str, Any], seq_len: 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_length_matters_exactly_where_it_is_said_to(kind: dict[str, Any]) -> None:
     config = parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **kind})
-    short, _ = inverse_frequencies(config.rope, 8, config.max_positions)
-    long, _ = inverse_frequencies(config.rope, 4096, config.max_positions)
-    assert depends_on_length(config.rope) == (not torch.equal(short, long))
+    short, _ = inverse_frequencies(config.ropes[0], 8, config.max_positions)
+    long, _ = inverse_frequencies(config.ropes[0], 4096, config.max_positions)
+    assert depends_on_length(config.ropes[0]) == (not torch.equal(short, long))

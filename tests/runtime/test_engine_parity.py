@@ -15,12 +15,22 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
+    Cohere2Config,
+    CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     FalconConfig,
     Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
@@ -28,6 +38,10 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from freight.model.config import read_config
@@ -121,7 +135,69 @@ def qwen3_moe(**changes: Any) -> PretrainedConfig:
     return Qwen3MoeConfig(**{**tiny.SIZES, "head_dim": 24, **sizes, **changes})
 
 
+def cohere(**changes: Any) -> PretrainedConfig:
+    return CohereConfig(**{**tiny.SIZES, "pad_token_id": 1, "logit_scale": 0.25, **changes})
+
+
+def four_layers(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
+    """A config of a family whose layers are of two kinds, one in four."""
+    return kind(**{**tiny.SIZES, "num_hidden_layers": 4, "pad_token_id": 1, **changes})
+
+
+def gemma3(**changes: Any) -> PretrainedConfig:
+    sizes = {"head_dim": 24, "sliding_window": 9, "query_pre_attn_scalar": 20}
+    scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    ropes = {"full_attention": scaled, "sliding_attention": {"rope_type": "default"}}
+    given = {"rope_parameters": ropes, "sliding_window_pattern": 2}
+    return four_layers(Gemma3TextConfig, **{**sizes, **given, **changes})
+
+
+def granite(**changes: Any) -> PretrainedConfig:
+    factors = {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.5,
+    }
+    return GraniteConfig(**{**tiny.SIZES, **factors, **changes})
+
+
+def olmo3(**changes: Any) -> PretrainedConfig:
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 500.0,
+    }
+    ropes = {"full_attention": yarn, "sliding_attention": {"rope_theta": 500.0}}
+    return four_layers(Olmo3Config, sliding_window=9, rope_parameters=ropes, **changes)
+
+
 FAMILIES: dict[str, PretrainedConfig] = {
+    "cohere": cohere(),
+    "cohere, norms of heads": cohere(use_qk_norm=True, tie_word_embeddings=False),
+    "cohere2": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
+    "ernie 4.5": Ernie4_5Config(**tiny.SIZES, head_dim=24, use_bias=True),
+    "exaone 4": four_layers(Exaone4Config, sliding_window=9),
+    "exaone 4, no windows": four_layers(
+        Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 4
+    ),
+    "gemma3": gemma3(),
+    "gemma3, capped logits": gemma3(final_logit_softcapping=5.0),
+    "glm": GlmConfig(**tiny.SIZES, head_dim=24, pad_token_id=1),
+    "glm4": Glm4Config(**tiny.SIZES, head_dim=24, pad_token_id=1),
+    "granite": granite(),
+    "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "olmo2": Olmo2Config(**tiny.SIZES, attention_bias=True),
+    "olmo3": olmo3(),
+    "seed-oss": SeedOssConfig(**tiny.SIZES, head_dim=24, attention_out_bias=True),
+    "smollm3": four_layers(SmolLM3Config),
+    "smollm3, windows": four_layers(SmolLM3Config, use_sliding_window=True, sliding_window=9),
+    "stablelm": StableLmConfig(**tiny.SIZES, use_qkv_bias=True),
+    "starcoder2": Starcoder2Config(**tiny.SIZES),
+    "starcoder2, windows": Starcoder2Config(
+        **tiny.SIZES, sliding_window=9, use_bias=False, tie_word_embeddings=False
+    ),
     "falcon 7b": falcon(),
     "falcon 7b, biases": falcon(bias=True, tie_word_embeddings=False),
     "falcon 40b": falcon(new_decoder_architecture=True, num_kv_heads=2),
@@ -295,6 +371,128 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 """config.json as models of these families were published, in the spelling of their day."""
+PUBLISHED |= {
+    "gemma-3-1b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": None,
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_hidden_layers": 4,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 20,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 100,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1000000,
+        "sliding_window": 9,
+        "sliding_window_pattern": 2,
+    },
+    "olmo-3-7b": {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "num_hidden_layers": 4,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "rope_type": "yarn",
+        },
+        "rope_theta": 500000,
+        "sliding_window": 9,
+        "tie_word_embeddings": False,
+    },
+    "granite-3.3": {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "attention_bias": False,
+        "attention_multiplier": 0.0625,
+        "embedding_multiplier": 12.0,
+        "hidden_act": "silu",
+        "logits_scaling": 8.0,
+        "mlp_bias": False,
+        "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000000.0,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "layer_types": ["full_attention"] * 4,
+        "max_window_layers": 28,
+        "mlp_bias": False,
+        "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+        "num_hidden_layers": 4,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 5000000.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "glm-4-0414": {
+        "architectures": ["Glm4ForCausalLM"],
+        "model_type": "glm4",
+        "attention_bias": False,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "pad_token_id": 1,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    "command-r7b": {
+        "architectures": ["Cohere2ForCausalLM"],
+        "model_type": "cohere2",
+        "attention_bias": False,
+        "cache_implementation": "hybrid",
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "layer_norm_eps": 1e-5,
+        "layer_switch": 4,
+        "logit_scale": 0.25,
+        "num_hidden_layers": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "pad_token_id": 0,
+        "position_embedding_type": "rope_gptj",
+        "rope_scaling": None,
+        "rope_theta": 50000,
+        "rotary_pct": 1.0,
+        "sliding_window": 9,
+        "sliding_window_pattern": 4,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": False,
+    },
+    "starcoder2-3b": {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "model_type": "starcoder2",
+        "hidden_act": "gelu_pytorch_tanh",
+        "mlp_type": "default",
+        "norm_epsilon": 1e-5,
+        "norm_type": "layer_norm",
+        "rope_theta": 999999.4420358813,
+        "sliding_window": 9,
+        "use_bias": True,
+    },
+}
 
 
 def compare(
@@ -361,6 +559,15 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("gemma-2", {"query_pre_attn_scalar": 24}),
         ("gemma-2", {"sliding_window": 4096}),
         ("opt-350m", {"activation_function": "gelu"}),
+        ("gemma-3-1b", {"rope_local_base_freq": 10000}),
+        ("gemma-3-1b", {"rope_scaling": None}),
+        ("gemma-3-1b", {"sliding_window_pattern": 4}),
+        ("olmo-3-7b", {"rope_scaling": None}),
+        ("granite-3.3", {"residual_multiplier": 1.0}),
+        ("granite-3.3", {"attention_multiplier": 0.25}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
+        ("glm-4-0414", {"partial_rotary_factor": 1.0}),
+        ("command-r7b", {"sliding_window_pattern": 2}),
     ],
     ids=str,
 )
@@ -369,6 +576,29 @@ def test_what_was_published_matters(name: str, change: dict[str, Any], tmp_path:
     prompt = tiny.prompts(1, 40)
     found = [tiny.reference(publish(name, tmp_path, **own), prompt, 8)[0] for own in ({}, change)]
     assert (found[0].logits[0] - found[1].logits[0]).abs().max() > 1e-3
+
+
+def vision(**changes: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    return {**sizes, "num_attention_heads": 2, "image_size": 28, "patch_size": 14, **changes}
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (gemma3(), {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}),
+    ],
+    ids=["gemma3"],
+)
+def test_of_a_model_that_also_sees_the_part_that_reads(
+    text: PretrainedConfig, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = {**whole, "text_config": text.to_dict(), "vision_config": vision()}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = AutoConfig.from_pretrained(tmp_path)
+    model = tiny.make_model(tmp_path, config=config)
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -64,26 +64,27 @@ def normalise(  # type: ignore[no-untyped-def]
     first, last, num_heads, width, x, pitch, gain, bias, eps, centred, out, out_pitch
 ):
     """Each head [width] of the tokens ``first`` to ``last``: ``centred`` if asked for, divided by
-    the root of its mean square, times the gain [width], plus the bias [width] or an empty one.
-    ``out`` may be x."""
+    the root of its mean square, times the gain [width] or each head's own [num_heads * width], plus
+    the bias [width] or an empty one. ``out`` may be x."""
     whole = width // WIDTH * WIDTH
     for token in range(first, last):
         for head in range(num_heads):
             start = U(token) * U(pitch) + U(head) * U(width)
             target = U(token) * U(out_pitch) + U(head) * U(width)
+            gains = U(0) if gain.shape[0] == width else U(head) * U(width)
             mean = _mean(x, start, width) if centred else F(0.0)
             scale = F(1.0) / np.sqrt(_mean_square(x, start, width, mean) + F(eps))
             middle, factor = splat(mean), splat(scale)
             for place in range(0, whole, WIDTH):
                 at = U(place)
                 own = multiply(subtract(load(x, start + at), middle), factor)
-                own = multiply(own, load(gain, at))
+                own = multiply(own, load(gain, gains + at))
                 if bias.shape[0]:
                     own = add(own, load(bias, at))
                 store(out, target + at, own)
             for place in range(whole, width):
                 at = U(place)
-                number = (number_at(x, start + at) - mean) * scale * gain[at]
+                number = (number_at(x, start + at) - mean) * scale * gain[gains + at]
                 if bias.shape[0]:
                     number += bias[at]
                 put_number(out, target + at, number)
@@ -111,6 +112,21 @@ def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch)
                 c, s = number_at(cos, angles + U(place)), number_at(sin, angles + U(place))
                 put_number(x, low, a * c - b * s)
                 put_number(x, high, b * c + a * s)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def rotate_pairs(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch):  # type: ignore[no-untyped-def]
+    """The same of neighbours: each number at an even place with the next."""
+    for token in range(first, last):
+        angles = U(token) * U(angle_pitch)
+        for head in range(num_heads):
+            start = U(token) * U(pitch) + U(head) * U(width)
+            for place in range(half):
+                low = start + U(2) * U(place)
+                a, b = number_at(x, low), number_at(x, low + U(1))
+                c, s = number_at(cos, angles + U(place)), number_at(sin, angles + U(place))
+                put_number(x, low, a * c - b * s)
+                put_number(x, low + U(1), b * c + a * s)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")

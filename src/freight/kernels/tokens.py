@@ -37,8 +37,8 @@ def normalise(
     workspace: Workspace,
 ) -> None:
     """out [T, D] = each head of x [T, D] divided by the root of its mean square, ``centred`` first
-    where asked for, times the gain [D / heads], float32, plus the bias, float32. ``out`` may be x;
-    torch's steps need the workspace."""
+    where asked for, times the gain [D / heads], or [D] where each has its own, float32, plus the
+    bias, float32. ``out`` may be x; torch's steps need the workspace."""
     loops = find_loops() if has_words(x) and has_words(out) and x.dtype == out.dtype else None
     if loops is None:
         _normalise_by_torch(x, out, gain, bias, num_heads, eps, workspace, centred=centred)
@@ -89,47 +89,70 @@ def _normalise_by_torch(
             wide.sub_(wide.mean(dim=-1, keepdim=True))
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         wide.mul_(length.square_().div_(x.shape[1]).add_(eps).rsqrt_())
-        wide.mul_(gain)
+        if len(gain) > x.shape[1]:
+            wide.view(-1, num_heads, x.shape[1]).mul_(gain.view(num_heads, -1))
+        else:
+            wide.mul_(gain)
         if bias is not None:
             wide.add_(bias)
         out.copy_(wide)
 
 
 def rotate(
-    x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor, workspace: Workspace
+    x: torch.Tensor,
+    num_heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    workspace: Workspace,
+    *,
+    pairs: bool = False,
 ) -> None:
     """Turn the first numbers of each head of x [T, D], in place: as many as cos and sin [T, r] have
-    with as many that follow."""
+    with as many that follow, or as many ``pairs`` of neighbours."""
     loops = find_loops() if has_words(x) and has_words(cos) and has_words(sin) else None
     if loops is None or not x.dtype == cos.dtype == sin.dtype:
-        _rotate_by_torch(x, num_heads, cos, sin, workspace)
+        _rotate_by_torch(x, num_heads, cos, sin, workspace, pairs=pairs)
         return
-    _rotate_by_loops(loops, x, num_heads, cos, sin)
+    _rotate_by_loops(loops, x, num_heads, cos, sin, pairs=pairs)
 
 
 def _rotate_by_loops(
-    loops: Loops, x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor
+    loops: Loops,
+    x: torch.Tensor,
+    num_heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    pairs: bool,
 ) -> None:
     assert cos.stride(0) == sin.stride(0)
     numbers, pitch, width = as_numbers(x), x.stride(0), x.shape[1] // num_heads
     cosines, sines, angle_pitch = as_numbers(cos), as_numbers(sin), cos.stride(0)
     half = cos.shape[1]
+    loop = loops.tokens.rotate_pairs if pairs else loops.tokens.rotate
 
     def work(first: int, last: int) -> None:
-        loops.tokens.rotate(
-            first, last, num_heads, width, numbers, pitch, cosines, sines, half, angle_pitch
-        )
+        loop(first, last, num_heads, width, numbers, pitch, cosines, sines, half, angle_pitch)
 
     share_alike(x.shape[0], work, -(-_LEAST_SHARED // x.shape[1]))
 
 
 def _rotate_by_torch(
-    x: torch.Tensor, num_heads: int, cos: torch.Tensor, sin: torch.Tensor, workspace: Workspace
+    x: torch.Tensor,
+    num_heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    workspace: Workspace,
+    *,
+    pairs: bool,
 ) -> None:
     half = cos.shape[1]
     cos, sin = cos[:, None, :], sin[:, None, :]
     heads = x.view(x.shape[0], num_heads, -1)
-    low, high = heads[..., :half], heads[..., half : 2 * half]
+    if pairs:
+        low, high = heads[..., : 2 * half : 2], heads[..., 1 : 2 * half : 2]
+    else:
+        low, high = heads[..., :half], heads[..., half : 2 * half]
     with workspace.frame():
         turned = workspace.take(*low.shape, dtype=x.dtype)
         torch.mul(high, cos, out=turned)

@@ -142,7 +142,8 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
     x, angles, ones = *torch.ones(2, 1, 32, dtype=dtype), torch.ones(32)
     room = Workspace(torch.empty(1024, dtype=torch.uint8))
     normalise(x, x, ones, None, num_heads=1, eps=1.0, centred=False, workspace=room)
-    rotate(x, 1, angles[:, :16], angles[:, :16], room)
+    for pairs in (False, True):
+        rotate(x, 1, angles[:, :16], angles[:, :16], room, pairs=pairs)
     activate(x, "gelu_tanh")
     activate(x, "silu", x.clone())
 

@@ -7,6 +7,8 @@ Never reads a weight; knows no tensors in memory and no tiers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -84,16 +86,24 @@ def _match(
 def _find(
     config: ModelConfig, found: Mapping[str, TensorSource], tensor: str, shape: tuple[int, ...]
 ) -> tuple[TensorSource | None, list[str]]:
-    # Some checkpoints hold the model inside the head's, without its prefix.
-    names = (tensor, tensor.partition(".")[2])
-    source = found.get(names[0]) or found.get(names[1])
+    names = _spellings(tensor)
+    source = next((found[name] for name in names if name in found), None)
     if source is None and config.packing is not None and len(shape) == 2:
         for name in names:
             packed, problems = find_packed(found, name, shape, config.packing)
             if packed is not None or problems:
                 return packed, problems
+    if source is not None and len(shape) == 1 and prod(source.shape) == shape[0]:
+        source = replace(source, shape=shape)  # a gain of each head, by heads
     problem = _mismatch(tensor, source, shape)
     return (None, [problem]) if problem else (source, [])
+
+
+def _spellings(tensor: str) -> tuple[str, ...]:
+    """What a tensor may be called: some checkpoints hold the model without the prefix of what it is
+    part of, and those of models that also see hold it as one part of several."""
+    _, _, inner = tensor.partition(".")
+    return tensor, inner, f"language_model.{tensor}", f"model.language_model.{inner}"
 
 
 def imagined_sources(config: ModelConfig, dtype: str) -> dict[str, TensorSource]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError
-from freight.model.families import ACTIVATIONS, FAMILIES, Family, Key
+from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
-from freight.model.rope_config import RopeConfig, read_rope
+from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.switches import DTYPE_BYTES, Experts, ModelConfig, refusal
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "RopeConfig", "parse_config", "read_config"]
@@ -34,7 +34,6 @@ _COUNTS: Final = (
 _FLAGS: Final = (
     "norm_bias",
     "final_norm",
-    "qk_norm",
     "parallel",
     "shared_norm",
     "gated_mlp",
@@ -43,17 +42,19 @@ _FLAGS: Final = (
     "out_bias",
     "mlp_bias",
     "tied_embeddings",
+    "learned_positions",
 )
 _NUMBERS: Final = (
     "norm_eps",
     "embedding_scale",
+    "residual_scale",
+    "logits_scale",
     "attention_scalar",
     "attention_softcap",
     "logits_softcap",
 )
-_TEXTS: Final = ("norm", "norm_place")
+_TEXTS: Final = ("norm", "norm_place", "qk_norm")
 _LAYER_KINDS: Final = ("full_attention", "sliding_attention")
-_MOST_LAYERS: Final = 10_000
 _Windows = tuple[int | None, ...]
 
 
@@ -96,20 +97,18 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
         "dtype": _dtype(config),
     }
     num_layers = switches["num_layers"] or 0
-    if num_layers > _MOST_LAYERS:
-        config.problems.append(f"{num_layers} layers are given, at most {_MOST_LAYERS} can be")
+    if num_layers > MOST_LAYERS:
+        config.problems.append(f"{num_layers} layers are given, at most {MOST_LAYERS} can be")
         num_layers = 0
-    share, rope = read_rope(config, keys, switches["max_positions"])
     switches["sliding_windows"] = _read_windows(config, keys, num_layers)
     switches["experts"] = _read_experts(config, keys, num_layers)
     _derive_widths(switches, config.problems)
+    ropes = read_ropes(config, keys, switches)
     if config.problems:
         raise refusal(f"{place} was read as a model of the {name} family.", config.problems)
-    rotary_dim = int(switches["head_dim"] * share)
-    has_rope = config.flag(keys["rotary"])
     return ModelConfig(
         family=name,
-        rope=RopeConfig(rotary_dim=rotary_dim, **rope) if has_rope else None,
+        ropes=ropes,
         packing=read_packing(raw, place),
         **switches,
     )

@@ -32,6 +32,7 @@ from freight.model.programme import (
     Unit,
     Weight,
 )
+from freight.model.rope_config import RopeConfig
 from freight.model.switches import Experts, ModelConfig
 from freight.quantities import align_down, align_up
 
@@ -134,16 +135,22 @@ class _Builder:
 
     def entered(self, prefix: str) -> tuple[list[Step], str]:
         """The norm before a block, where there is one, and what the block works on."""
-        if self.config.norm_place == "after":
+        if self.config.norm_place in ("after", "update"):
             return [], "x"
         return [self.norm(f"{prefix}.norm", "x", "normed")], "normed"
 
     def left(self, prefix: str, last: Project) -> list[Step]:
         """A block's last product goes into the residual stream, with norms where they are."""
-        if self.config.norm_place == "both":
-            norm = self.norm(f"{prefix}.post_norm", "update", "update")
-            return [replace(last, out="update"), norm, Add(x="x", y="update")]
-        steps: list[Step] = [replace(last, out="x", adds=True)]
+        c = self.config
+        if c.norm_place in ("both", "update") or c.residual_scale is not None:
+            steps: list[Step] = [replace(last, out="update")]
+            if c.norm_place in ("both", "update"):
+                name = "post_norm" if c.norm_place == "both" else "norm"
+                steps.append(self.norm(f"{prefix}.{name}", "update", "update"))
+            if c.residual_scale is not None:
+                steps.append(Scale(x="update", factor=c.residual_scale))
+            return [*steps, Add(x="x", y="update")]
+        steps = [replace(last, out="x", adds=True)]
         if self.config.norm_place == "after":
             steps.append(self.norm(f"{prefix}.norm", "x", "x"))
         return steps
@@ -158,7 +165,7 @@ class _Builder:
             steps.append(self.project("embedding.project", out, "x", ("D", "E")))
         if c.embedding_scale is not None:
             steps.append(Scale(x="x", factor=c.embedding_scale))
-        if c.rope is None:
+        if c.learned_positions:
             table = self.matrix("embedding.positions", "P", "D")
             steps.append(AddPositions(x="x", weight=table, offset=c.position_offset))
         steps.insert(0, Embed(out=out, weight=self.matrix("embedding", "V", "E")))
@@ -167,7 +174,7 @@ class _Builder:
     def attention(self, layer: int) -> Unit:
         c, prefix = self.config, f"layers.{layer}.attention"
         steps, x = self.entered(prefix)
-        steps += self.queries_keys_values(prefix, x)
+        steps += self.queries_keys_values(prefix, x, c.ropes[layer])
         steps.append(
             Attend(
                 q="q",
@@ -189,7 +196,7 @@ class _Builder:
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
-    def queries_keys_values(self, prefix: str, x: str) -> list[Step]:
+    def queries_keys_values(self, prefix: str, x: str, rope: RopeConfig | None) -> list[Step]:
         c = self.config
         steps: list[Step] = []
         if c.fused_qkv:
@@ -209,21 +216,24 @@ class _Builder:
             for name, rows in (("q", "NH"), ("k", "KH"), ("v", "KH")):
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
-            if c.qk_norm:
-                steps.append(self.head_norm(f"{prefix}.{name}_norm", name, count))
-            if c.rope is not None:
-                steps.append(Rotate(x=name, num_heads=count))
+            if c.qk_norm != "none":
+                steps.append(self.qk_norm(f"{prefix}.{name}_norm", name, count))
+            if rope is not None:
+                angles = c.rotations.index(rope)
+                steps.append(Rotate(x=name, num_heads=count, angles=angles, pairs=rope.pairs))
         return steps
 
-    def head_norm(self, name: str, x: str, num_heads: int) -> Norm:
+    def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:
+        heads = "N" if x == "q" else "K"
+        kind = self.config.qk_norm
         return Norm(
             x=x,
             out=x,
-            kind="rms",
-            weight=self.vector(name, "H"),
+            kind=self.config.norm,  # type: ignore[arg-type]
+            weight=self.vector(name, "H" if kind == "per_head" else f"{heads}H"),
             bias=None,
             eps=self.config.norm_eps,
-            num_heads=num_heads,
+            num_heads=1 if kind == "whole" else num_heads,
         )
 
     def mlp_units(self, layer: int) -> list[Unit]:
@@ -293,6 +303,8 @@ class _Builder:
             first_row=first_row,
         )
         steps.append(Project(x=x, out="logits", weight=rows))
+        if c.logits_scale is not None:
+            steps.append(Scale(x="logits", factor=c.logits_scale))
         if c.logits_softcap is not None:
             steps.append(Cap(x="logits", limit=c.logits_softcap))
         return Unit(name=f"head.{first_row}", kind="head", layer=None, steps=tuple(steps))

@@ -48,7 +48,16 @@ from freight.model.programme import (
 )
 from freight.model.workspace import Workspace
 
-__all__ = ["DelegatedTokens", "Frame", "Routes", "Rows", "WeightParts", "run_unit", "select_rows"]
+__all__ = [
+    "Angles",
+    "DelegatedTokens",
+    "Frame",
+    "Routes",
+    "Rows",
+    "WeightParts",
+    "run_unit",
+    "select_rows",
+]
 
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
@@ -66,6 +75,17 @@ class Routes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Angles:
+    """Cosines and sines [T, rotary/2] of what tokens are rotated by, in the compute dtype."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def of(self, tokens: slice | torch.Tensor) -> Angles:
+        return Angles(cos=self.cos[tokens], sin=self.sin[tokens])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DelegatedTokens:
     """Tokens from ``first`` on are attended elsewhere: where their queries [n, N, H], keys and
     values [n, K, H] are put."""
@@ -78,8 +98,8 @@ class DelegatedTokens:
 class Frame:
     """What the steps of one unit see: values by name, and where the rows' keys are.
 
-    ``values["x"]`` [T, D] is the residual stream and is updated in place. ``cos`` and ``sin``
-    [T, rotary/2] are in the compute dtype, ``positions`` [T] count from 0. ``kv`` pairs pools with
+    ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
+    each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with
     the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
     tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are attended elsewhere.
     """
@@ -87,8 +107,7 @@ class Frame:
     weights: Mapping[str, WeightParts]
     workspace: Workspace
     values: dict[str, torch.Tensor]
-    cos: torch.Tensor | None = None
-    sin: torch.Tensor | None = None
+    angles: Sequence[Angles] = ()
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
     delegated: DelegatedTokens | None = None
@@ -293,8 +312,8 @@ def _split(step: Split, frame: Frame) -> None:
 
 def _rotate(step: Rotate, frame: Frame) -> None:
     x = frame.values[step.x]
-    assert frame.cos is not None and frame.sin is not None
-    rotate(x, step.num_heads, frame.cos, frame.sin, frame.workspace)
+    own = frame.angles[step.angles]
+    rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.pairs)
 
 
 def _attend(step: Attend, frame: Frame) -> None:

@@ -136,10 +136,13 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotate:
-    """Rotary position embedding of the heads of x, in place"""
+    """Rotary position embedding of the heads of x, in place, by the angles of this number; with
+    ``pairs`` neighbours are rotated together."""
 
     x: str
     num_heads: int
+    angles: int = 0
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

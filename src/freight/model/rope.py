@@ -34,9 +34,9 @@ def inverse_frequencies(
     return _KINDS[rope.kind](rope, seq_len, max_positions)
 
 
-def is_same_up_to(rope: RopeConfig | None, seq_len: int, max_positions: int) -> bool:
+def is_same_up_to(rope: RopeConfig, seq_len: int, max_positions: int) -> bool:
     """Whether sequences of up to ``seq_len`` tokens have the same frequencies."""
-    if rope is None or not depends_on_length(rope):
+    if not depends_on_length(rope):
         return True
     (short, _), (long, _) = (inverse_frequencies(rope, n, max_positions) for n in (1, seq_len))
     return torch.equal(short, long)

@@ -14,7 +14,7 @@ from freight.errors import ModelError
 from freight.model.families import Key
 from freight.model.raw_config import RawConfig
 
-__all__ = ["RopeConfig", "RopeKind", "read_rope"]
+__all__ = ["RopeConfig", "RopeKind", "depends_on_length", "read_ropes"]
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 
@@ -37,10 +37,12 @@ class RopeConfig:
     """Rotary embedding of the first ``rotary_dim`` elements of each head.
 
     Fields that a kind does not use are None or empty. ``original_max_positions`` is the length of
-    the pre-training, for the kinds that extend it.
+    the pre-training, for the kinds that extend it. ``pairs``: neighbours are rotated together, and
+    not an element of the first half with one of the second.
     """
 
     rotary_dim: int
+    pairs: bool = False
     theta: float = 10_000.0
     kind: RopeKind = "default"
     factor: float | None = None
@@ -105,20 +107,41 @@ def depends_on_length(rope: RopeConfig) -> bool:
     return rope.kind in ("dynamic", "longrope")
 
 
-def read_rope(
-    config: RawConfig, keys: Mapping[str, Key], max_positions: int | None
-) -> tuple[float, dict[str, Any]]:
-    """The share of a head that is rotated, and the fields of a RopeConfig except ``rotary_dim``.
+def read_ropes(
+    config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
+) -> tuple[RopeConfig | None, ...]:
+    """How each layer rotates. What is wrong goes to ``config``.
 
-    What is wrong goes to ``config``.
+    The parameters are one flat set, or one for each kind of layer by ``layer_types``; a list
+    ``rope_layers`` of flags says which layers rotate at all.
     """
-    theta, share = config.number(keys["rope_theta"]), config.number(keys["rotary_share"])
+    num_layers = switches["num_layers"] or 0
+    if switches["learned_positions"]:
+        return (None,) * num_layers
     name = "rope_scaling" if config.raw.get("rope_scaling") else "rope_parameters"
-    raw = config.raw.get(name) or {}
-    if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
-        config.problems.append(f"{name} is {raw!r}, it must be one flat set of parameters")
-        return 1.0, {}
-    rope = RawConfig(raw, config.problems, name)
+    raw, kinds = config.raw.get(name) or {}, ["" for _ in range(num_layers)]
+    sets: Mapping[str, Any] = {"": raw}
+    if isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values()):
+        sets, kinds = raw, config.raw.get("layer_types") or kinds
+    known = isinstance(kinds, list) and all(isinstance(sets.get(kind), Mapping) for kind in kinds)
+    if not known:
+        config.problems.append(
+            f"{name} is {raw!r}, it must be one flat set of parameters, or one for each of the "
+            "layer_types"
+        )
+        return ()
+    ropes = {
+        kind: _read_rope(config, RawConfig(sets[kind], config.problems, name), keys, switches)
+        for kind in dict.fromkeys(kinds)
+    }
+    rotates = config.raw.get("rope_layers", [True] * num_layers)
+    return tuple(ropes[kind] if own else None for kind, own in zip(kinds, rotates, strict=False))
+
+
+def _read_rope(
+    config: RawConfig, rope: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
+) -> RopeConfig | None:
+    theta, share = config.number(keys["rope_theta"]), config.number(keys["rotary_share"])
     fields: dict[str, Any] = {
         field: rope.number(Key(names=(field,))) for field in (*_NUMBERS, *_NUMBERS_TOO)
     }
@@ -128,10 +151,13 @@ def read_rope(
     fields["truncate"] = rope.flag(Key(names=("truncate",), default=True))
     fields["short_factor"] = rope.numbers(Key(names=("short_factor",)))
     fields["long_factor"] = rope.numbers(Key(names=("long_factor",)))
+    fields["pairs"] = config.flag(keys["rotary_pairs"])
     if fields["kind"] in ("yarn", "longrope", "llama3"):
-        length = Key(names=("original_max_position_embeddings",), default=max_positions)
+        length = Key(names=("original_max_position_embeddings",), default=switches["max_positions"])
         # A length beside the rope entries, as Phi-3 has it, goes before one among them.
         outside = "original_max_position_embeddings" in config.raw
         fields["original_max_positions"] = (config if outside else rope).count(length)
-    share = rope.number(Key(names=("partial_rotary_factor",), default=share))
-    return share or 1.0, fields
+    share = rope.number(Key(names=("partial_rotary_factor",), default=share)) or 1.0
+    if rope.problems:
+        return None
+    return RopeConfig(rotary_dim=int(switches["head_dim"] * share), **fields)

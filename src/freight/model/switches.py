@@ -31,7 +31,8 @@ _CHOICES: Final = {
     "activation": tuple(sorted(set(ACTIVATIONS.values()))),
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer"),
-    "norm_place": ("before", "after", "both"),
+    "norm_place": ("before", "after", "both", "update"),
+    "qk_norm": ("none", "per_head", "each_head", "whole"),
 }
 
 
@@ -55,10 +56,15 @@ class ModelConfig:
     """The switches of one model. ``dtype`` is the checkpoint's, not that of the computation.
 
     ``sliding_windows`` has one entry per layer: how many of the last tokens, itself included, a
-    token may look at, or None for all. ``rope`` is None where positions are learned (their table
-    begins ``position_offset`` rows before position 0). ``parallel``: attention and MLP of a layer
+    token may look at, or None for all; ``ropes`` has how it rotates queries and keys, None where it
+    does not. ``learned_positions`` are added to the embedding (their table begins
+    ``position_offset`` rows before position 0). ``norm_place``: "before" what a block works on,
+    "after" the stream that it has been added to, on its "update" alone, or "both" before and on the
+    update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
+    own, or as a "whole". ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
-    head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width).
+    head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width);
+    updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -78,12 +84,14 @@ class ModelConfig:
     max_positions: int
     embedding_size: int
     embedding_scale: float | None
+    residual_scale: float | None
+    logits_scale: float | None
     norm: str
     norm_place: str
     norm_eps: float
     norm_bias: bool
     final_norm: bool
-    qk_norm: bool
+    qk_norm: str
     parallel: bool
     shared_norm: bool
     activation: str
@@ -96,7 +104,8 @@ class ModelConfig:
     attention_scalar: float | None
     attention_softcap: float | None
     logits_softcap: float | None
-    rope: RopeConfig | None
+    ropes: tuple[RopeConfig | None, ...]
+    learned_positions: bool
     position_offset: int
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
@@ -116,9 +125,14 @@ class ModelConfig:
         return float((self.attention_scalar or self.head_dim) ** -0.5)
 
     @property
-    def rotary_dim(self) -> int:
-        """How many elements of each head are rotated."""
-        return 0 if self.rope is None else self.rope.rotary_dim
+    def rotations(self) -> tuple[RopeConfig, ...]:
+        """The ways in which layers rotate, each once."""
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @property
+    def rotary_columns(self) -> int:
+        """Elements of a head that are rotated, over all ways."""
+        return sum(rope.rotary_dim for rope in self.rotations)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -159,10 +173,13 @@ def _contradictions(config: ModelConfig) -> list[str]:
             f"{config.num_heads} query heads cannot be shared out over "
             f"{config.num_kv_heads} key/value heads"
         )
-    if config.rotary_dim > config.head_dim:
-        problems.append(f"rotary width {config.rotary_dim} exceeds head width {config.head_dim}")
+    problems += [
+        f"rotary width {rope.rotary_dim} exceeds head width {config.head_dim}"
+        for rope in config.rotations
+        if rope.rotary_dim > config.head_dim
+    ]
     positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
-    for name in (*positive, "embedding_scale"):
+    for name in (*positive, "embedding_scale", "residual_scale", "logits_scale"):
         value = getattr(config, name)
         if value is not None and not value > 0:
             problems.append(f"{name} is {value}, it must be more than 0")
@@ -171,11 +188,9 @@ def _contradictions(config: ModelConfig) -> list[str]:
             problems.append(
                 f"{name} is {getattr(config, name)!r}, supported are {', '.join(known)}"
             )
-    if len(config.sliding_windows) != config.num_layers:
-        problems.append(
-            f"{len(config.sliding_windows)} attention windows are given for "
-            f"{config.num_layers} layers"
-        )
+    for what, given in (("attention windows", config.sliding_windows), ("ropes", config.ropes)):
+        if len(given) != config.num_layers:
+            problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))

@@ -123,11 +123,11 @@ class _Finder:
 
     @property
     def _norms_input(self) -> bool:
-        return self._config.parallel or self._config.norm_place != "after"
+        return self._config.parallel or self._config.norm_place in ("before", "both")
 
     @property
     def _norms_output(self) -> bool:
-        return not self._config.parallel and self._config.norm_place == "both"
+        return not self._config.parallel and self._config.norm_place in ("both", "update")
 
     def _into_s(self) -> Floats:
         """[stream, input]"""

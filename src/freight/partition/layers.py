@@ -187,7 +187,7 @@ def logits(mesh: Mesh, sizes: Sizes, cut: Cut, *, centred: bool = False) -> Shar
 def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: str) -> str:
     """One part of a serial block; the name of the stream behind it."""
     source, centred = stream, config.norm == "layer"
-    if config.norm_place != "after":
+    if config.norm_place in ("before", "both"):
         source = f"{part} normed"
         writer.norm(source, stream, centred=centred)
     else:
@@ -196,7 +196,7 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
     writer.gather(source, "E", cut.used_inner)
     {"attention": _attention, "mlp": _mlp, "experts": _experts}[part](writer, cut, source)
     writer.scatter(part, "E", cut.used_inner)
-    if config.norm_place == "both":
+    if config.norm_place in ("both", "update"):
         writer.norm(f"{part} out normed", part, centred=centred)
         part = f"{part} out normed"
     out = f"{part} added"

@@ -329,9 +329,11 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
     batches = 2 * policy.num_micro_batches * policy.blocks_in_flight
     routes = config.experts.per_token * 2 * 8 if config.experts else 0
     places = 5 + 2 * policy.shares_prefixes
-    per_token = config.rotary_dim * size + places * 8 + routes
+    per_token = config.rotary_columns * size + places * 8 + routes
     per_row = row_pages * (2 * config.num_kv_heads + 2) * 8
-    making = tokens * (4 * config.rotary_dim * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
+    making = (
+        tokens * (4 * config.rotary_columns * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
+    )
     attended = policy.chunk_tokens * config.num_heads * config.head_dim * size
     described = tokens * per_token + policy.micro_batch_size * per_row
     return batches * described + making + attended
@@ -341,7 +343,7 @@ def _turns_bytes(config: ModelConfig, size: int, policy: Policy, workload: Workl
     """Sines and cosines of all positions, and what making them takes, where keys of earlier tokens
     are made again."""
     positions = workload.max_total_tokens + policy.page_tokens + policy.chunk_tokens
-    return bool(policy.recomputed) * positions * config.rotary_dim * (size + 3 * 4)
+    return bool(policy.recomputed) * positions * config.rotary_columns * (size + 3 * 4)
 
 
 def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:

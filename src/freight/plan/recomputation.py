@@ -25,7 +25,7 @@ def why_not_recomputed(config: ModelConfig, programme: Programme) -> str | None:
             f"What comes into attention has {config.hidden_size} numbers a token, keys and values "
             f"have {width}: keeping it would save nothing."
         )
-    if config.rope is not None and depends_on_length(config.rope):
+    if any(depends_on_length(rope) for rope in config.rotations):
         return "Its rotary angles change with the length of a row, and so would earlier keys."
     units = (unit for unit in programme.units if unit.kind == "attention")
     if any(unit.keys() is None for unit in units):

@@ -86,8 +86,7 @@ class AttentionWork:
                     weights=weights,
                     workspace=self._workspace,
                     values=values,
-                    cos=prepared.cos[chunk.start : chunk.end],
-                    sin=prepared.sin[chunk.start : chunk.end],
+                    angles=[own.of(slice(chunk.start, chunk.end)) for own in prepared.angles],
                     kv=self._pools(layer, chunk, operation),
                 )
                 run_unit(unit, frame)
@@ -137,8 +136,7 @@ class AttentionWork:
                     weights=weights,
                     workspace=self._workspace,
                     values={**self._residual.values(x), out: attended[chunk.start : chunk.end]},
-                    cos=prepared.cos[chunk.start : chunk.end],
-                    sin=prepared.sin[chunk.start : chunk.end],
+                    angles=[own.of(slice(chunk.start, chunk.end)) for own in prepared.angles],
                     kv=self._pools(_layer(unit), chunk, operation),
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )

@@ -20,9 +20,10 @@ from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, pl
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
+from freight.model.layers import Angles
 from freight.model.programme import Programme
 from freight.model.rope import inverse_frequencies
-from freight.model.rope_config import depends_on_length
+from freight.model.rope_config import RopeConfig, depends_on_length
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.quantities import align_up
@@ -63,7 +64,7 @@ class DelegatedRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedBatch:
-    """``cos`` and ``sin`` are [T, rotary/2] in the compute dtype, ``positions`` [T] count from 0 in
+    """``angles`` [T, rotary/2] are those of each way to rotate, ``positions`` [T] count from 0 in
     each row; ``far_places`` are the tokens whose embedding rows come through a buffer;
     ``logit_places`` those after which a token is sampled; ``scored_targets`` the tokens of the
     prompts that are scored; ``loaded`` the pages of a slot whose keys are made again, where some
@@ -73,8 +74,7 @@ class PreparedBatch:
     token_ids: np.ndarray
     far_places: np.ndarray
     cut: TokenCut
-    cos: torch.Tensor
-    sin: torch.Tensor
+    angles: tuple[Angles, ...]
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
@@ -177,14 +177,12 @@ class BatchPreparer:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         spans, delegated = self._part(batch)
         homes, passage, far = self._find_rows(spans)
-        cos, sin = self._rotary(batch)
         return PreparedBatch(
             batch=batch,
             token_ids=token_ids,
             far_places=self._embedding.far_places(token_ids),
             cut=self._cut(batch.num_tokens),
-            cos=cos,
-            sin=sin,
+            angles=tuple(self._angles(batch, rope) for rope in self._config.rotations),
             positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
@@ -271,11 +269,8 @@ class BatchPreparer:
         ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
         return torch.from_numpy(np.concatenate(ranges)).to(self._device)
 
-    def _rotary(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        rope, most = self._config.rope, self._config.max_positions
-        if rope is None:
-            nothing = torch.empty(batch.num_tokens, 0, dtype=self._dtype, device=self._device)
-            return nothing, nothing
+    def _angles(self, batch: MicroBatch, rope: RopeConfig) -> Angles:
+        most = self._config.max_positions
         angles, scales = [], []
         frequencies, scale = inverse_frequencies(rope, 1, most)
         for first, last, length in _stretches(batch, by_length=depends_on_length(rope)):
@@ -287,7 +282,7 @@ class BatchPreparer:
         angle, factor = torch.cat(angles), torch.cat(scales)
         cos = (angle.cos() * factor).to(self._dtype)
         sin = (angle.sin() * factor).to(self._dtype)
-        return cos.to(self._device), sin.to(self._device)
+        return Angles(cos=cos.to(self._device), sin=sin.to(self._device))
 
     def _chunks(self, batch: MicroBatch, homes: _Homes) -> list[Chunk]:
         chunks = []

@@ -20,9 +20,10 @@ from freight.memory.kv_cache import Passage, RowPages
 from freight.model.batch import RowSpan
 from freight.model.config import ModelConfig
 from freight.model.kv_view import KVCopy, KVView
-from freight.model.layers import Frame, WeightParts, run_unit
+from freight.model.layers import Angles, Frame, WeightParts, run_unit
 from freight.model.programme import Attend, Unit
 from freight.model.rope import inverse_frequencies
+from freight.model.rope_config import RopeConfig
 from freight.model.workspace import Workspace
 
 __all__ = ["LoadedPages", "Recomputation", "loaded_pages"]
@@ -84,18 +85,16 @@ class Recomputation:
             dtype=dtype,
             number_format=None,
         )
-        self._cos, self._sin = self._turns(-(-most_tokens // page_tokens) * page_tokens)
+        self._num_positions = -(-most_tokens // page_tokens) * page_tokens
+        self._angles = [self._angles_of(rope) for rope in config.rotations]
 
-    def _turns(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [positions, rotary / 2]."""
-        rope, device = self._config.rope, self.pages.raw.device
-        if rope is None:
-            nothing = torch.empty(count, 0, dtype=self._dtype, device=device)
-            return nothing, nothing
+    def _angles_of(self, rope: RopeConfig) -> Angles:
+        """Of all positions."""
+        count, device = self._num_positions, self.pages.raw.device
         frequencies, scale = inverse_frequencies(rope, 1, self._config.max_positions)
         angles = torch.arange(count, dtype=torch.float32)[:, None] * frequencies
         cos, sin = ((turn * scale).to(self._dtype) for turn in (angles.cos(), angles.sin()))
-        return cos.to(device), sin.to(device)
+        return Angles(cos=cos.to(device), sin=sin.to(device))
 
     def keep(self, slot: torch.Tensor, view: KVView, x: torch.Tensor) -> None:
         """Put what comes into attention, x [T, D], into the pages [P, page bytes] of a slot."""
@@ -120,7 +119,7 @@ class Recomputation:
         for first in range(0, len(loaded.pages), self._chunk_pages):
             pages = loaded.pages[first : first + self._chunk_pages]
             starts = loaded.positions[first : first + self._chunk_pages]
-            places = (starts[:, None] + within).flatten().clamp_(max=len(self._cos) - 1)
+            places = (starts[:, None] + within).flatten().clamp_(max=self._num_positions - 1)
             count = len(places)
             with self._workspace.frame():
                 x = self._workspace.take(count, self._config.hidden_size, dtype=self._dtype)
@@ -132,8 +131,7 @@ class Recomputation:
                     weights=weights,
                     workspace=self._workspace,
                     values={"x": x, attend.k: k, attend.v: v},
-                    cos=self._cos[places],
-                    sin=self._sin[places],
+                    angles=[own.of(places) for own in self._angles],
                 )
                 run_unit(own, frame)
                 append_rows(

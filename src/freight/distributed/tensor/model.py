@@ -19,6 +19,7 @@ from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.cache import KVCache, moves_between
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.limits import refuse_what_cannot_be_cut
 from freight.distributed.tensor.moves import own_part, own_range
 from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group, own_weight_part
 from freight.distributed.tensor.ranks import Parts, Ranks
@@ -98,7 +99,7 @@ class TensorModel:
         dtype: torch.dtype,
         passage: Passage | None = None,
     ) -> None:
-        _refuse_unknown(config)
+        refuse_what_cannot_be_cut(config)
         self.passage = passage or Passage.whole(config.num_layers)
         first = ways[0] if isinstance(ways[0], Cut) else Cut(width="", inner="x")
         self.config = config
@@ -121,7 +122,7 @@ class TensorModel:
         self._layers = [self._load_layer(loader, layer) for layer in layers]
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
-        if config.rope is None:
+        if config.learned_positions:
             name = "embedding.positions"
             numbers = (torch.arange(size).numpy() for size in reader.sources[name].shape)
             whole = reader.matrix(name, *numbers)
@@ -209,8 +210,8 @@ class TensorModel:
 
     def begin(self, num_rows: int, capacity: int) -> Batch:
         """Rows without tokens, which may come to have ``capacity`` of them each."""
-        c, rope = self.padding.config, self.config.rope
-        if rope is not None and not is_same_up_to(rope, capacity, c.max_positions):
+        c, ropes = self.padding.config, self.config.rotations
+        if not all(is_same_up_to(rope, capacity, c.max_positions) for rope in ropes):
             raise InputError(
                 f"Rows of up to {capacity} tokens were to be computed over ranks.",
                 "The model's rotary frequencies change with a row's length at that length.",
@@ -288,10 +289,10 @@ class TensorModel:
             num_new[row] = len(own)
         device = self._ranks.device
         cos = sin = None
-        if self.config.rope is not None:
+        for rope in self.config.rotations:
             positions = before[:, None] + torch.arange(width)
             most = self.config.max_positions
-            frequencies, scale = inverse_frequencies(self.config.rope, 1, most)
+            frequencies, scale = inverse_frequencies(rope, 1, most)
             angles = positions[:, :, None].float() * frequencies
             cos, sin = (
                 (own * scale).to(self.dtype).to(device) for own in (angles.cos(), angles.sin())
@@ -429,21 +430,3 @@ class TensorModel:
 
 def _layout_of_keys(own: Sharded) -> Layout:
     return next(step.layouts[1] for step in own.computes if step.kind == "attend")
-
-
-def _refuse_unknown(config: ModelConfig) -> None:
-    wrong = []
-    if config.embedding_size != config.hidden_size:
-        wrong.append(f"an embedding of {config.embedding_size} columns")
-    if config.kv_format is not None:
-        wrong.append("compressed keys")
-    if config.attended_share < 1:
-        wrong.append("sparse attention")
-    if config.mlp_bias and config.experts is not None:
-        wrong.append("experts with biases")
-    if wrong:
-        raise InputError(
-            f"A {config.family} model was to be computed over ranks.",
-            f"It has {' and '.join(wrong)}, which cannot be cut yet.",
-            "Run it on one rank.",
-        )

@@ -154,7 +154,7 @@ class Loader:
             heads={
                 name: self._whole(f"{prefix}.attention.{letter}_norm", wide=True)
                 for name, letter in (("queries", "q"), ("keys", "k"))
-                if c.qk_norm
+                if c.qk_norm != "none"
             },
         )
 

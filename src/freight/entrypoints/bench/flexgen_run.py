@@ -36,7 +36,7 @@ _WARM_UP_TOKENS: Final = 32
 def can_be_flexgens(config: ModelConfig) -> bool:
     """Whether the model is one that FlexGen computes: OPT with norms before the blocks."""
     return (
-        config.rope is None
+        config.learned_positions
         and config.position_offset == 2
         and (config.norm, config.norm_place, config.final_norm) == ("layer", "before", True)
         and (config.activation, config.gated_mlp) == ("relu", False)

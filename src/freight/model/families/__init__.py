@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.families.cohere import COHERE, COHERE2
+from freight.model.families.exaone import EXAONE4
 from freight.model.families.falcon import FALCON
 from freight.model.families.gemma2 import GEMMA2
+from freight.model.families.gemma3 import GEMMA3
+from freight.model.families.glm import GLM, GLM4
 from freight.model.families.gpt_neox import GPT_NEOX
-from freight.model.families.llama import LLAMA
+from freight.model.families.granite import GRANITE
+from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.mistral import MISTRAL, MIXTRAL
+from freight.model.families.olmo import OLMO2, OLMO3
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
 from freight.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from freight.model.families.smollm3 import SMOLLM3
+from freight.model.families.starcoder2 import STABLELM, STARCODER2
 from freight.model.families.table import (
     ACTIVATIONS,
+    MOST_LAYERS,
     Either,
     Family,
     Fused,
@@ -28,7 +37,17 @@ from freight.model.families.table import (
     Stacked,
 )
 
-__all__ = ["ACTIVATIONS", "FAMILIES", "Either", "Family", "Fused", "Key", "Place", "Stacked"]
+__all__ = [
+    "ACTIVATIONS",
+    "FAMILIES",
+    "MOST_LAYERS",
+    "Either",
+    "Family",
+    "Fused",
+    "Key",
+    "Place",
+    "Stacked",
+]
 
 FAMILIES: Final[dict[str, Family]] = {
     "llama": LLAMA,
@@ -39,6 +58,20 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "granite": GRANITE,
+    "smollm3": SMOLLM3,
+    "glm": GLM,
+    "glm4": GLM4,
+    "cohere": COHERE,
+    "cohere2": COHERE2,
+    "starcoder2": STARCODER2,
+    "stablelm": STABLELM,
+    "exaone4": EXAONE4,
+    "seed_oss": SEED_OSS,
+    "ernie4_5": ERNIE45,
     "opt": OPT,
     "gpt_neox": GPT_NEOX,
     "falcon": FALCON,

@@ -1,12 +1,20 @@
-"""Llama 2 and 3: pre-norm, rotary positions, grouped heads, a gated MLP. Others build on it."""
+"""Llama 2 and 3: pre-norm, rotary positions, grouped heads, a gated MLP. Others build on it.
+Seed-OSS: with biases on query, key and value. ERNIE 4.5: neighbours rotated together."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from freight.model.families.table import BASE_KEYS, Family, read
+from freight.model.families.table import BASE_KEYS, Family, fixed, read
 
-__all__ = ["DECODER_TENSORS", "LLAMA", "LLAMA_TENSORS", "PROJECTION_BIASES"]
+__all__ = [
+    "DECODER_TENSORS",
+    "ERNIE45",
+    "LLAMA",
+    "LLAMA_TENSORS",
+    "PROJECTION_BIASES",
+    "SEED_OSS",
+]
 
 PROJECTION_BIASES: Final = {
     "layers.{i}.attention.q_bias": "model.layers.{i}.self_attn.q_proj.bias",
@@ -47,6 +55,33 @@ LLAMA: Final = Family(
         "qkv_bias": read("attention_bias", False),
         "out_bias": read("attention_bias", False),
         "mlp_bias": read("mlp_bias", False),
+    },
+    tensors=LLAMA_TENSORS,
+)
+
+SEED_OSS: Final = Family(
+    architectures=("SeedOssForCausalLM",),
+    model_types=("seed_oss",),
+    keys={
+        **LLAMA.keys,
+        "head_dim": read("head_dim", 128),
+        "qkv_bias": read("attention_bias", True),
+        "out_bias": read("attention_out_bias", False),
+    },
+    tensors=LLAMA_TENSORS,
+)
+
+ERNIE45: Final = Family(
+    architectures=("Ernie4_5ForCausalLM",),
+    model_types=("ernie4_5",),
+    keys={
+        **BASE_KEYS,
+        **{name: read("use_bias", False) for name in ("qkv_bias", "out_bias", "mlp_bias")},
+        "head_dim": read("head_dim", 128),
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "rope_theta": read("rope_theta", 500_000.0),
+        "rotary_pairs": fixed(True),
+        "tied_embeddings": read("tie_word_embeddings", True),
     },
     tensors=LLAMA_TENSORS,
 )

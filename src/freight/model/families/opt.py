@@ -47,7 +47,7 @@ OPT: Final = Family(
         "activation": read("activation_function", "relu"),
         **{name: read("enable_bias", True) for name in ("qkv_bias", "out_bias", "mlp_bias")},
         "tied_embeddings": read("tie_word_embeddings", True),
-        "rotary": fixed(False),
+        "learned_positions": fixed(True),
         "position_offset": fixed(2),
     },
     tensors={

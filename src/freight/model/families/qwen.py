@@ -19,7 +19,7 @@ _KEYS: Final = {
 }
 _QWEN3_KEYS: Final = {
     **_KEYS,
-    "qk_norm": fixed(True),
+    "qk_norm": fixed("per_head"),
     "qkv_bias": read("attention_bias", False),
     "out_bias": read("attention_bias", False),
 }

@@ -5,6 +5,7 @@ Plain data; knows no files, tensors or configurations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 __all__ = [
     "ACTIVATIONS",
     "BASE_KEYS",
+    "MOST_LAYERS",
     "Either",
     "Family",
     "Fused",
@@ -19,8 +21,12 @@ __all__ = [
     "Place",
     "Stacked",
     "fixed",
+    "inverse",
     "read",
     "required",
+    "rope_by_kind",
+    "text_part",
+    "window_kinds",
 ]
 
 # The spellings of transformers; several are one function.
@@ -36,6 +42,9 @@ ACTIVATIONS: Final = {
     "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
 }
+
+MOST_LAYERS: Final = 10_000
+"""A configuration of more is wrong."""
 
 Scalar = str | int | float | bool | None
 
@@ -115,6 +124,46 @@ def fixed(value: Scalar) -> Key:
     return Key(default=value)
 
 
+def inverse(value: object, power: int) -> object:
+    """1 / value ** power of a number that has one; what else there is, for it to be refused."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return value**-power
+    return value
+
+
+def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a configuration of several parts the one of the decoder, beside what is said of all."""
+    part = raw.get("text_config")
+    if not isinstance(part, Mapping):
+        return raw
+    common = {name: value for name, value in raw.items() if not isinstance(value, Mapping)}
+    packing = {name: raw[name] for name in ("quantization_config",) if raw.get(name)}
+    return {**common, **packing, **{k: v for k, v in part.items() if v is not None}}
+
+
+def window_kinds(num_layers: object, every: object) -> list[str] | None:
+    """Kinds of layers of which every so many sees all, and the others a window."""
+    if not isinstance(num_layers, int) or not isinstance(every, int) or every < 1:
+        return None
+    return [
+        "sliding_attention" if (i + 1) % every else "full_attention"
+        for i in range(min(num_layers, MOST_LAYERS))
+    ]
+
+
+def rope_by_kind(
+    raw: Mapping[str, Any], *, every: int, windows: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A configuration whose rotation is given by kind of layer, where it was one set for those that
+    see all, and ``windows`` for the others."""
+    kinds = raw.get("layer_types") or window_kinds(raw.get("num_hidden_layers"), every)
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or any(isinstance(own, Mapping) for own in given.values()):
+        return {**raw, "layer_types": kinds}
+    sets = {"full_attention": dict(given), "sliding_attention": dict(windows)}
+    return {**raw, "layer_types": kinds, "rope_scaling": None, "rope_parameters": sets}
+
+
 BASE_KEYS: Final[Mapping[str, Key]] = {
     "num_layers": required("num_hidden_layers"),
     "hidden_size": required("hidden_size"),
@@ -126,12 +175,14 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "max_positions": read("max_position_embeddings", 2048),
     "embedding_size": fixed(None),
     "embedding_scale": fixed(None),
+    "residual_scale": fixed(None),
+    "logits_scale": fixed(None),
     "norm": fixed("rms"),
     "norm_place": fixed("before"),
     "norm_eps": read("rms_norm_eps", 1e-6),
     "norm_bias": fixed(False),
     "final_norm": fixed(True),
-    "qk_norm": fixed(False),
+    "qk_norm": fixed("none"),
     "parallel": fixed(False),
     "shared_norm": fixed(False),
     "gated_mlp": fixed(True),
@@ -144,7 +195,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "attention_scalar": fixed(None),
     "attention_softcap": fixed(None),
     "logits_softcap": fixed(None),
-    "rotary": fixed(True),
+    "learned_positions": fixed(False),
+    "rotary_pairs": fixed(False),
     "position_offset": fixed(0),
     "rope_theta": read("rope_theta", 10_000.0),
     "rotary_share": fixed(1.0),

@@ -1,0 +1,39 @@
+"""What of a model cannot be computed over ranks that share its layers yet.
+
+Knows switches and nothing of layouts.
+"""
+
+from __future__ import annotations
+
+from freight.errors import InputError
+from freight.model.switches import ModelConfig
+
+__all__ = ["refuse_what_cannot_be_cut"]
+
+
+def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
+    """Raises InputError with all of it."""
+    normed_by_head = config.qk_norm == "none" or (config.qk_norm, config.norm) == (
+        "per_head",
+        "rms",
+    )
+    reasons = {
+        f"an embedding of {config.embedding_size} columns": config.embedding_size
+        != config.hidden_size,
+        "compressed keys": config.kv_format is not None,
+        "sparse attention": config.attended_share < 1,
+        "experts with biases": config.mlp_bias and config.experts is not None,
+        "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
+        "rotation of neighbours": any(rope.pairs for rope in config.rotations),
+        "norms of queries and keys that are not root mean squares by head": not normed_by_head,
+        "norms of updates alone": config.norm_place == "update",
+        "scaled updates or logits": config.residual_scale is not None
+        or config.logits_scale is not None,
+    }
+    wrong = [name for name, is_so in reasons.items() if is_so]
+    if wrong:
+        raise InputError(
+            f"A {config.family} model was to be computed over ranks.",
+            f"It has {' and '.join(wrong)}, which cannot be cut yet.",
+            "Run it on one rank.",
+        )

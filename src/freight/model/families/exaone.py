@@ -1,0 +1,50 @@
+"""EXAONE 4: norms of what the parts of a layer return, norms on queries and keys; of models with
+windows, layers that see all do not rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, window_kinds
+
+__all__ = ["EXAONE4"]
+
+
+def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pattern is a number, or letters of which one is a layer; the last layer sees all then."""
+    if raw.get("sliding_window", 4096) is None:
+        return raw
+    every = raw.get("sliding_window_pattern", 4)
+    num_layers = raw.get("num_hidden_layers")
+    kinds = raw.get("layer_types")
+    if kinds is None and isinstance(every, str) and every:
+        kinds = window_kinds(num_layers, len(every))
+    kinds = kinds or window_kinds(num_layers, every)
+    if not isinstance(kinds, list):
+        return raw
+    rotates = [kind == "sliding_attention" for kind in kinds]
+    return {**raw, "layer_types": kinds, "rope_layers": rotates}
+
+
+EXAONE4: Final = Family(
+    architectures=("Exaone4ForCausalLM",),
+    model_types=("exaone4",),
+    keys={
+        **BASE_KEYS,
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "norm_place": fixed("update"),
+        "qk_norm": fixed("per_head"),
+        "uses_windows": fixed(True),
+        "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+    },
+    tensors={
+        **LLAMA_TENSORS,
+        "layers.{i}.attention.norm": "model.layers.{i}.post_attention_layernorm.weight",
+        "layers.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+        "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+        "layers.{i}.mlp.norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+    },
+    prepare=_name_layers,
+)

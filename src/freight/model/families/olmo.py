@@ -1,0 +1,55 @@
+"""OLMo 2 and 3: no norms before the parts of a layer, but one of what each returns, and one over
+all queries and all keys; the third has windows, whose layers are rotated without scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, rope_by_kind
+
+__all__ = ["OLMO2", "OLMO3"]
+
+_THETA: Final = 500_000.0
+_KEYS: Final = {
+    **BASE_KEYS,
+    "norm_eps": read("rms_norm_eps", 1e-5),
+    "norm_place": fixed("update"),
+    "qk_norm": fixed("whole"),
+    "qkv_bias": read("attention_bias", False),
+    "out_bias": read("attention_bias", False),
+}
+_TENSORS: Final = {
+    **LLAMA_TENSORS,
+    "layers.{i}.attention.norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "layers.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+    "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+    "layers.{i}.mlp.norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
+
+
+def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every fourth layer sees all; the others are not scaled."""
+    return rope_by_kind(raw, every=4, windows={})
+
+
+OLMO2: Final = Family(
+    architectures=("Olmo2ForCausalLM",),
+    model_types=("olmo2",),
+    keys=_KEYS,
+    tensors=_TENSORS,
+)
+
+OLMO3: Final = Family(
+    architectures=("Olmo3ForCausalLM",),
+    model_types=("olmo3",),
+    keys={
+        **_KEYS,
+        "rope_theta": read("rope_theta", _THETA),
+        "uses_windows": fixed(True),
+        "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+    },
+    tensors=_TENSORS,
+    prepare=_spell_out,
+)
