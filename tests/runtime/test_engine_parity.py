@@ -43,6 +43,8 @@ from transformers import (
     StableLmConfig,
     Starcoder2Config,
 )
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
@@ -583,17 +585,48 @@ def vision(**changes: Any) -> dict[str, Any]:
     return {**sizes, "num_attention_heads": 2, "image_size": 28, "patch_size": 14, **changes}
 
 
+MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+}
+
+
 @pytest.mark.parametrize(
     ("text", "whole"),
     [
         (gemma3(), {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}),
+        (
+            mistral(sliding_window=None, head_dim=24),
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+        ),
+        (
+            Qwen2_5_VLTextConfig(**tiny.SIZES, rope_parameters=MROPE),
+            {
+                "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+                "model_type": "qwen2_5_vl",
+                "vision_config": QWEN_VISION,
+            },
+        ),
+        (
+            Qwen3VLTextConfig(**tiny.SIZES, head_dim=16, rope_parameters=MROPE),
+            {
+                "architectures": ["Qwen3VLForConditionalGeneration"],
+                "model_type": "qwen3_vl",
+                "vision_config": QWEN_VISION,
+            },
+        ),
     ],
-    ids=["gemma3"],
+    ids=["gemma3", "mistral3", "qwen2.5-vl", "qwen3-vl"],
 )
 def test_of_a_model_that_also_sees_the_part_that_reads(
     text: PretrainedConfig, whole: dict[str, Any], tmp_path: Path
 ) -> None:
-    raw = {**whole, "text_config": text.to_dict(), "vision_config": vision()}
+    seeing = vision(**whole.get("vision_config", {}))
+    raw = {**whole, "text_config": text.to_dict(), "vision_config": seeing}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = AutoConfig.from_pretrained(tmp_path)
     model = tiny.make_model(tmp_path, config=config)

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from freight.model.batch import MicroBatch
 from freight.plan.workload import Workload
@@ -68,9 +74,10 @@ def make_model(
     Gains and biases are random too: as transformers makes them, 1 and 0, they would hide errors.
     """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        config or LlamaConfig(**{**SIZES, **changes}), attn_implementation="eager"
-    )
+    config = config or LlamaConfig(**{**SIZES, **changes})
+    sees = getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -182,9 +189,10 @@ def tokens(answers: Sequence[Answer]) -> list[list[int]]:
 @torch.inference_mode()
 def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer:
     # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
+    config = model.config.get_text_config()
     for module in model.modules():
         if hasattr(module, "rotary_emb"):
-            module.rotary_emb = type(module.rotary_emb)(config=model.config)
+            module.rotary_emb = type(module.rotary_emb)(config=config)
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):
         out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True)

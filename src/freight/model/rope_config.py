@@ -21,7 +21,8 @@ RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 _NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
 
-_OLD_KINDS: Final = {"su": "longrope"}
+_OTHER_NAMES: Final = {"su": "longrope", "mrope": "default"}
+"""Three directions of positions are the same in text."""
 
 # What a kind cannot do without. yarn and longrope can derive their factor from the two lengths.
 _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
@@ -146,7 +147,7 @@ def _read_rope(
         field: rope.number(Key(names=(field,))) for field in (*_NUMBERS, *_NUMBERS_TOO)
     }
     kind = rope.text(Key(names=("rope_type", "type"), default="default"))
-    fields["kind"] = _OLD_KINDS.get(kind, kind)
+    fields["kind"] = _OTHER_NAMES.get(kind, kind)
     fields["theta"] = rope.number(Key(names=("rope_theta",), default=theta))
     fields["truncate"] = rope.flag(Key(names=("truncate",), default=True))
     fields["short_factor"] = rope.numbers(Key(names=("short_factor",)))

@@ -1,11 +1,13 @@
-"""Mistral: Llama's shape with a sliding window. Mixtral: the same with experts."""
+"""Mistral: Llama's shape with a sliding window; of models that also see, the part that reads.
+Mixtral: the same with experts."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from freight.model.families.llama import DECODER_TENSORS, LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
 __all__ = ["MISTRAL", "MIXTRAL"]
 
@@ -16,11 +18,21 @@ _KEYS: Final = {
     "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
 }
 
+
+def _take_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of Mistral 3 the decoder, unless it is another than Mistral's."""
+    part = raw.get("text_config")
+    kind = part.get("model_type") if isinstance(part, Mapping) else None
+    return {**text_part(raw), "text_model": kind or "mistral"}
+
+
 MISTRAL: Final = Family(
-    architectures=("MistralForCausalLM",),
-    model_types=("mistral",),
+    architectures=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
+    model_types=("mistral", "mistral3"),
     keys=_KEYS,
     tensors=LLAMA_TENSORS,
+    demands={"text_model": "mistral"},
+    prepare=_take_text,
 )
 
 _EXPERT: Final = "model.layers.{i}.block_sparse_moe.experts.{e}"

@@ -1,4 +1,5 @@
-"""Qwen2: biases on query, key and value. Qwen3: norms on query and key instead, and experts."""
+"""Qwen2: biases on query, key and value. Qwen3: norms on query and key instead, and experts. Of
+models that also see, the part that reads: to text their positions in three directions are one."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
 __all__ = ["QWEN2", "QWEN3", "QWEN3_MOE"]
 
@@ -49,17 +50,23 @@ def _are_counts(raw: Mapping[str, Any], step: object, plain: object) -> bool:
 
 
 QWEN2: Final = Family(
-    architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
+    architectures=(
+        "Qwen2ForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    ),
+    model_types=("qwen2", "qwen2_vl", "qwen2_5_vl"),
     keys={**_KEYS, "qkv_bias": fixed(True)},
     tensors=LLAMA_TENSORS,
+    prepare=text_part,
 )
 
 QWEN3: Final = Family(
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
+    architectures=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
+    model_types=("qwen3", "qwen3_vl"),
     keys={**_QWEN3_KEYS, "head_dim": read("head_dim", 128)},
     tensors=_QWEN3_TENSORS,
+    prepare=text_part,
 )
 
 QWEN3_MOE: Final = Family(

@@ -132,13 +132,15 @@ def inverse(value: object, power: int) -> object:
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a configuration of several parts the one of the decoder, beside what is said of all."""
+    """Of a configuration of several parts the one of the decoder, beside what is said of all; what it
+    is tied to the whole model says."""
     part = raw.get("text_config")
     if not isinstance(part, Mapping):
         return raw
     common = {name: value for name, value in raw.items() if not isinstance(value, Mapping)}
-    packing = {name: raw[name] for name in ("quantization_config",) if raw.get(name)}
-    return {**common, **packing, **{k: v for k, v in part.items() if v is not None}}
+    whole = ("quantization_config", "tie_word_embeddings")
+    own = {name: value for name, value in part.items() if value is not None}
+    return {**common, **own, **{name: raw[name] for name in whole if raw.get(name) is not None}}
 
 
 def window_kinds(num_layers: object, every: object) -> list[str] | None:
