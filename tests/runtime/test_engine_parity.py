@@ -23,6 +23,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GPTNeoXConfig,
     GraniteConfig,
@@ -31,11 +32,13 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
@@ -154,6 +157,12 @@ def gemma3(**changes: Any) -> PretrainedConfig:
     return four_layers(Gemma3TextConfig, **{**sizes, **given, **changes})
 
 
+def glm4_moe(**changes: Any) -> PretrainedConfig:
+    sizes = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "n_shared_experts": 2, "routed_scaling_factor": 1.5}
+    return Glm4MoeConfig(**{**tiny.SIZES, **sizes, **more, "pad_token_id": 1, **changes})
+
+
 def granite(**changes: Any) -> PretrainedConfig:
     factors = {
         "embedding_multiplier": 3.0,
@@ -188,10 +197,25 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gemma3, capped logits": gemma3(final_logit_softcapping=5.0),
     "glm": GlmConfig(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4": Glm4Config(**tiny.SIZES, head_dim=24, pad_token_id=1),
+    "glm4-moe": glm4_moe(),
+    "glm4-moe, groups": glm4_moe(
+        n_group=3, topk_group=2, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0
+    ),
     "granite": granite(),
     "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "olmo2": Olmo2Config(**tiny.SIZES, attention_bias=True),
     "olmo3": olmo3(),
+    "olmoe": OlmoeConfig(
+        **{**tiny.SIZES, "intermediate_size": 48}, num_experts=6, num_experts_per_tok=3
+    ),
+    "qwen2-moe": Qwen2MoeConfig(
+        **{**tiny.SIZES, "num_hidden_layers": 3},
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=72,
+        mlp_only_layers=[1],
+    ),
     "seed-oss": SeedOssConfig(**tiny.SIZES, head_dim=24, attention_out_bias=True),
     "smollm3": four_layers(SmolLM3Config),
     "smollm3, windows": four_layers(SmolLM3Config, use_sliding_window=True, sliding_window=9),
@@ -513,7 +537,9 @@ def compare(
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
+    kept = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
     expected = sum(parameter.numel() for parameter in model.parameters())
+    expected += sum(model.get_buffer(name).numel() for name in kept)
     assert count_parameters(read_config(tmp_path)) == expected
 
 
@@ -645,7 +671,7 @@ def test_checkpoint_in_half_precision(dtype: torch.dtype, tied: bool, tmp_path: 
     compare(tmp_path, prompts, answers, **tiny.ON_SIM)
 
 
-@pytest.mark.parametrize("name", ["multi-head", "opt", "gemma2", "mixtral"])
+@pytest.mark.parametrize("name", ["multi-head", "opt", "gemma2", "gemma3", "mixtral", "glm4-moe, groups", "granite"])
 def test_arithmetic_in_float16(name: str, tmp_path: Path) -> None:
     """On a device, from a checkpoint in bfloat16: each token is one that transformers, in float32,
     finds hardly worse than the best."""

@@ -84,6 +84,9 @@ def make_model(
                 parameter.normal_(std=0.15)
             else:
                 parameter.normal_(mean=float("norm" in name), std=0.3)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.normal_(std=0.3)
     model = model.to(dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model.float().eval()

@@ -197,4 +197,12 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         intermediate_size=config.count(keys["expert_size"]) or 0,
         normalised=config.flag(keys["normalised_routes"]),
         layers=tuple(layers),
+        scores=config.text(keys["route_scores"]),
+        scale=config.number(keys["route_scale"]) or 0.0,
+        has_bias=config.flag(keys["route_bias"]),
+        has_corrections=config.flag(keys["route_corrections"]),
+        num_groups=config.count(keys["expert_groups"]) or 0,
+        groups_per_token=config.count(keys["groups_per_token"]) or 0,
+        shared_size=config.count(keys["shared_size"]) or 0,
+        shared_gate=config.flag(keys["shared_gate"]),
     )

@@ -30,6 +30,7 @@ from freight.model.programme import (
     Split,
     Step,
     Unit,
+    Weigh,
     Weight,
 )
 from freight.model.rope_config import RopeConfig
@@ -99,6 +100,8 @@ class _Builder:
             "S": config.num_heads + 2 * config.num_kv_heads,
             "X": config.experts.num_experts if config.experts else 0,
             "Y": config.experts.intermediate_size if config.experts else 0,
+            "Z": config.experts.shared_size if config.experts else 0,
+            "1": 1,
         }
 
     # -- weights and common steps --------------------------------------------------------------
@@ -241,6 +244,7 @@ class _Builder:
         if experts is None or not experts.layers[layer]:
             return [self.mlp(layer)]
         return [
+            *([self.shared_expert(layer, experts)] if experts.shared_size else []),
             self.router(layer, experts),
             *(self.expert(layer, number) for number in range(experts.num_experts)),
         ]
@@ -268,13 +272,42 @@ class _Builder:
 
     def router(self, layer: int, experts: Experts) -> Unit:
         prefix = f"layers.{layer}"
-        steps = (
-            # What the experts work on is kept aside: the first of them changes x.
-            self.norm(f"{prefix}.mlp.norm", "x", "aside"),
-            self.project(f"{prefix}.router.weight", "aside", "scores", ("X", "D")),
-            Route(x="scores", num_chosen=experts.per_token, normalised=experts.normalised),
+        name = f"{prefix}.router"
+        corrections = None
+        if experts.has_corrections:
+            corrections = replace(self.vector(f"{name}.corrections", "X"), is_wide=True)
+        bias = self.vector(f"{name}.bias", "X") if experts.has_bias else None
+        scores = self.project(f"{name}.weight", "aside", "scores", ("X", "D"))
+        # What the experts work on is kept aside: the first of them changes x.
+        norms = [] if experts.shared_size else [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
+        steps: tuple[Step, ...] = (
+            *norms,
+            replace(scores, bias=bias),
+            Route(
+                x="scores",
+                num_chosen=experts.per_token,
+                normalised=experts.normalised,
+                scores=experts.scores,
+                scale=experts.scale,
+                corrections=corrections,
+                num_groups=experts.num_groups,
+                groups_chosen=experts.groups_per_token,
+            ),
         )
-        return Unit(name=f"{prefix}.router", kind="router", layer=layer, steps=steps)
+        return Unit(name=name, kind="router", layer=layer, steps=steps)
+
+    def shared_expert(self, layer: int, experts: Experts) -> Unit:
+        """The MLP beside the experts, before them: it has the norm of all."""
+        prefix = f"layers.{layer}.shared"
+        *inner, last = self.feed_forward(prefix, "aside", "Z")
+        assert isinstance(last, Project)
+        steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside"), *inner]
+        if experts.shared_gate:
+            gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
+            steps += [last, gate, Weigh(x="update", y="share"), Add(x="x", y="update")]
+        else:
+            steps.append(replace(last, out="x", adds=True))
+        return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:
         prefix = f"layers.{layer}.experts.{number}"

@@ -43,6 +43,7 @@ from freight.model.programme import (
     Split,
     Step,
     Unit,
+    Weigh,
     Weight,
     changed_values,
 )
@@ -58,6 +59,9 @@ __all__ = [
     "run_unit",
     "select_rows",
 ]
+
+_LEAST_SHARE: Final = 1e-20
+"""So that weights can be divided by their sum."""
 
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
@@ -380,12 +384,32 @@ def _cap(step: Cap, frame: Frame) -> None:
 
 def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
-    shares = torch.softmax(frame.values[step.x].float(), dim=-1)
-    weights, experts = torch.topk(shares, step.num_chosen, dim=-1)
+    scores = frame.values[step.x].float()
+    shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
+    wanted = shares
+    if step.corrections is not None:
+        wanted = shares + frame.vector(step.corrections).float()
+    if step.num_groups > 1:
+        wanted = _in_best_groups(wanted, step.num_groups, step.groups_chosen)
+    experts = torch.topk(wanted, step.num_chosen, dim=-1).indices
+    weights = shares.gather(1, experts)
     if step.normalised:
-        weights /= weights.sum(dim=-1, keepdim=True)
+        weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SHARE
     frame.routes.experts.copy_(experts)
-    frame.routes.weights.copy_(weights)
+    frame.routes.weights.copy_(weights * step.scale)
+
+
+def _in_best_groups(wanted: torch.Tensor, num_groups: int, num_chosen: int) -> torch.Tensor:
+    """Of wanted [T, X] those in the best groups of neighbours, by their two best; else -inf."""
+    groups = wanted.view(len(wanted), num_groups, -1)
+    best = torch.topk(groups, 2, dim=-1).values.sum(dim=-1)
+    left_out = torch.ones_like(best, dtype=torch.bool)
+    left_out.scatter_(1, torch.topk(best, num_chosen, dim=-1).indices, False)
+    return groups.masked_fill(left_out[..., None], float("-inf")).view(wanted.shape)
+
+
+def _weigh(step: Weigh, frame: Frame) -> None:
+    frame.values[step.x].mul_(frame.values[step.y].sigmoid())
 
 
 def _dispatch(step: Dispatch, frame: Frame) -> None:
@@ -416,4 +440,5 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Route: _route,
     Scale: _scale,
     Split: _split,
+    Weigh: _weigh,
 }

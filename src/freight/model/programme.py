@@ -36,6 +36,7 @@ __all__ = [
     "Step",
     "Unit",
     "UnitKind",
+    "Weigh",
     "Weight",
     "changed_values",
 ]
@@ -50,6 +51,7 @@ class Weight:
 
     A vector (a norm's gain, a bias) is a matrix of one row. ``name`` is the logical name that the
     family table maps to the checkpoint; ``first_row`` is not 0 where a unit uses rows of a tensor.
+    A vector that ``is_wide`` is kept in float32, whatever is computed with.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Weight:
     num_rows: int
     num_columns: int
     first_row: int = 0
+    is_wide: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -202,12 +205,27 @@ class Cap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), with these
-    as their weights, which are made to sum to one where ``normalised``."""
+    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
+    sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
+    times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
+    ``groups_chosen`` with the highest sum of their two highest count."""
 
     x: str
     num_chosen: int
     normalised: bool
+    scores: str = "softmax"
+    scale: float = 1.0
+    corrections: Weight | None = None
+    num_groups: int = 1
+    groups_chosen: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weigh:
+    """x = x * sigmoid(y), in place, y [T, 1]"""
+
+    x: str
+    y: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +258,7 @@ Step = (
     | Add
     | Cap
     | Route
+    | Weigh
     | Dispatch
     | Combine
 )
@@ -328,7 +347,7 @@ def _read_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step up to attention reads."""
     if isinstance(step, Embed | Attend):
         return ()
-    return (step.x, step.y) if isinstance(step, Add | Multiply | Combine) else (step.x,)
+    return (step.x, step.y) if isinstance(step, Add | Multiply | Weigh | Combine) else (step.x,)
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
@@ -336,6 +355,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias
+    if isinstance(step, Route) and step.corrections is not None:
+        yield step.corrections
 
 
 def _form_of(unit: Unit) -> tuple[object, ...]:

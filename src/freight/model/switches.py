@@ -40,8 +40,13 @@ _CHOICES: Final = {
 class Experts:
     """An MLP as ``num_experts`` small ones, of which each token takes ``per_token``.
 
-    ``layers`` says for each layer whether it has them. With ``normalised`` the weights of a token's
-    experts sum to one.
+    ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
+    "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
+    to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
+    that are among the ``groups_per_token`` whose two best are highest. With ``normalised`` the
+    weights of a token's experts sum to one; all are multiplied by ``scale``. Beside them is an MLP
+    of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
+    ``shared_gate``.
     """
 
     num_experts: int
@@ -49,6 +54,14 @@ class Experts:
     intermediate_size: int
     normalised: bool
     layers: tuple[bool, ...]
+    scores: str = "softmax"
+    scale: float = 1.0
+    has_bias: bool = False
+    has_corrections: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    shared_size: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +219,18 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(
             f"{len(experts.layers)} of {config.num_layers} layers say what MLP they have"
         )
+    if experts.scores not in ("softmax", "sigmoid"):
+        problems.append(f"experts are chosen by {experts.scores!r}, not by softmax or sigmoid")
+    if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
+        problems.append(f"{experts.num_experts} experts are no {experts.num_groups} groups")
+    elif not 1 <= experts.groups_per_token <= experts.num_groups:
+        problems.append(f"{experts.groups_per_token} of {experts.num_groups} groups are chosen")
+    elif experts.num_groups > 1 and experts.num_experts < 2 * experts.num_groups:
+        problems.append("a group has one expert, where the two best of each are looked at")
+    if not experts.scale > 0:
+        problems.append(f"the experts' weights are multiplied by {experts.scale}")
+    if experts.shared_size < 0:
+        problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
     return problems

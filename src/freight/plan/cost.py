@@ -33,6 +33,7 @@ from freight.model.programme import (
     Split,
     Step,
     Unit,
+    Weigh,
 )
 from freight.model.switches import ModelConfig
 from freight.plan.geometry import lie_in_extents, page_size
@@ -52,6 +53,7 @@ _PASSES: Final[Mapping[type, float]] = {
     Add: 2.2,
     Cap: 6.0,
     Scale: 2.0,
+    Weigh: 2.0,
     AddPositions: 5.0,
     Dispatch: 2.0,
     Combine: 4.0,

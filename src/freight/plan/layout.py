@@ -266,7 +266,10 @@ def _lay_out_unit(
     vectors = [weight for weight in unit.weights if not weight.is_matrix]
     matrices = in_file_order(unit, sources)
     tier = policy.compute_tier
-    parts = [Part(weight=v, first_row=0, num_rows=1, tier=tier, dtype=dtype) for v in vectors]
+    parts = [
+        Part(weight=v, first_row=0, num_rows=1, tier=tier, dtype="float32" if v.is_wide else dtype)
+        for v in vectors
+    ]
     parts += _split(matrices, policy.weights, sources, dtype)
     slot = _SlotBuilder(offset=0, streamed=[], stretches=[], is_read_into=tier == "cpu")
     slot.add_disk([p for p in parts if p.tier == "disk"], sources)

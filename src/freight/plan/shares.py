@@ -80,6 +80,7 @@ def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> Model
         config,
         num_layers=len(layers),
         sliding_windows=config.sliding_windows[cut],
+        ropes=config.ropes[cut],
         experts=experts and replace(experts, layers=experts.layers[cut]),
         vocab_size=config.vocab_size if with_ends else 1,
     )

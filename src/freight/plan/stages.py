@@ -54,6 +54,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
             config,
             num_layers=len(layers),
             sliding_windows=config.sliding_windows[cut],
+            ropes=config.ropes[cut],
             experts=experts and replace(experts, layers=experts.layers[cut]),
         ),
         programme=Programme(

@@ -5,10 +5,22 @@ Knows switches and nothing of layouts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, Final
+
 from freight.errors import InputError
 from freight.model.switches import ModelConfig
 
 __all__ = ["refuse_what_cannot_be_cut"]
+
+_PLAIN: Final[dict[str, Any]] = {
+    "scores": "softmax",
+    "scale": 1.0,
+    "has_bias": False,
+    "has_corrections": False,
+    "num_groups": 1,
+    "shared_size": 0,
+}
 
 
 def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
@@ -17,12 +29,15 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "per_head",
         "rms",
     )
+    experts = config.experts
     reasons = {
         f"an embedding of {config.embedding_size} columns": config.embedding_size
         != config.hidden_size,
         "compressed keys": config.kv_format is not None,
         "sparse attention": config.attended_share < 1,
         "experts with biases": config.mlp_bias and config.experts is not None,
+        "routers with biases, corrections or groups, or an MLP beside experts": experts is not None
+        and replace(experts, **_PLAIN) != experts,
         "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
         "rotation of neighbours": any(rope.pairs for rope in config.rotations),
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,

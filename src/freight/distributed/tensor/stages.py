@@ -160,5 +160,6 @@ def largest_part(config: ModelConfig, count: int) -> ModelConfig:
         config,
         num_layers=len(layers),
         sliding_windows=config.sliding_windows[layers.start : layers.stop],
+        ropes=config.ropes[layers.start : layers.stop],
         experts=experts,
     )

@@ -15,15 +15,16 @@ from freight.model.families.falcon import FALCON
 from freight.model.families.gemma2 import GEMMA2
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
+from freight.model.families.glm_moe import GLM4_MOE
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.granite import GRANITE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.mistral import MISTRAL, MIXTRAL
-from freight.model.families.olmo import OLMO2, OLMO3
+from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
-from freight.model.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from freight.model.families.smollm3 import SMOLLM3
 from freight.model.families.starcoder2 import STABLELM, STARCODER2
 from freight.model.families.table import (
@@ -54,6 +55,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "qwen2": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
@@ -61,10 +63,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma3": GEMMA3,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
+    "olmoe": OLMOE,
     "granite": GRANITE,
     "smollm3": SMOLLM3,
     "glm": GLM,
     "glm4": GLM4,
+    "glm4_moe": GLM4_MOE,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,

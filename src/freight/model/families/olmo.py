@@ -1,5 +1,6 @@
 """OLMo 2 and 3: no norms before the parts of a layer, but one of what each returns, and one over
-all queries and all keys; the third has windows, whose layers are rotated without scaling."""
+all queries and all keys; the third has windows, whose layers are rotated without scaling. OLMoE:
+norms before, and experts."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.qwen import QWEN3_MOE
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, rope_by_kind
 
-__all__ = ["OLMO2", "OLMO3"]
+__all__ = ["OLMO2", "OLMO3", "OLMOE"]
 
 _THETA: Final = 500_000.0
 _KEYS: Final = {
@@ -39,6 +41,25 @@ OLMO2: Final = Family(
     model_types=("olmo2",),
     keys=_KEYS,
     tensors=_TENSORS,
+)
+
+OLMOE: Final = Family(
+    architectures=("OlmoeForCausalLM",),
+    model_types=("olmoe",),
+    keys={
+        **BASE_KEYS,
+        "max_positions": read("max_position_embeddings", 4096),
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "qk_norm": fixed("whole"),
+        "qkv_bias": read("attention_bias", False),
+        "out_bias": read("attention_bias", False),
+        "num_experts": read("num_experts", 64),
+        "experts_per_token": read("num_experts_per_tok", 8),
+        "expert_size": read("intermediate_size", None),
+        "normalised_routes": read("norm_topk_prob", False),
+    },
+    tensors={**QWEN3_MOE.tensors},
+    demands={"clip_qkv": None},
 )
 
 OLMO3: Final = Family(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
-__all__ = ["QWEN2", "QWEN3", "QWEN3_MOE"]
+__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE"]
 
 _KEYS: Final = {
     **BASE_KEYS,
@@ -30,10 +30,24 @@ _QWEN3_TENSORS: Final = {
     "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
 }
 _EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
+_EXPERT_KEYS: Final = {
+    "num_experts": Key(names=("num_experts", "num_local_experts"), default=128),
+    "experts_per_token": read("num_experts_per_tok", 8),
+    "expert_size": read("moe_intermediate_size", 768),
+    "normalised_routes": read("norm_topk_prob", False),
+}
+_EXPERT_TENSORS: Final = {
+    "layers.{i}.router.weight": "model.layers.{i}.mlp.gate.weight",
+    "layers.{i}.experts.{e}.gate": f"{_EXPERT}.gate_proj.weight",
+    "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
+    "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
+}
+_SHARED: Final = "model.layers.{i}.mlp.shared_expert"
 
 
 def _name_expert_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every ``decoder_sparse_step``-th layer has experts, unless it is listed as plain."""
+    raw = text_part(raw)
     step, plain = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or []
     layers = range(raw["num_hidden_layers"]) if _are_counts(raw, step, plain) else []
     return {**raw, "expert_layers": [(i + 1) % step == 0 and i not in plain for i in layers]}
@@ -74,17 +88,32 @@ QWEN3_MOE: Final = Family(
     model_types=("qwen3_moe",),
     keys={
         **_QWEN3_KEYS,
-        "num_experts": Key(names=("num_experts", "num_local_experts"), default=128),
-        "experts_per_token": read("num_experts_per_tok", 8),
-        "expert_size": read("moe_intermediate_size", 768),
-        "normalised_routes": read("norm_topk_prob", False),
+        **_EXPERT_KEYS,
+    },
+    tensors={**_QWEN3_TENSORS, **_EXPERT_TENSORS},
+    prepare=_name_expert_layers,
+)
+
+QWEN2_MOE: Final = Family(
+    architectures=("Qwen2MoeForCausalLM",),
+    model_types=("qwen2_moe",),
+    keys={
+        **_KEYS,
+        **_EXPERT_KEYS,
+        "qkv_bias": read("qkv_bias", True),
+        "num_experts": read("num_experts", 60),
+        "experts_per_token": read("num_experts_per_tok", 4),
+        "expert_size": read("moe_intermediate_size", 1408),
+        "shared_size": read("shared_expert_intermediate_size", 5632),
+        "shared_gate": fixed(True),
     },
     tensors={
-        **_QWEN3_TENSORS,
-        "layers.{i}.router.weight": "model.layers.{i}.mlp.gate.weight",
-        "layers.{i}.experts.{e}.gate": f"{_EXPERT}.gate_proj.weight",
-        "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
-        "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
+        **LLAMA_TENSORS,
+        **_EXPERT_TENSORS,
+        "layers.{i}.shared.gate": f"{_SHARED}.gate_proj.weight",
+        "layers.{i}.shared.up": f"{_SHARED}.up_proj.weight",
+        "layers.{i}.shared.down": f"{_SHARED}.down_proj.weight",
+        "layers.{i}.shared.share": f"{_SHARED}_gate.weight",
     },
     prepare=_name_expert_layers,
 )

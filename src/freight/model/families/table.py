@@ -132,8 +132,8 @@ def inverse(value: object, power: int) -> object:
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a configuration of several parts the one of the decoder, beside what is said of all; what it
-    is tied to the whole model says."""
+    """Of a configuration of several parts the one of the decoder, beside what is said of all.
+    Whether embeddings are tied the whole model says, where it does."""
     part = raw.get("text_config")
     if not isinstance(part, Mapping):
         return raw
@@ -209,5 +209,13 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "experts_per_token": fixed(None),
     "expert_size": fixed(None),
     "normalised_routes": fixed(True),
+    "route_scores": fixed("softmax"),
+    "route_scale": fixed(1.0),
+    "route_bias": fixed(False),
+    "route_corrections": fixed(False),
+    "expert_groups": fixed(1),
+    "groups_per_token": fixed(1),
+    "shared_size": fixed(0),
+    "shared_gate": fixed(False),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

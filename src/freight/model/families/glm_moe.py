@@ -1,0 +1,67 @@
+"""GLM-4.5 and 4.6: half of each head rotated; behind the first layers experts that are chosen by
+sigmoids, with corrections, and one beside them for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, fixed, read
+
+__all__ = ["GLM4_MOE"]
+
+_EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
+_SHARED: Final = "model.layers.{i}.mlp.shared_experts"
+
+
+def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first layers are plain; the MLP for all is as wide as so many experts."""
+    num_layers, plain = raw.get("num_hidden_layers"), raw.get("first_k_dense_replace", 1)
+    width, shared = raw.get("moe_intermediate_size", 1408), raw.get("n_shared_experts", 1)
+    if not all(isinstance(count, int) for count in (num_layers, plain, width, shared)):
+        return raw
+    return {
+        **raw,
+        "expert_layers": [i >= plain for i in range(min(num_layers or 0, MOST_LAYERS))],
+        "shared_size": width * shared,
+        "qk_norm": "per_head" if raw.get("use_qk_norm") else "none",
+    }
+
+
+GLM4_MOE: Final = Family(
+    architectures=("Glm4MoeForCausalLM",),
+    model_types=("glm4_moe",),
+    keys={
+        **BASE_KEYS,
+        "max_positions": read("max_position_embeddings", 131_072),
+        "norm_eps": read("rms_norm_eps", 1e-5),
+        "qkv_bias": read("attention_bias", False),
+        "qk_norm": read("qk_norm", "none"),
+        "rotary_share": read("partial_rotary_factor", 0.5),
+        "num_experts": read("n_routed_experts", 128),
+        "experts_per_token": read("num_experts_per_tok", 8),
+        "expert_size": read("moe_intermediate_size", 1408),
+        "normalised_routes": read("norm_topk_prob", True),
+        "route_scores": fixed("sigmoid"),
+        "route_scale": read("routed_scaling_factor", 1.0),
+        "route_corrections": fixed(True),
+        "expert_groups": read("n_group", 1),
+        "groups_per_token": read("topk_group", 1),
+        "shared_size": read("shared_size", 0),
+    },
+    tensors={
+        **LLAMA_TENSORS,
+        "layers.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+        "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+        "layers.{i}.router.weight": "model.layers.{i}.mlp.gate.weight",
+        "layers.{i}.router.corrections": "model.layers.{i}.mlp.gate.e_score_correction_bias",
+        "layers.{i}.shared.gate": f"{_SHARED}.gate_proj.weight",
+        "layers.{i}.shared.up": f"{_SHARED}.up_proj.weight",
+        "layers.{i}.shared.down": f"{_SHARED}.down_proj.weight",
+        "layers.{i}.experts.{e}.gate": f"{_EXPERT}.gate_proj.weight",
+        "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
+        "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
+    },
+    prepare=_spell_out,
+)
