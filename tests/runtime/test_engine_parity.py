@@ -26,6 +26,7 @@ from transformers import (
     Glm4MoeConfig,
     GlmConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -163,6 +164,21 @@ def glm4_moe(**changes: Any) -> PretrainedConfig:
     return Glm4MoeConfig(**{**tiny.SIZES, **sizes, **more, "pad_token_id": 1, **changes})
 
 
+def gpt_oss(**changes: Any) -> PretrainedConfig:
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 500.0,
+    }
+    sizes = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "rope_parameters": yarn}
+    return GptOssConfig(**{**tiny.SIZES, **sizes, **more, **changes})
+
+
 def granite(**changes: Any) -> PretrainedConfig:
     factors = {
         "embedding_multiplier": 3.0,
@@ -201,6 +217,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4-moe, groups": glm4_moe(
         n_group=3, topk_group=2, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0
     ),
+    "gpt-oss": gpt_oss(),
+    "gpt-oss, all in sight": gpt_oss(sliding_window=256, swiglu_limit=0.5),
     "granite": granite(),
     "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "olmo2": Olmo2Config(**tiny.SIZES, attention_bias=True),
@@ -671,7 +689,19 @@ def test_checkpoint_in_half_precision(dtype: torch.dtype, tied: bool, tmp_path: 
     compare(tmp_path, prompts, answers, **tiny.ON_SIM)
 
 
-@pytest.mark.parametrize("name", ["multi-head", "opt", "gemma2", "gemma3", "mixtral", "glm4-moe, groups", "granite"])
+IN_HALVES = [
+    "multi-head",
+    "opt",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "glm4-moe, groups",
+    "granite",
+    "gpt-oss",
+]
+
+
+@pytest.mark.parametrize("name", IN_HALVES)
 def test_arithmetic_in_float16(name: str, tmp_path: Path) -> None:
     """On a device, from a checkpoint in bfloat16: each token is one that transformers, in float32,
     finds hardly worse than the best."""

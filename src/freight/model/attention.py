@@ -28,7 +28,7 @@ from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
-__all__ = ["append", "attend", "attend_stems", "merge"]
+__all__ = ["append", "attend", "attend_stems", "merge", "sink"]
 
 _HIDDEN: Final = -1e30
 """A score that no other comes near, but a number: a query may see nothing of a stem."""
@@ -391,3 +391,9 @@ def merge(
     share = torch.sigmoid(other_lse - lse)[..., None]
     out.mul_(1 - share).addcmul_(other, share)
     torch.logaddexp(lse, other_lse, out=lse)
+
+
+def sink(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
+    """Take a score of each head, sinks [N], whose value is zero, into out [T, N, H] with lse
+    [T, N], float32, which is not wanted again."""
+    out.mul_(lse.sub_(sinks.float()).sigmoid_()[..., None].to(out.dtype))

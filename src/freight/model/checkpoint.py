@@ -19,7 +19,7 @@ from freight.model.gguf import read_gguf
 from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
 from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import find_packed
-from freight.model.places import locate
+from freight.model.places import Located, locate
 from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES, ModelConfig
@@ -75,12 +75,30 @@ def _match(
     sources: dict[str, TensorSource] = {}
     problems: dict[str, None] = {}
     for name in shapes:
-        tensor, first_row, whole = locate(tensors, config, shapes, name)
-        source, wrong = _find(config, found, tensor, whole)
+        place, count = locate(tensors, config, shapes, name), shapes[name][0]
+        turned = _find_turned(found, place, count) if place.turned else None
+        if turned is not None:
+            sources[name] = turned
+            continue
+        source, wrong = _find(config, found, place.tensor, place.shape)
         problems |= dict.fromkeys(wrong)
         if source is not None:
-            sources[name] = source.rows(first_row, shapes[name][0])
+            sources[name] = source.every_row(place.every, place.first_row, count)
     return sources, list(problems)
+
+
+def _find_turned(
+    found: Mapping[str, TensorSource], place: Located, count: int
+) -> TensorSource | None:
+    """Rows of a turned tensor; None where it is not there as such."""
+    source = next((found[name] for name in _spellings(place.tensor) if name in found), None)
+    num_rows, columns = place.shape
+    each = count * place.every
+    if source is None or source.shape != (num_rows // each, columns, each):
+        return None
+    flat = replace(source, shape=(num_rows // each * columns, each))
+    expert, first = divmod(place.first_row, each)
+    return flat.rows(expert * columns, columns).columns_as_rows(place.every, first, count)
 
 
 def _find(
@@ -93,10 +111,21 @@ def _find(
             packed, problems = find_packed(found, name, shape, config.packing)
             if packed is not None or problems:
                 return packed, problems
-    if source is not None and len(shape) == 1 and prod(source.shape) == shape[0]:
-        source = replace(source, shape=shape)  # a gain of each head, by heads
+    if source is not None and source.packed is None and _is_stacked(source.shape, shape):
+        source = replace(source, shape=shape)
     problem = _mismatch(tensor, source, shape)
     return (None, [problem]) if problem else (source, [])
+
+
+def _is_stacked(own: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether a shape is the expected one with the rows of several in a dim of their own: those of
+    experts, or gains of heads."""
+    columns = len(expected) - 1
+    return (
+        len(own) > len(expected)
+        and prod(own) == prod(expected)
+        and own[len(own) - columns :] == expected[1:]
+    )
 
 
 def _spellings(tensor: str) -> tuple[str, ...]:

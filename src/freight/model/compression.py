@@ -124,7 +124,8 @@ def packed_formats(sources: Mapping[str, TensorSource]) -> dict[str, str]:
 
 def _identity(source: TensorSource) -> object:
     """The same for two names of one tensor."""
-    first_row = 0 if source.packed is None else source.packed.first_row
+    own = source.packed
+    first_row = (0, 1) if own is None else (own.first_row, own.every)
     return source.path, source.offset, first_row, source.shape
 
 
@@ -137,7 +138,7 @@ def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) 
     shapes = {name: source.shape for name, source in sources.items()}
     formats = {}
     for name in _matrices(config, with_routers=False):
-        module = locate(tensors, config, shapes, name)[0].removesuffix(".weight")
+        module = locate(tensors, config, shapes, name).tensor.removesuffix(".weight")
         if name.startswith("layers.") and not config.packing.skips(module):
             own = becomes(config.packing, sources[name].shape[-1], config.dtype)
             formats[name] = own.name

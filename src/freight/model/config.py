@@ -43,12 +43,15 @@ _FLAGS: Final = (
     "mlp_bias",
     "tied_embeddings",
     "learned_positions",
+    "attention_sinks",
 )
 _NUMBERS: Final = (
     "norm_eps",
     "embedding_scale",
     "residual_scale",
     "logits_scale",
+    "gate_limit",
+    "gate_slope",
     "attention_scalar",
     "attention_softcap",
     "logits_softcap",

@@ -20,6 +20,7 @@ from freight.model.programme import (
     Combine,
     Dispatch,
     Embed,
+    Gate,
     Multiply,
     Norm,
     Programme,
@@ -192,6 +193,7 @@ class _Builder:
                 window=c.sliding_windows[layer],
                 kv_format=c.kv_format,
                 share=c.attended_share,
+                sinks=self.vector(f"{prefix}.sinks", "N") if c.attention_sinks else None,
             )
         )
         # In a parallel block the MLP must still find the residual stream as it was.
@@ -264,9 +266,11 @@ class _Builder:
         steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias)]
         if c.gated_mlp:
             steps.append(self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias))
-        steps.append(Activate(x=inner, function=c.activation))
-        if c.gated_mlp:
-            steps.append(Multiply(x="gate", y="up"))
+        if c.gated_mlp and c.gate_limit is not None:
+            steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
+        else:
+            steps.append(Activate(x=inner, function=c.activation))
+            steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
         return steps
 

@@ -127,20 +127,26 @@ def write_dummy_checkpoint(
     return path
 
 
-_Layout = dict[str, list[tuple[str, tuple[int, ...]]]]
+_Part = tuple[str, tuple[int, ...]]
+_Layout = dict[str, list[_Part]]
 
 
 def _layout(config: ModelConfig) -> _Layout:
-    """Checkpoint tensor -> the logical tensors that are stacked in it, in order."""
+    """Checkpoint tensor -> the logical tensors that are stacked in it, in order; itself where its
+    rows take turns."""
     shapes = tensor_shapes(config)
-    placed: dict[str, dict[int, str]] = {}
+    placed: dict[str, dict[int, _Part]] = {}
     for name in shapes:
-        tensor, first_row, _ = locate(FAMILIES[config.family].tensors, config, shapes, name)
-        placed.setdefault(tensor, {}).setdefault(first_row, name)
-    return {
-        tensor: [(parts[row], shapes[parts[row]]) for row in sorted(parts)]
-        for tensor, parts in placed.items()
-    }
+        place = locate(FAMILIES[config.family].tensors, config, shapes, name)
+        parts = placed.setdefault(place.tensor, {})
+        if place.turned or place.every > 1:
+            rows, *columns = place.shape
+            each = shapes[name][0] * place.every
+            whole = (rows // each, *columns, each) if place.turned else place.shape
+            parts[0] = (place.tensor, whole)
+        else:
+            parts.setdefault(place.first_row, (name, shapes[name]))
+    return {tensor: [parts[row] for row in sorted(parts)] for tensor, parts in placed.items()}
 
 
 def _header(layout: _Layout, dtype: str) -> bytes:

@@ -22,7 +22,7 @@ from freight.kernels.integers import (
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
-from freight.model.attention import append, attend, attend_stems
+from freight.model.attention import append, attend, attend_stems, sink
 from freight.model.kv_view import KVView
 from freight.model.number_format import TILE_ROWS, integer_scratch
 from freight.model.programme import (
@@ -34,6 +34,7 @@ from freight.model.programme import (
     Combine,
     Dispatch,
     Embed,
+    Gate,
     Multiply,
     Norm,
     Project,
@@ -159,7 +160,7 @@ def run_unit(unit: Unit, frame: Frame) -> None:
             elif products:
                 _project(products, frame)
             if len(rest) > 1:
-                _gate(rest[0], rest[1], frame)
+                _activate_and_gate(rest[0], rest[1], frame)
             elif rest:
                 _STEPS[type(rest[0])](rest[0], frame)
             for step in steps:
@@ -327,7 +328,7 @@ def _attend(step: Attend, frame: Frame) -> None:
     out = frame.new(step.out, frame.values[step.q], step.num_heads * step.head_dim).view(q.shape)
     with frame.workspace.frame():
         lse = None
-        if any(view.stems for _, view in frame.kv):
+        if step.sinks is not None or any(view.stems for _, view in frame.kv):
             lse = frame.workspace.take(*q.shape[:2], dtype=torch.float32)
         for pool, view in frame.kv:
             append(pool, view, k, v)
@@ -335,6 +336,9 @@ def _attend(step: Attend, frame: Frame) -> None:
         for pool, view in frame.kv:
             if lse is not None:
                 attend_stems(step, q, pool, view, out, lse, frame.workspace)
+        if step.sinks is not None and lse is not None:
+            own = slice(None if frame.delegated is None else frame.delegated.first)
+            sink(out[own], lse[own], frame.vector(step.sinks))
     if frame.delegated is not None:
         tokens = slice(frame.delegated.first, None)
         for target, found in zip(frame.delegated.targets, (q, k, v), strict=True):
@@ -345,7 +349,16 @@ def _activate(step: Activate, frame: Frame) -> None:
     activate(frame.values[step.x], step.function)
 
 
-def _gate(step: Activate, by: Multiply, frame: Frame) -> None:
+def _gate(step: Gate, frame: Frame) -> None:
+    x, y = frame.values[step.x], frame.values[step.y]
+    with frame.workspace.frame():
+        share = frame.workspace.take(*x.shape, dtype=x.dtype)
+        torch.mul(x.clamp_(max=step.limit), step.slope, out=share)
+        x.mul_(share.sigmoid_())
+    x.mul_(y.clamp_(-step.limit, step.limit).add_(1.0))
+
+
+def _activate_and_gate(step: Activate, by: Multiply, frame: Frame) -> None:
     """Both at once: each number leaves the cache once."""
     activate(frame.values[step.x], step.function, frame.values[by.y])
 
@@ -434,6 +447,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,
+    Gate: _gate,
     Multiply: _multiply,
     Norm: _norm,
     Rotate: _rotate,

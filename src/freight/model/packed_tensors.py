@@ -2,13 +2,16 @@
 
 AWQ and GPTQ keep it turned, [in, out], as ``qweight``, ``qzeros`` and ``scales``;
 compressed-tensors as ``weight_packed``, ``weight_scale`` and, where it is not symmetric,
-``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. Knows names,
-types and shapes; reads no file.
+``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. MXFP4 keeps
+fours of bits as ``_blocks`` of 32, and their exponents as ``_scales``. Knows names, types and
+shapes; reads no file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from typing import Final
 
 from freight.model.number_format import Grouped
@@ -20,12 +23,15 @@ __all__ = ["becomes", "find_packed"]
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _TURNED: Final[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 _WORD_BITS: Final = 32
+_MICRO_GROUP: Final = 32
 Shape = tuple[int, ...]
 
 
 def becomes(packing: Packing, columns: int, scale_dtype: str) -> Grouped:
     """The format that holds such a matrix exactly: float16 has room for half of the levels times a
-    scale of its own, a power of two, and for no other minimum."""
+    scale of its own, a power of two, and for no other minimum. A group of MXFP4 has 25 steps."""
+    if packing.scheme == "mxfp4":
+        return Grouped(bits=8, group_size=32, wide=True)
     return Grouped(
         bits=packing.bits,
         group_size=packing.group_size or columns,
@@ -38,6 +44,8 @@ def find_packed(
 ) -> tuple[TensorSource | None, list[str]]:
     """The matrix [rows, columns] that ``tensor``, of the unquantised checkpoint, would be. None and
     no problems where the checkpoint has nothing under its name."""
+    if packing.scheme == "mxfp4":
+        return _find_fours(found, tensor, shape, packing)
     base = tensor.removesuffix(".weight")
     turned = packing.scheme != "compressed-tensors"
     names = _TURNED if turned else _upright(packing)
@@ -67,6 +75,30 @@ def find_packed(
         ),
     )
     return source, []
+
+
+def _find_fours(
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape, packing: Packing
+) -> tuple[TensorSource | None, list[str]]:
+    """Of MXFP4; experts may have a dim of their own."""
+    rows, columns = shape
+    sizes = {"blocks": columns // 2, "scales": columns // _MICRO_GROUP}
+    parts = {name: found[f"{tensor}_{name}"] for name in sizes if f"{tensor}_{name}" in found}
+    if "blocks" not in parts:
+        return None, []
+    problems = [f"{tensor}_{name} is missing" for name in sizes if name not in parts]
+    for name, part in parts.items():
+        if prod(part.shape) != rows * sizes[name] or columns % _MICRO_GROUP:
+            wanted = f"{rows} rows of {sizes[name]} bytes"
+            problems.append(f"{tensor}_{name} has shape {list(part.shape)}, not that of {wanted}")
+        if part.dtype != "U8":
+            problems.append(f"{tensor}_{name} is of type {part.dtype}, it must be U8")
+    if problems:
+        return None, problems
+    flat = {name: replace(part, shape=(rows, sizes[name])) for name, part in parts.items()}
+    own = becomes(packing, columns, "")
+    packed = Packed(scheme="mxfp4", parts=flat, bits=own.bits, group_size=own.group_size)
+    return replace(flat["blocks"], dtype=own.name, shape=shape, packed=packed), []
 
 
 def _upright(packing: Packing) -> tuple[str, ...]:

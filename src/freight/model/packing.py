@@ -17,7 +17,7 @@ __all__ = ["Packing", "read_packing"]
 
 _READABLE: Final = (
     "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
-    "(pack-quantized, weights of 4 and 8 bits) and GGUF."
+    "(pack-quantized, weights of 4 and 8 bits), MXFP4 and GGUF."
 )
 _ADVICE: Final = (
     "Fetch the model in one of these, or as it was before: --weight-bits 4 makes it small here."
@@ -26,7 +26,8 @@ _ADVICE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """``scheme``: "awq", "gptq" or "compressed-tensors". ``group_size`` None: a row is one group.
+    """``scheme``: "awq", "gptq", "compressed-tensors" or "mxfp4". ``group_size`` None: a row is one
+    group.
 
     ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
     ``skipped``: patterns of the modules that stay plain.
@@ -52,7 +53,12 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
     if not isinstance(given, Mapping):
         raise _refusal(place, f"quantization_config {given!r}")
     method = str(given.get("quant_method"))
-    readers = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors}
+    readers = {
+        "awq": _awq,
+        "gptq": _gptq,
+        "compressed-tensors": _compressed_tensors,
+        "mxfp4": _mxfp4,
+    }
     if method not in readers:
         raise _refusal(place, method if "quant_method" in given else "an unnamed way")
     try:
@@ -114,6 +120,12 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
         symmetric=symmetric,
         skipped=tuple(_pattern(str(name)) for name in given.get("ignore") or ()),
     )
+
+
+def _mxfp4(given: Mapping[str, Any], place: str) -> Packing:
+    skipped = given.get("modules_to_not_convert") or ()
+    patterns = (re.escape(str(name)).replace(r"\*", r"[^.]*") for name in skipped)
+    return Packing(scheme="mxfp4", bits=4, group_size=32, skipped=tuple(patterns))
 
 
 def _scheme_of(

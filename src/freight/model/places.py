@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from freight.model.families import Either, Fused, Place, Stacked
 from freight.model.switches import ModelConfig
 
-__all__ = ["locate"]
+__all__ = ["Located", "locate"]
 
 # "layers.3.mlp.up" and "layers.3.experts.7.up": layer, expert, what is left.
 _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located:
+    """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
+    ``turned`` is [experts, columns, rows of an expert] in the checkpoint."""
+
+    tensor: str
+    first_row: int
+    shape: tuple[int, ...]
+    every: int = 1
+    turned: bool = False
 
 
 def locate(
@@ -23,9 +36,8 @@ def locate(
     config: ModelConfig,
     shapes: Mapping[str, tuple[int, ...]],
     name: str,
-) -> tuple[str, int, tuple[int, ...]]:
-    """The tensor that holds ``name`` by the table ``tensors``, the first of its rows there, and its
-    shape."""
+) -> Located:
+    """Where ``name`` is by the table ``tensors``."""
     if name == "head.weight" and config.tied_embeddings:
         name = "embedding"
     matched = _NUMBERED.match(name)
@@ -35,16 +47,24 @@ def locate(
     if matched:
         key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
     place = _choose(tensors[key], config)
+    rows, *columns = shapes[name]
     if isinstance(place, Stacked):
         assert config.experts is not None
-        rows, *columns = shapes[name]
-        whole = (config.experts.num_experts * rows, *columns)
-        return place.tensor.format(i=layer), int(expert) * rows, whole
+        return Located(
+            tensor=place.tensor.format(i=layer),
+            first_row=int(expert) * rows * place.every + place.first,
+            shape=(config.experts.num_experts * rows * place.every, *columns),
+            every=place.every,
+            turned=place.turned,
+        )
     if not isinstance(place, Fused):
-        return place.format(i=layer, e=expert), 0, shapes[name]
+        return Located(tensor=place.format(i=layer, e=expert), first_row=0, shape=shapes[name])
     parts = [shapes[prefix + part][0] for part in place.of]
-    first_row = sum(parts[: place.of.index(name.removeprefix(prefix))])
-    return place.tensor.format(i=layer), first_row, (sum(parts), *shapes[name][1:])
+    return Located(
+        tensor=place.tensor.format(i=layer),
+        first_row=sum(parts[: place.of.index(name.removeprefix(prefix))]),
+        shape=(sum(parts), *columns),
+    )
 
 
 def _choose(place: Place, config: ModelConfig) -> str | Fused | Stacked:

@@ -25,6 +25,7 @@ __all__ = [
     "Combine",
     "Dispatch",
     "Embed",
+    "Gate",
     "Multiply",
     "Norm",
     "Programme",
@@ -154,7 +155,8 @@ class Attend:
 
     cap(s) = softcap tanh(s / softcap), where there is one. Keys and values are kept in
     ``kv_format``, None for the type that is computed with; of the keys that a single query sees,
-    the ``share`` with the highest scores count.
+    the ``share`` with the highest scores count. Of ``sinks`` [N] each head has one, a score beside
+    its keys' of a value that is zero.
     """
 
     q: str
@@ -169,6 +171,7 @@ class Attend:
     window: int | None = None
     kv_format: Grouped | None = None
     share: float = 1.0
+    sinks: Weight | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +188,17 @@ class Multiply:
 
     x: str
     y: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """x = min(x, limit) sigmoid(slope min(x, limit)) (y + 1), y between -limit and limit, in place;
+    y is not wanted again"""
+
+    x: str
+    y: str
+    limit: float
+    slope: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +269,7 @@ Step = (
     | Attend
     | Activate
     | Multiply
+    | Gate
     | Add
     | Cap
     | Route
@@ -347,7 +362,9 @@ def _read_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step up to attention reads."""
     if isinstance(step, Embed | Attend):
         return ()
-    return (step.x, step.y) if isinstance(step, Add | Multiply | Weigh | Combine) else (step.x,)
+    return (
+        (step.x, step.y) if isinstance(step, Add | Multiply | Gate | Weigh | Combine) else (step.x,)
+    )
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
@@ -355,6 +372,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias
+    if isinstance(step, Attend) and step.sinks is not None:
+        yield step.sinks
     if isinstance(step, Route) and step.corrections is not None:
         yield step.corrections
 

@@ -19,7 +19,9 @@ class Packed:
     ``parts`` are the checkpoint's tensors that hold it, whole; its own rows begin there with
     ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``.
     ``zero_shift`` is what stored zero points lack. The rows of each ``head_rows`` come with their
-    halves woven together (0: they do not). ``minus_one``: the checkpoint has them plus one.
+    halves woven together (0: they do not). ``minus_one``: the checkpoint has them plus one. Of the
+    rows behind the first only every ``every``-th is meant; those of a ``turned`` tensor are its
+    columns.
     """
 
     scheme: str
@@ -30,6 +32,8 @@ class Packed:
     zero_shift: int = 0
     head_rows: int = 0
     minus_one: bool = False
+    every: int = 1
+    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,8 @@ class TensorSource:
         assert 0 <= start and 0 <= count and start + count <= num_rows, (start, count, self.shape)
         shape = (count, *self.shape[1:])
         if self.packed is not None:
-            packed = replace(self.packed, first_row=self.packed.first_row + start)
+            first = self.packed.first_row + start * self.packed.every
+            packed = replace(self.packed, first_row=first)
             return replace(self, shape=shape, packed=packed)
         row_bytes = self.num_bytes // num_rows if num_rows else 0
         return replace(
@@ -63,3 +68,18 @@ class TensorSource:
             num_bytes=count * row_bytes,
             shape=shape,
         )
+
+    def every_row(self, every: int, first: int, count: int) -> TensorSource:
+        """``count`` of the rows, ``every``-th by ``every``-th, from ``first`` on."""
+        if every == 1:
+            return self.rows(first, count)
+        own = self.packed or Packed(scheme=self.dtype, parts={"rows": self})
+        packed = replace(own, first_row=first, every=every)
+        return replace(self, shape=(count, *self.shape[1:]), packed=packed)
+
+    def columns_as_rows(self, every: int, first: int, count: int) -> TensorSource:
+        """The same of the columns of this matrix [rows, columns]."""
+        packed = Packed(
+            scheme=self.dtype, parts={"rows": self}, first_row=first, every=every, turned=True
+        )
+        return replace(self, shape=(count, self.shape[0]), packed=packed)

@@ -27,6 +27,13 @@ _COUNTS: Final = (
     "max_positions",
     "embedding_size",
 )
+_FACTORS: Final = (
+    "embedding_scale",
+    "residual_scale",
+    "logits_scale",
+    "gate_limit",
+    "gate_slope",
+)
 _CHOICES: Final = {
     "activation": tuple(sorted(set(ACTIVATIONS.values()))),
     "dtype": tuple(sorted(DTYPE_BYTES)),
@@ -77,6 +84,9 @@ class ModelConfig:
     own, or as a "whole". ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
     head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width);
+    with ``attention_sinks`` each head has a score of its own that takes a share and gives nothing.
+    Gates are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no
+    larger than ``gate_limit``, where there is one; else what ``activation`` says. All
     updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
@@ -113,8 +123,11 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    gate_limit: float | None
+    gate_slope: float
     tied_embeddings: bool
     attention_scalar: float | None
+    attention_sinks: bool
     attention_softcap: float | None
     logits_softcap: float | None
     ropes: tuple[RopeConfig | None, ...]
@@ -192,7 +205,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
         if rope.rotary_dim > config.head_dim
     ]
     positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
-    for name in (*positive, "embedding_scale", "residual_scale", "logits_scale"):
+    for name in (*positive, *_FACTORS):
         value = getattr(config, name)
         if value is not None and not value > 0:
             problems.append(f"{name} is {value}, it must be more than 0")

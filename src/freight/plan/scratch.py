@@ -15,6 +15,7 @@ from freight.model.programme import (
     Attend,
     Dispatch,
     Embed,
+    Gate,
     Norm,
     Project,
     Rotate,
@@ -107,6 +108,7 @@ def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workloa
         if step.softcap is not None or step.share < 1:
             own += 2 * _group_bytes(keys * step.num_heads * size, rows)
             own += rows * step.num_heads * step.head_dim * size
+        own += rows * step.num_heads * 4 * (step.sinks is not None)
         most = max(most, own)
     return most + _SLACK
 
@@ -154,7 +156,7 @@ def _unit_bytes(
             columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
         elif isinstance(step, Rotate):
             scratch = columns[step.x] * size // 2
-        elif isinstance(step, AddPositions):
+        elif isinstance(step, AddPositions | Gate):
             scratch = columns[step.x] * size
         elif isinstance(step, Attend):
             columns[step.out] = columns[step.q]
@@ -175,6 +177,7 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     gathered = _gathered_bytes(step, keys, size, policy.most_spans)
     tokens = max(policy.chunk_tokens, _longest_span(policy, workload))
     stems = _stem_bytes(step, policy, tokens, size)
+    gathered += tokens * step.num_heads * (4 + size) * (step.sinks is not None)
     scores = _group_bytes(keys * step.num_heads * queries * size, policy.most_spans)
     if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         is_cut = step.window is not None and step.window < keys

@@ -131,16 +131,18 @@ class AttentionWork:
                 first, place = chunk.first_delegated, chunk.delegated_place
                 count = chunk.end - chunk.start - first
                 q, k, v = (target[place : place + count] for target in targets)
-                out = attend_step(first_half).out
+                step, tokens = attend_step(first_half), slice(chunk.start, chunk.end)
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values={**self._residual.values(x), out: attended[chunk.start : chunk.end]},
-                    angles=[own.of(slice(chunk.start, chunk.end)) for own in prepared.angles],
+                    values={**self._residual.values(x), step.out: attended[tokens]},
+                    angles=[own.of(tokens) for own in prepared.angles],
                     kv=self._pools(_layer(unit), chunk, operation),
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )
                 run_unit(first_half, frame)
+                if step.sinks is not None:
+                    self._cpu_attention.note_sinks(_layer(unit), frame.vector(step.sinks))
         self._keep(_layer(unit), operation, prepared)
 
     def _copy_queries(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:

@@ -11,7 +11,7 @@ import torch
 from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
 from freight.memory.transfer import Link
-from freight.model.attention import append, attend
+from freight.model.attention import append, attend, sink
 from freight.model.config import ModelConfig
 from freight.model.programme import Attend, Unit
 from freight.model.workspace import Workspace
@@ -51,6 +51,12 @@ class CPUAttention:
         self._workspace = workspace
         self._to_device = to_device
         self._from_device = from_device
+        self._sinks: dict[int, torch.Tensor] = {}
+
+    def note_sinks(self, layer: int, sinks: torch.Tensor) -> None:
+        """Those of a layer, on the device: here they are wanted on the CPU."""
+        if layer not in self._sinks:
+            self._sinks[layer] = sinks.cpu()
 
     def copy_queries(self, operation: Operation, prepared: PreparedBatch) -> None:
         k, num_bytes = prepared.batch.index, operation.num_bytes
@@ -75,7 +81,14 @@ class CPUAttention:
         for pool, view in pools:
             pages = self.pages(pool)
             append(pages, view, k, v)
-            attend(step, q, pages, view, q, self._workspace)
+            with self._workspace.frame():
+                lse = None
+                if step.sinks is not None:
+                    lse = self._workspace.take(*q.shape[:2], dtype=torch.float32)
+                attend(step, q, pages, view, q, self._workspace, lse)
+                if lse is not None:
+                    own = slice(view.start, view.start + len(view.token_pages))
+                    sink(q[own], lse[own], self._sinks[layer])
 
     def write(self, operation: Operation, layer: int, prepared: PreparedBatch) -> None:
         slot = self._buffers.delegated_kv[operation.source_slot]

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from freight.errors import ModelError
-from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
+from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_fours, unpack_words
 from freight.model.gguf_tensors import BLOCKS
 from freight.model.number_format import Grouped, find_compressed
 from freight.model.sources import Packed, TensorSource
@@ -80,6 +80,9 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
         for raw in _raw_rows(files, source, packed):
             yield unpack_blocks(packed.scheme, raw, size)
         return
+    if packed.scheme == "mxfp4":
+        yield from _unpacked_fours(files, source, packed)
+        return
     order = _order(packed)
     parts = {name: _whole(files, part) for name, part in packed.parts.items() if part is not order}
     num_rows, columns = source.shape
@@ -89,11 +92,26 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
         yield unpack_words(packed, parts, begin, end)
 
 
+def _unpacked_fours(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[Unpacked]:
+    num_rows, columns = source.shape
+    step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
+    for begin in range(0, num_rows, step):
+        count = min(step, num_rows - begin)
+        blocks, scales = (
+            _every_row(files, packed.parts[name], packed, begin, count)
+            for name in ("blocks", "scales")
+        )
+        yield unpack_fours(blocks, scales)
+
+
 def _plain_rows(
     files: CheckpointFiles, source: TensorSource, packed: Packed
 ) -> Iterator[torch.Tensor]:
     """Rows that are not quantised, but were changed."""
-    for raw in _raw_rows(files, source, packed):
+    rows = _turned_rows if packed.turned else _raw_rows
+    for raw in rows(files, source, packed):
         if packed.minus_one:
             values = raw.view(_TYPES[packed.scheme]).float() - 1.0
             yield values.view(torch.uint8)
@@ -108,13 +126,34 @@ def _raw_rows(
     part = packed.parts["rows"]
     row_bytes = part.num_bytes // part.shape[0]
     whole = packed.head_rows or 1
-    step = whole * max(1, files.most_bytes // (row_bytes * whole))
-    for begin in range(packed.first_row, packed.first_row + source.shape[0], step):
-        count = min(step, packed.first_row + source.shape[0] - begin)
-        raw = _read(files, part, begin * row_bytes, count * row_bytes).view(count, row_bytes)
+    step = whole * max(1, files.most_bytes // (row_bytes * whole * packed.every))
+    for begin in range(0, source.shape[0], step):
+        count = min(step, source.shape[0] - begin)
+        raw = _every_row(files, part, packed, begin, count)
         if packed.head_rows:
             raw = raw.view(-1, whole // 2, 2, row_bytes).transpose(1, 2).reshape(count, row_bytes)
         yield raw
+
+
+def _every_row(
+    files: CheckpointFiles, part: TensorSource, packed: Packed, begin: int, count: int
+) -> torch.Tensor:
+    """The bytes of ``count`` of the packed rows from the one of number ``begin`` on, in a part that
+    has them by rows."""
+    row_bytes, every = part.num_bytes // part.shape[0], packed.every
+    first, passed = packed.first_row + begin * every, (count - 1) * every + 1
+    raw = _read(files, part, first * row_bytes, passed * row_bytes).view(passed, row_bytes)
+    return raw[::every].contiguous() if every > 1 else raw
+
+
+def _turned_rows(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    """Columns of a matrix, which is read whole, as rows of bytes."""
+    matrix = _whole(files, packed.parts["rows"])
+    count, every = source.shape[0], packed.every
+    columns = matrix.t()[packed.first_row :: every][:count]
+    yield columns.contiguous().view(torch.uint8)
 
 
 def _whole(files: CheckpointFiles, part: TensorSource) -> torch.Tensor:

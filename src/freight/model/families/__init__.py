@@ -17,6 +17,7 @@ from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
 from freight.model.families.glm_moe import GLM4_MOE
 from freight.model.families.gpt_neox import GPT_NEOX
+from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.mistral import MISTRAL, MIXTRAL
@@ -58,6 +59,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
     "phi3": PHI3,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,

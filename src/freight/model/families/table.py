@@ -73,9 +73,17 @@ class Fused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stacked:
-    """Rows of one checkpoint tensor, which stacks those of all experts."""
+    """Rows of one checkpoint tensor, which stacks those of all experts.
+
+    With ``every`` above 1 an expert's rows take turns with those of others: they are every so many,
+    from ``first`` on. Where they are ``turned`` the tensor has their columns as rows, and a dim of
+    its own for the experts.
+    """
 
     tensor: str
+    every: int = 1
+    first: int = 0
+    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,12 +197,15 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_norm": fixed(False),
     "gated_mlp": fixed(True),
     "activation": read("hidden_act", "silu"),
+    "gate_limit": fixed(None),
+    "gate_slope": fixed(1.0),
     "fused_qkv": fixed(False),
     "qkv_bias": fixed(False),
     "out_bias": fixed(False),
     "mlp_bias": fixed(False),
     "tied_embeddings": read("tie_word_embeddings", False),
     "attention_scalar": fixed(None),
+    "attention_sinks": fixed(False),
     "attention_softcap": fixed(None),
     "logits_softcap": fixed(None),
     "learned_positions": fixed(False),
