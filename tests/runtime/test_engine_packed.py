@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedModel,
+)
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from freight.entrypoints.compress import compress_ahead
 from freight.errors import InputError, ModelError
@@ -153,7 +160,7 @@ def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
         own = find_compressed(source.dtype)
         found[name] = torch.empty(source.shape)
         if own is None:
-            files.fill(name, 0, found[name].view(1, -1))
+            files.fill(name, 0, torch.atleast_2d(found[name]))
             continue
         assert isinstance(own, Grouped)
         rows, columns = source.shape
@@ -193,6 +200,62 @@ def test_values_and_tokens(name: str, tmp_path: Path) -> None:
     with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **options) as engine:
         assert len(engine.plan.layout.compressed) == len(NAMES)  # layers are alike
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+def make_gpt_oss(directory: Path, *, in_fours: bool) -> PreTrainedModel:
+    """Experts as transformers writes them, turned; or in MXFP4, with what its converter makes of
+    random fours and exponents."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "head_dim": 24}
+    config = GptOssConfig(**{**tiny.SIZES, **sizes, "num_experts_per_tok": 2, "sliding_window": 9})
+    model = tiny.make_model(directory, config=config)
+    if not in_fours:
+        return model
+    generator = torch.Generator().manual_seed(3)
+    tensors = load_file(directory / "model.safetensors")
+    for layer, block in enumerate(model.model.layers):
+        experts = block.mlp.experts
+        for name, rows, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
+            shape = (4, rows, columns // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+            scales = torch.randint(121, 125, shape, dtype=torch.uint8, generator=generator)
+            scales[0, 0], scales[0, 1] = 0, 126  # the smallest that there is
+            base = f"model.layers.{layer}.mlp.experts.{name}"
+            del tensors[base]
+            tensors |= {f"{base}_blocks": blocks, f"{base}_scales": scales}
+            plain = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            getattr(experts, name).data.copy_(plain)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((directory / "config.json").read_text())
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    (directory / "config.json").write_text(json.dumps(raw))
+    return model
+
+
+@pytest.mark.parametrize("in_fours", [False, True], ids=["turned", "mxfp4"])
+def test_experts_whose_rows_take_turns(in_fours: bool, tmp_path: Path) -> None:
+    model = make_gpt_oss(tmp_path / "model", in_fours=in_fours)
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    biases = ("gate_bias", "up_bias")
+    assert len(found) == 2 * 4 * (3 + len(biases))
+    for layer, block in enumerate(model.model.layers):
+        experts = block.mlp.experts
+        for number in range(4):
+            both, bias = experts.gate_up_proj[number].t(), experts.gate_up_proj_bias[number]
+            wanted = {"gate": both[::2], "up": both[1::2], "down": experts.down_proj[number].t()}
+            wanted |= {"gate_bias": bias[::2], "up_bias": bias[1::2]}
+            for name, own in wanted.items():
+                key = f"layers.{layer}.experts.{number}.{name}"
+                assert torch.equal(found[key], own), key
+    config = read_config(tmp_path / "model")
+    formats = packed_formats(resolve(config, tmp_path / "model"))
+    formats = {name: own for name, own in formats.items() if find_compressed(own)}
+    assert announced_formats(config, imagined_sources(config, "float32")) == formats
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        own = {**options, "compressed_dir": tmp_path / "kept"}
+        with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **own) as engine:
+            assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
 
 
 @pytest.fixture(scope="module")
