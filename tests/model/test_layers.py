@@ -19,7 +19,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from freight.model.families import ACTIVATIONS
-from freight.model.layers import Angles, Frame, Routes, WeightParts, run_unit
+from freight.model.layers import Angles, Frame, WeightParts, run_unit
 from freight.model.programme import (
     Activate,
     Add,
@@ -39,6 +39,7 @@ from freight.model.programme import (
     Unit,
     Weight,
 )
+from freight.model.routes import Routes
 from freight.model.workspace import Workspace
 
 T, D = 5, 12

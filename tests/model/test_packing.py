@@ -69,7 +69,7 @@ def compressed(**group: Any) -> dict[str, Any]:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8"),
         ({"quant_method": "hqq"}, "hqq"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "nvfp4"}, "nvfp4"),
         ({"load_in_8bit": True}, "an unnamed way"),
         ("awq", "quantization_config 'awq'"),
         ({**AWQ, "version": "gemv"}, "awq (gemv)"),

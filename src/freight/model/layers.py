@@ -48,35 +48,24 @@ from freight.model.programme import (
     Weight,
     changed_values,
 )
+from freight.model.routes import Routes, choose_experts
 from freight.model.workspace import Workspace
 
 __all__ = [
     "Angles",
     "DelegatedTokens",
     "Frame",
-    "Routes",
     "Rows",
     "WeightParts",
     "run_unit",
     "select_rows",
 ]
 
-_LEAST_SHARE: Final = 1e-20
-"""So that weights can be divided by their sum."""
-
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
 compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
 integer rows as integers. Plain rows may be narrower than the tokens."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routes:
-    """Experts [T, n] of each token, int64, and what their updates are multiplied by."""
-
-    experts: torch.Tensor
-    weights: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -397,28 +386,8 @@ def _cap(step: Cap, frame: Frame) -> None:
 
 def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
-    scores = frame.values[step.x].float()
-    shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
-    wanted = shares
-    if step.corrections is not None:
-        wanted = shares + frame.vector(step.corrections).float()
-    if step.num_groups > 1:
-        wanted = _in_best_groups(wanted, step.num_groups, step.groups_chosen)
-    experts = torch.topk(wanted, step.num_chosen, dim=-1).indices
-    weights = shares.gather(1, experts)
-    if step.normalised:
-        weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SHARE
-    frame.routes.experts.copy_(experts)
-    frame.routes.weights.copy_(weights * step.scale)
-
-
-def _in_best_groups(wanted: torch.Tensor, num_groups: int, num_chosen: int) -> torch.Tensor:
-    """Of wanted [T, X] those in the best groups of neighbours, by their two best; else -inf."""
-    groups = wanted.view(len(wanted), num_groups, -1)
-    best = torch.topk(groups, 2, dim=-1).values.sum(dim=-1)
-    left_out = torch.ones_like(best, dtype=torch.bool)
-    left_out.scatter_(1, torch.topk(best, num_chosen, dim=-1).indices, False)
-    return groups.masked_fill(left_out[..., None], float("-inf")).view(wanted.shape)
+    corrections = None if step.corrections is None else frame.vector(step.corrections)
+    choose_experts(step, frame.values[step.x], corrections, frame.routes)
 
 
 def _weigh(step: Weigh, frame: Frame) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.model.layers import Routes
+from freight.model.routes import Routes
 
 __all__ = ["ExpertTokens", "Routing"]
 
