@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -45,6 +46,7 @@ _HEAD_GRANULE_ROWS: Final = max(GROUP_SIZES)
 """Groups of compressed rows begin where chunks do."""
 
 
+@lru_cache(maxsize=4)
 def build_programme(config: ModelConfig) -> Programme:
     """The decoder's units. The head is cut so that no chunk is larger than the largest layer unit,
     for the slots that weights stream through are as large as the largest unit."""

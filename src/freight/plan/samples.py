@@ -17,7 +17,7 @@ from typing import Final
 from freight.hardware.machine import Machine
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
-from freight.model.switches import ModelConfig
+from freight.model.switches import Experts, ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
@@ -35,6 +35,8 @@ _DEPTHS: Final = (6, 12)
 _ROUGH_DEPTHS: Final = (2, 8)
 """Six layers apart, as rings have two slots or three: of one micro-batch, what a layer waits for is
 what the sixth before it did. Other distances came out up to 36 % off where all layers were run."""
+_UNITS_APART: Final = 12
+"""That is as many units; a layer with experts has more by itself."""
 _FEW_BATCHES: Final = 2
 """Up to so many all is run that deep: it costs little, and sweeps pass over into each other."""
 _MOST_REHEARSED: Final = 60_000
@@ -131,6 +133,8 @@ class Sampler:
         sweeps = story(WorkSizes.of(self.plan, self.config))
         is_rough = self.is_rough and self.plan.policy.num_micro_batches > _FEW_BATCHES
         first, second = _ROUGH_DEPTHS if is_rough else _DEPTHS
+        if self.config.experts is not None:
+            first, second = _depths_with(self.config.experts, self.config.sliding_windows)
         if layers <= second:
             return self._at_depth(sweeps, steps, layers)
         near, far = (self._at_depth(sweeps, steps, depth) for depth in (first, second))
@@ -170,6 +174,15 @@ class Sampler:
             dtype=self.dtype,
             units=tuple(number for number, is_kept in enumerate(kept) if is_kept),
         )
+
+
+def _depths_with(experts: Experts, windows: Sequence[int | None]) -> tuple[int, int]:
+    """Behind one layer with experts, and whole periods of layers later, so many units apart."""
+    plain = experts.layers.index(True) if any(experts.layers) else 0
+    behind = [*zip(experts.layers, windows, strict=True)][plain:]
+    period = next(p for p in range(1, len(behind) + 1) if behind[p:] == behind[:-p])
+    of_period = sum(1 + (experts.num_experts if own else 1) for own, _ in behind[:period])
+    return plain + 1, plain + 1 + period * -(-_UNITS_APART // of_period)
 
 
 def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Iterator[Step]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import Scoreboard, read, write
@@ -118,9 +119,10 @@ class WeightStream:
     def _streamed_from(self, sweep: int, unit: int) -> Target | None:
         """The first unit with anything to bring, from this one on, also in the next sweep; None
         where that cannot be told yet."""
-        later = [(sweep, number) for number in range(unit, len(self.model.units))]
-        for target in [*later, *((sweep + 1, number) for number in range(unit))]:
-            own = self.model.units[target[1]]
+        units = self.model.units
+        later = ((sweep, number) for number in range(unit, len(units)))
+        for target in chain(later, ((sweep + 1, number) for number in range(unit))):
+            own = units[target[1]]
             if not own.pieces:
                 continue
             if own.expert is None:
