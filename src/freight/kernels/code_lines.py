@@ -11,6 +11,7 @@ from numba.extending import overload
 
 from freight.kernels.code_registers import (
     LINE,
+    fours_table,
     group_table,
     put_bytes,
     put_high_halves,
@@ -21,7 +22,7 @@ from freight.kernels.exponent_lines import lay_exponents
 from freight.kernels.vectors import WIDTH, prefetch
 from freight.model.number_format import PAIR_COLUMNS
 
-__all__ = ["LINE", "extent_of", "lay_codes", "lay_rows", "pairs_of_a_part"]
+__all__ = ["LINE", "extent_of", "lay_codes", "lay_fours", "lay_rows", "pairs_of_a_part"]
 
 U = np.uintp
 
@@ -41,7 +42,7 @@ def extent_of(rows: Any) -> Any:
 def _extent_of(rows):  # type: ignore[no-untyped-def]
     if len(rows) == 2:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
-    if len(rows) == 3:
+    if len(rows) in (3, 4):
         return lambda rows: (rows[0].shape[0] // rows[2], rows[1] // 2)
     if len(rows) == 5:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[2])
@@ -60,18 +61,37 @@ def lay_rows(
     line_apart: Any,
     ahead: Any,
 ) -> None:
-    """As ``lay_codes``, or ``lay_exponents``, whichever they are. What comes ``ahead`` rows further
-    is fetched."""
+    """As ``lay_codes``, ``lay_exponents`` or ``lay_fours``, whichever they are. What comes
+    ``ahead`` rows further is fetched."""
 
 
 @overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
 def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
-    lay = lay_exponents if len(rows) == 3 else lay_codes
+    lay = {3: lay_exponents, 4: lay_fours}.get(len(rows), lay_codes)
 
     def own(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
         lay(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead)
 
     return own
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
+    """As ``lay_codes``, of MXFP4: rows are (bytes, columns, bytes of a row, columns of a group),
+    and a group is a line."""
+    raw, columns, row_bytes, _ = rows
+    for row in range(height):
+        source = U((top + row) * row_bytes)
+        exponent = source + U(columns // 2) + U(begin // LINE)
+        source += U(begin // 2)
+        for byte in range(0, width // 2, 4 * WIDTH):
+            prefetch(raw, source + U(ahead * row_bytes + byte))
+        to = U(start + row * row_apart)
+        for _ in range(width // LINE):
+            put_short_group(out, to, raw, source, fours_table(raw, exponent))
+            source += U(WIDTH)
+            exponent += U(1)
+            to += U(line_apart)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

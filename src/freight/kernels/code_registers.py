@@ -19,12 +19,15 @@ from freight.kernels.llvm import (
     WORD,
     address_of,
     narrowed,
+    power_of_two,
     splat,
     widen_codes,
 )
+from freight.kernels.micro import MAGNITUDES
 
 __all__ = [
     "LINE",
+    "fours_table",
     "group_table",
     "put_bytes",
     "put_high_halves",
@@ -83,6 +86,21 @@ def group_table(context, numbers, scale, lowest):  # type: ignore[no-untyped-def
         return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
 
     return _TABLE(numbers, _INDEX, _INDEX), generate
+
+
+@intrinsic
+def fours_table(context, raw, place):  # type: ignore[no-untyped-def]
+    """What the sixteen floats of 4 bits are times two to the power of a byte less 127, twice."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = address_of(context, builder, signature.args[0], *arguments)
+        scale = power_of_two(builder, builder.load(place))
+        numbers = ir.Constant(FLOATS, [*MAGNITUDES, *(-own for own in MAGNITUDES)])
+        found = narrowed(builder, builder.fmul(numbers, scale))
+        values = builder.bitcast(found, ir.VectorType(SHORT, WIDTH))
+        return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
+
+    return _TABLE(raw, _INDEX), generate
 
 
 def _look_up(builder: Any, table: Any, indices: Any) -> Any:

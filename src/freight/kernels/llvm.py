@@ -131,6 +131,14 @@ def splat(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(one, one, constant(WORD, 0))
 
 
+def power_of_two(builder: Any, byte: Any) -> Any:
+    """Two to the power of a byte less 127, sixteen times."""
+    bits = builder.shl(builder.zext(byte, WORD), ir.Constant(WORD, 23))
+    smallest = ir.Constant(WORD, 1 << 22)
+    bits = builder.select(builder.icmp_unsigned("<", bits, smallest), smallest, bits)
+    return splat(builder, builder.bitcast(bits, FLOAT))
+
+
 def call(name: str, result: ir.Type, *flags: str) -> Any:
     """What calls one of LLVM's own functions."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from freight.kernels.grouped import CompressedRows
+from freight.kernels.plain_rows import micro_rows
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -31,7 +32,7 @@ from freight.kernels.threads import (
     together,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import Grouped
+from freight.model.number_format import Grouped, MicroFloats
 
 __all__ = ["multiply_pairs", "pairs_are_better"]
 
@@ -97,6 +98,8 @@ def _compressed(rows: CompressedRows) -> tuple[Any, ...] | None:
     """Such rows as the loops take them."""
     if isinstance(rows.number_format, Grouped):
         return pair_rows(rows.raw, rows.columns, rows.number_format)
+    if isinstance(rows.number_format, MicroFloats):
+        return micro_rows(rows.raw, rows.columns)
     return exponent_rows(rows.raw, rows.columns)
 
 

@@ -21,6 +21,7 @@ import torch
 
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.pairs import multiply_pairs, pairs_are_better
+from freight.kernels.plain_rows import micro_rows
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -38,7 +39,7 @@ from freight.kernels.threads import (
     share_alike,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import TILE_ROWS, Grouped, ShortExponents
+from freight.model.number_format import TILE_ROWS, Grouped, MicroFloats, ShortExponents
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
@@ -85,7 +86,9 @@ def multiply(
         if pairs_are_better(x, products):
             multiply_pairs(x, products, scratch)
             return
-        if _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype):
+        if not any(map(_is_micro, products)) and (
+            _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype)
+        ):
             _by_loops(loops, x, products, scratch)
             return
     _by_torch(x, products, scratch)
@@ -125,6 +128,12 @@ def _by_torch(
             last = first + some.shape[0]
             bias = None if own.bias is None else own.bias[first:last]
             _multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
+
+
+def _is_micro(own: Product) -> bool:
+    """Whether rows are MXFP4, which only the loops over pairs take."""
+    rows = own.rows
+    return isinstance(rows, CompressedRows) and isinstance(rows.number_format, MicroFloats)
 
 
 def _kept(rows: torch.Tensor | CompressedRows) -> torch.dtype:
@@ -190,6 +199,8 @@ def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:
     loops, kind = find_loops(), rows.number_format
     if isinstance(kind, ShortExponents):
         return exponent_rows(rows.raw, rows.columns) is not None
+    if isinstance(kind, MicroFloats):
+        return micro_rows(rows.raw, rows.columns) is not None
     return (
         loops is not None
         and kind.group_size * kind.code_bits % (8 * _TILE) == 0
@@ -288,6 +299,7 @@ def _description(rows: torch.Tensor | CompressedRows) -> tuple[Any, ...]:
     if isinstance(own, ShortExponents):
         found = exponent_rows(rows.raw, rows.columns)
     else:
+        assert isinstance(own, Grouped)
         found = code_rows(rows.raw, rows.columns, own)
     assert found is not None
     return found

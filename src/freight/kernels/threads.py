@@ -22,17 +22,18 @@ import torch
 from freight.model.number_format import PAIR_COLUMNS, Grouped
 
 __all__ = [
+    "LEAST_PAIRS",
     "Loops",
     "as_numbers",
     "as_words",
     "code_rows",
     "dequantise_on_cpu",
     "exponent_rows",
-    "exponents_on_cpu",
     "find_loops",
     "find_tops",
     "group_lines",
     "has_words",
+    "lay_pairs",
     "pair_rows",
     "product_on_cpu",
     "put_short_rows",
@@ -50,7 +51,7 @@ _ROWS_AHEAD = 4
 """Of rows that are made plain one after the other."""
 _WIDTH = 16
 """Codes that a loop takes at once."""
-_LEAST_PAIRS = 1 << 20
+LEAST_PAIRS = 1 << 20
 """A share of those: made in less time than a thread is woken in."""
 _SHORTEST = 16
 """Of ranges that cores take in turns: a core's share over this."""
@@ -65,6 +66,7 @@ class Loops:
     code_lines: Any
     exponent_lines: Any
     exponents: Any
+    micro: Any
     integers: Any
     attention: Any
     append: Any
@@ -88,6 +90,7 @@ def find_loops() -> Loops | None:
             group_loops,
             group_product_loops,
             integer_loops,
+            micro_loops,
             product_loops,
             query_block_loops,
             token_loops,
@@ -100,6 +103,7 @@ def find_loops() -> Loops | None:
         code_lines=_pair_loops("code_lines"),
         exponent_lines=exponent_lines,
         exponents=exponent_loops,
+        micro=micro_loops,
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,
@@ -272,7 +276,7 @@ def dequantise_on_cpu(
     if loops.code_lines is not None and out.dtype is torch.bfloat16:
         rows = pair_rows(raw, columns, number_format)
         if rows is not None:
-            _lay_pairs(loops, rows, out)
+            lay_pairs(loops, loops.code_lines.lay_codes, rows, out)
             return True
     found = group_lines(raw, columns, number_format)
     if found is None:
@@ -297,35 +301,14 @@ def dequantise_on_cpu(
     return True
 
 
-def _lay_pairs(loops: Loops, rows: tuple[Any, ...], out: torch.Tensor) -> None:
+def lay_pairs(loops: Loops, lay: Any, rows: tuple[Any, ...], out: torch.Tensor) -> None:
     columns, target, width = out.shape[1], as_words(out), loops.code_lines.LINE
 
     def work(first: int, last: int) -> None:
         place = first * columns
-        loops.code_lines.lay_codes(
-            rows, first, last - first, 0, columns, target, place, columns, width, _ROWS_AHEAD
-        )
+        lay(rows, first, last - first, 0, columns, target, place, columns, width, _ROWS_AHEAD)
 
-    share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
-
-
-def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
-    """Rows with short exponents, raw uint8 [rows, row bytes], to out [rows, columns]; False where
-    there is no such loop."""
-    loops, rows = find_loops(), exponent_rows(raw, columns)
-    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
-        return False
-    target, lines = as_numbers(out), loops.exponent_lines
-
-    def work(first: int, last: int) -> None:
-        own = rows, first, last - first, 0, columns, target, first * columns, columns
-        if out.dtype is torch.bfloat16:
-            lines.lay_exponents(*own, lines.LINE_COLUMNS // 2, lines.ROWS_AHEAD)
-        else:
-            lines.lay_wide(*own)
-
-    share_alike(out.shape[0], work, -(-_LEAST_PAIRS // columns))
-    return True
+    share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
 
 
 def find_tops(bits: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:

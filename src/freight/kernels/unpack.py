@@ -18,15 +18,10 @@ from freight.kernels.grouped import join_rows
 from freight.model.number_format import Grouped
 from freight.model.sources import Packed
 
-__all__ = ["Unpacked", "exact_rows", "unpack_blocks", "unpack_fours", "unpack_words"]
+__all__ = ["Unpacked", "exact_rows", "unpack_blocks", "unpack_words"]
 
 # Of eight neighbours, in which place of the word each one is.
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-
-
-_HALVES: Final = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
-"""What the sixteen floats of 4 bits are, in halves above -6."""
-_EXPONENT_OF_ONE: Final = 127
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,22 +47,6 @@ def exact_rows(own: Unpacked, number_format: Grouped) -> torch.Tensor | None:
         if not bool((torch.isfinite(held) & (held.double() == exact)).all()):
             return None
     return join_rows(own.codes, scale, lowest, number_format)
-
-
-# -- floats of 4 bits: MXFP4 ----------------------------------------------------------------------
-
-
-def unpack_fours(blocks: torch.Tensor, scales: torch.Tensor) -> Unpacked:
-    """blocks uint8 [rows, columns / 2], two numbers of sign, exponent and a bit in each byte, the
-    lower half first, scales uint8 [rows, groups], exponents (OCP Microscaling Formats, 1.0): whole
-    halves from -12 to 12, times a power of two."""
-    steps = torch.tensor(_HALVES, dtype=torch.uint8)
-    halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).view(*scales.shape, -1)
-    scale = torch.exp2(scales.double() - (_EXPONENT_OF_ONE + 1))
-    most = max(_HALVES)
-    return Unpacked(
-        codes=steps[halves.int()], scale=scale, lowest=-(most // 2) * scale, most_code=most
-    )
 
 
 # -- words of 32 bits: AWQ, GPTQ, compressed-tensors -----------------------------------------------

@@ -33,6 +33,7 @@ from freight.kernels.llvm import (
 from freight.kernels.llvm import splat as splat_number
 
 __all__ = [
+    "VECTOR",
     "WIDTH",
     "add",
     "bits_of",
@@ -71,7 +72,7 @@ class _Vector(types.Type):  # type: ignore[misc]
         super().__init__(name="float32x16")
 
 
-_VECTOR = _Vector()
+VECTOR = _Vector()
 
 
 @register_model(_Vector)
@@ -84,7 +85,7 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
 def load(context, array, index):  # type: ignore[no-untyped-def]
     """Sixteen numbers of a float32 array, of a uint16 one that holds bfloat16, or of an int16 one
     that holds float16."""
-    return _VECTOR(array, types.uintp), LOADERS[array.dtype]
+    return VECTOR(array, types.uintp), LOADERS[array.dtype]
 
 
 @intrinsic
@@ -94,27 +95,27 @@ def whole_numbers(context, array, index):  # type: ignore[no-untyped-def]
     def widen(builder: Any, words: Any) -> Any:
         return builder.sitofp(words, FLOATS)
 
-    return _VECTOR(array, types.uintp), loader(WORD, 4, widen)
+    return VECTOR(array, types.uintp), loader(WORD, 4, widen)
 
 
 @intrinsic
 def load_bytes(context, array, index):  # type: ignore[no-untyped-def]
     """Sixteen bytes as numbers."""
-    return _VECTOR(array, types.uintp), loader(BYTE, 1, widen_codes)
+    return VECTOR(array, types.uintp), loader(BYTE, 1, widen_codes)
 
 
 @intrinsic
 def load_low(context, array, index):  # type: ignore[no-untyped-def]
     """The lower halves of sixteen bytes as numbers."""
     low = loader(BYTE, 1, lambda b, raw: widen_codes(b, b.and_(raw, constant(BYTE, 15))))
-    return _VECTOR(array, types.uintp), low
+    return VECTOR(array, types.uintp), low
 
 
 @intrinsic
 def load_high(context, array, index):  # type: ignore[no-untyped-def]
     """The upper halves of sixteen bytes as numbers."""
     high = loader(BYTE, 1, lambda b, raw: widen_codes(b, b.lshr(raw, constant(BYTE, 4))))
-    return _VECTOR(array, types.uintp), high
+    return VECTOR(array, types.uintp), high
 
 
 def _store_float32(builder: Any, vector: Any, place: Any) -> None:
@@ -147,7 +148,7 @@ def store(context, array, index, value):  # type: ignore[no-untyped-def]
         put(builder, vector, place_of(context, builder, signature.args[0], data, place, kind))
         return context.get_dummy_value()
 
-    return types.none(array, types.uintp, _VECTOR), generate
+    return types.none(array, types.uintp, VECTOR), generate
 
 
 @intrinsic
@@ -176,37 +177,37 @@ def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped
 @intrinsic
 def splat(context, value):  # type: ignore[no-untyped-def]
     """One number sixteen times."""
-    return _VECTOR(types.float32), lambda c, builder, s, number: splat_number(builder, *number)
+    return VECTOR(types.float32), lambda c, builder, s, number: splat_number(builder, *number)
 
 
 @intrinsic
 def add(context, a, b):  # type: ignore[no-untyped-def]
     """a + b"""
-    return _VECTOR(_VECTOR, _VECTOR), lambda c, builder, s, ab: builder.fadd(*ab)
+    return VECTOR(VECTOR, VECTOR), lambda c, builder, s, ab: builder.fadd(*ab)
 
 
 @intrinsic
 def subtract(context, a, b):  # type: ignore[no-untyped-def]
     """a - b"""
-    return _VECTOR(_VECTOR, _VECTOR), lambda c, builder, s, ab: builder.fsub(*ab)
+    return VECTOR(VECTOR, VECTOR), lambda c, builder, s, ab: builder.fsub(*ab)
 
 
 @intrinsic
 def multiply(context, a, b):  # type: ignore[no-untyped-def]
     """a * b"""
-    return _VECTOR(_VECTOR, _VECTOR), lambda c, builder, s, ab: builder.fmul(*ab)
+    return VECTOR(VECTOR, VECTOR), lambda c, builder, s, ab: builder.fmul(*ab)
 
 
 @intrinsic
 def quotient(context, a, b):  # type: ignore[no-untyped-def]
     """a / b"""
-    return _VECTOR(_VECTOR, _VECTOR), lambda c, builder, s, ab: builder.fdiv(*ab)
+    return VECTOR(VECTOR, VECTOR), lambda c, builder, s, ab: builder.fdiv(*ab)
 
 
 @intrinsic
 def multiply_add(context, a, b, c):  # type: ignore[no-untyped-def]
     """a * b + c, rounded once"""
-    return _VECTOR(_VECTOR, _VECTOR, _VECTOR), call("llvm.fma.v16f32", FLOATS)
+    return VECTOR(VECTOR, VECTOR, VECTOR), call("llvm.fma.v16f32", FLOATS)
 
 
 @intrinsic
@@ -260,7 +261,7 @@ def larger(context, a, b):  # type: ignore[no-untyped-def]
         a, b = arguments
         return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-    return _VECTOR(_VECTOR, _VECTOR), generate
+    return VECTOR(VECTOR, VECTOR), generate
 
 
 @intrinsic
@@ -271,13 +272,13 @@ def is_above(context, a, b):  # type: ignore[no-untyped-def]
         one, zero = constant(FLOAT, 1.0), constant(FLOAT, 0.0)
         return builder.select(builder.fcmp_ordered(">", *arguments), one, zero)
 
-    return _VECTOR(_VECTOR, _VECTOR), generate
+    return VECTOR(VECTOR, VECTOR), generate
 
 
 @intrinsic
 def rounded(context, a):  # type: ignore[no-untyped-def]
     """To the nearest whole numbers."""
-    return _VECTOR(_VECTOR), call("llvm.rint.v16f32", FLOATS)
+    return VECTOR(VECTOR), call("llvm.rint.v16f32", FLOATS)
 
 
 @intrinsic
@@ -288,7 +289,7 @@ def total(context, a):  # type: ignore[no-untyped-def]
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return reduce(context, builder, signature, (ir.Constant(FLOAT, 0.0), *arguments))
 
-    return types.float32(_VECTOR), generate
+    return types.float32(VECTOR), generate
 
 
 def _totals(builder: Any, vectors: list[Any]) -> Any:
@@ -337,7 +338,7 @@ def put_totals_of_pairs(context, array, index, stride, a, b, c, d, e, f, g, h): 
         return context.get_dummy_value()
 
     whole = types.uintp
-    return types.none(array, whole, whole, *[_VECTOR] * 8), generate
+    return types.none(array, whole, whole, *[VECTOR] * 8), generate
 
 
 @intrinsic
@@ -350,13 +351,13 @@ def put_totals(context, array, index, a, b, c, d):  # type: ignore[no-untyped-de
         _put(builder, _totals(builder, vectors), 0, 4, at)
         return context.get_dummy_value()
 
-    return types.none(array, types.uintp, *[_VECTOR] * 4), generate
+    return types.none(array, types.uintp, *[VECTOR] * 4), generate
 
 
 @intrinsic
 def largest(context, a):  # type: ignore[no-untyped-def]
     """The largest of the sixteen, none of which may be no number."""
-    return types.float32(_VECTOR), call("llvm.vector.reduce.fmax.v16f32", FLOAT, "nnan")
+    return types.float32(VECTOR), call("llvm.vector.reduce.fmax.v16f32", FLOAT, "nnan")
 
 
 @intrinsic
@@ -367,7 +368,7 @@ def two_to(context, a):  # type: ignore[no-untyped-def]
         power = builder.add(builder.fptosi(arguments[0], WORDS), constant(WORD, 127))
         return builder.bitcast(builder.shl(power, constant(WORD, 23)), FLOATS)
 
-    return _VECTOR(_VECTOR), generate
+    return VECTOR(VECTOR), generate
 
 
 @intrinsic

@@ -19,10 +19,10 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
+from freight.kernels.plain_rows import exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
-    exponents_on_cpu,
     product_on_cpu,
     quantise_on_cpu,
     scale_on_cpu,
@@ -32,6 +32,7 @@ from freight.model.number_format import (
     DTYPE_BYTES,
     PAIR_COLUMNS,
     Grouped,
+    MicroFloats,
     PerRow,
     ShortExponents,
     find_compressed,
@@ -60,6 +61,8 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     _warm_up_plain_rows(dtype, {getattr(torch, name) for name in names & DTYPE_BYTES.keys()})
     if any(isinstance(own, ShortExponents) for own in kinds):
         _warm_up_exponents(dtype)
+    if MicroFloats() in kinds:
+        _warm_up_micro(dtype)
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
@@ -116,6 +119,13 @@ def _warm_up_exponents(dtype: torch.dtype) -> None:
     own = ShortExponents(spare=0)
     raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
     exponents_on_cpu(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
+    _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
+
+
+def _warm_up_micro(dtype: torch.dtype) -> None:
+    own = MicroFloats()
+    raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
+    micro_on_cpu(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
     _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
 
 

@@ -1,5 +1,5 @@
 """How the numbers of a weight are stored: as a plain type, as integers in groups, as integers that
-products are made of, or as bfloat16 with short exponents, which loses nothing.
+products are made of, as bfloat16 with short exponents, which loses nothing, or as MXFP4.
 
 A group is some neighbours that share a scale and a minimum (FlexGen, section 5): value = minimum +
 code * scale; neighbours of a row, along the input dimension, unless asked otherwise. A row is its
@@ -24,7 +24,12 @@ stands for; the row's largest exponent that has a code; and the exponents withou
 Code c stands for the largest less c; the last code, 7, for none. Of a line the first half's numbers
 and the second's come in turn, eight at a time, in all of these: registers put bytes and bits
 together so. Numbers take 11 bits and little more. (Zhang et al., 2025, keep bfloat16 in 11 bits by
-Huffman's codes, which a row cannot be cut out of.) Knows sizes, no tensors.
+Huffman's codes, which a row cannot be cut out of.)
+
+MXFP4 (OCP Microscaling Formats 1.0) has floats of 4 bits, a sign, two bits of exponent and one of
+mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6; and for each group of 32 neighbours a byte, the exponent of
+a power of two, with 127 added. A row is its floats, then these bytes; the floats of a group lie as
+4-bit codes do. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ __all__ = [
     "LAID_TOKENS",
     "LINE_CODE_BYTES",
     "LINE_COLUMNS",
+    "MICRO_COLUMNS",
     "NOTED_COLUMNS",
     "PAIR_COLUMNS",
     "SUMS",
@@ -58,6 +64,7 @@ __all__ = [
     "Compression",
     "ExactCompression",
     "Grouped",
+    "MicroFloats",
     "PerRow",
     "RowFormat",
     "ShortExponents",
@@ -102,6 +109,9 @@ LINE_COLUMNS: Final = 64
 
 LINE_CODE_BYTES: Final = EXPONENT_BITS * LINE_COLUMNS // 8
 """Of these words."""
+
+MICRO_COLUMNS: Final = 32
+"""Of a group of MXFP4."""
 
 NOTED_COLUMNS: Final = 256
 """Numbers before which it is noted how many exponents have no code."""
@@ -200,7 +210,28 @@ class ShortExponents:
         return align_up(self.head_bytes(columns) + self.spare, _ALIGNMENT)
 
 
-RowFormat = Grouped | ShortExponents
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroFloats:
+    """MXFP4, as it is published: floats of 4 bits, and an exponent for each group."""
+
+    @property
+    def name(self) -> str:
+        return "mxfp4"
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that are not cut apart."""
+        return 1
+
+    def code_bytes(self, columns: int) -> int:
+        return columns // 2
+
+    def row_bytes(self, columns: int) -> int:
+        """Codes and exponents of a row."""
+        return self.code_bytes(columns) + columns // MICRO_COLUMNS
+
+
+RowFormat = Grouped | ShortExponents | MicroFloats
 """Formats whose rows are made plain where they are used."""
 
 Compressed = RowFormat | PerRow
@@ -333,8 +364,9 @@ def check_groups(*, group_size: int, weight_bits: int | None, kv_bits: int | Non
 @cache
 def find_compressed(dtype: str) -> Compressed | None:
     """The format by its name, None for a plain type."""
-    if dtype == PerRow().name:
-        return PerRow()
+    for own in (PerRow(), MicroFloats()):
+        if dtype == own.name:
+            return own
     if (short := _SHORT_NAME.fullmatch(dtype)) is not None:
         return ShortExponents(spare=int(short[1]))
     found = _NAME.fullmatch(dtype)

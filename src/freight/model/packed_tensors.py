@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from freight.model.number_format import Grouped
+from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 from freight.model.packing import Packing
 from freight.model.sources import Packed, TensorSource
 
@@ -23,15 +23,16 @@ __all__ = ["becomes", "find_packed"]
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _TURNED: Final[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 _WORD_BITS: Final = 32
-_MICRO_GROUP: Final = 32
 Shape = tuple[int, ...]
 
 
-def becomes(packing: Packing, columns: int, scale_dtype: str) -> Grouped:
+def becomes(packing: Packing, columns: int, scale_dtype: str) -> Grouped | MicroFloats:
     """The format that holds such a matrix exactly: float16 has room for half of the levels times a
-    scale of its own, a power of two, and for no other minimum. A group of MXFP4 has 25 steps."""
-    if packing.scheme == "mxfp4":
-        return Grouped(bits=8, group_size=32, wide=True)
+    scale of its own, a power of two, and for no other minimum."""
+    return MicroFloats() if packing.scheme == "mxfp4" else _groups(packing, columns, scale_dtype)
+
+
+def _groups(packing: Packing, columns: int, scale_dtype: str) -> Grouped:
     return Grouped(
         bits=packing.bits,
         group_size=packing.group_size or columns,
@@ -59,7 +60,7 @@ def find_packed(
         return None, problems
     codes = parts[names[0]]
     scales = parts["scales" if turned else "weight_scale"]
-    own = becomes(packing, shape[1], scales.dtype)
+    own = _groups(packing, shape[1], scales.dtype)
     source = TensorSource(
         path=codes.path,
         offset=codes.offset,
@@ -82,13 +83,13 @@ def _find_fours(
 ) -> tuple[TensorSource | None, list[str]]:
     """Of MXFP4; experts may have a dim of their own."""
     rows, columns = shape
-    sizes = {"blocks": columns // 2, "scales": columns // _MICRO_GROUP}
+    sizes = {"blocks": columns // 2, "scales": columns // MICRO_COLUMNS}
     parts = {name: found[f"{tensor}_{name}"] for name in sizes if f"{tensor}_{name}" in found}
     if "blocks" not in parts:
         return None, []
     problems = [f"{tensor}_{name} is missing" for name in sizes if name not in parts]
     for name, part in parts.items():
-        if prod(part.shape) != rows * sizes[name] or columns % _MICRO_GROUP:
+        if prod(part.shape) != rows * sizes[name] or columns % MICRO_COLUMNS:
             wanted = f"{rows} rows of {sizes[name]} bytes"
             problems.append(f"{tensor}_{name} has shape {list(part.shape)}, not that of {wanted}")
         if part.dtype != "U8":
@@ -96,9 +97,8 @@ def _find_fours(
     if problems:
         return None, problems
     flat = {name: replace(part, shape=(rows, sizes[name])) for name, part in parts.items()}
-    own = becomes(packing, columns, "")
-    packed = Packed(scheme="mxfp4", parts=flat, bits=own.bits, group_size=own.group_size)
-    return replace(flat["blocks"], dtype=own.name, shape=shape, packed=packed), []
+    packed = Packed(scheme="mxfp4", parts=flat, bits=4, group_size=MICRO_COLUMNS)
+    return replace(flat["blocks"], dtype=MicroFloats().name, shape=shape, packed=packed), []
 
 
 def _upright(packing: Packing) -> tuple[str, ...]:

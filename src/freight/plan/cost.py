@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
-from freight.model.number_format import Compressed, Grouped, PerRow, ShortExponents
+from freight.model.number_format import Compressed, Grouped, MicroFloats, PerRow, ShortExponents
 from freight.model.programme import (
     Activate,
     Add,
@@ -288,7 +288,7 @@ class Cost:
         return self.chunks[key]
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
-        num_codes = self._num_elements(unit, Grouped)
+        num_codes = self._num_elements(unit, Grouped, MicroFloats)
         num_short = self._num_elements(unit, ShortExponents)
         integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
         codes, short = 2.0 * num_tokens * num_codes, 2.0 * num_tokens * num_short
@@ -312,12 +312,12 @@ class Cost:
             num_short = 0.0
         return (num_codes + num_short) / self.unit.plain_per_s
 
-    def _num_elements(self, unit: Unit, kind: type[Compressed]) -> int:
+    def _num_elements(self, unit: Unit, *kinds: type[Compressed]) -> int:
         """Of a unit's weights that are compressed like this, and are made plain or multiplied as
         they are for each chunk: of the embedding's table a few rows are looked up."""
         if unit.kind == "embedding":
             return 0
-        own = (w for w in unit.weights if isinstance(self.compressed.get(w.name), kind))
+        own = (w for w in unit.weights if isinstance(self.compressed.get(w.name), kinds))
         return sum(w.num_elements for w in own)
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:

@@ -12,9 +12,10 @@ from typing import Final
 import torch
 
 from freight.errors import ModelError
-from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_fours, unpack_words
+from freight.kernels.micro import join_micro_rows
+from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
-from freight.model.number_format import Grouped, find_compressed
+from freight.model.number_format import Grouped, MicroFloats, find_compressed
 from freight.model.sources import Packed, TensorSource
 from freight.quantities import MIB
 from freight.runtime.loaders import CheckpointFiles
@@ -38,6 +39,9 @@ def packed_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iter
     number_format = find_compressed(source.dtype)
     if number_format is None:
         yield from _plain_rows(files, source, source.packed)
+        return
+    if isinstance(number_format, MicroFloats):
+        yield from _micro_rows(files, source, source.packed)
         return
     assert isinstance(number_format, Grouped)
     parts = _unpacked(files, source, source.packed)
@@ -80,9 +84,6 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
         for raw in _raw_rows(files, source, packed):
             yield unpack_blocks(packed.scheme, raw, size)
         return
-    if packed.scheme == "mxfp4":
-        yield from _unpacked_fours(files, source, packed)
-        return
     order = _order(packed)
     parts = {name: _whole(files, part) for name, part in packed.parts.items() if part is not order}
     num_rows, columns = source.shape
@@ -92,9 +93,9 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
         yield unpack_words(packed, parts, begin, end)
 
 
-def _unpacked_fours(
+def _micro_rows(
     files: CheckpointFiles, source: TensorSource, packed: Packed
-) -> Iterator[Unpacked]:
+) -> Iterator[torch.Tensor]:
     num_rows, columns = source.shape
     step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
     for begin in range(0, num_rows, step):
@@ -103,7 +104,7 @@ def _unpacked_fours(
             _every_row(files, packed.parts[name], packed, begin, count)
             for name in ("blocks", "scales")
         )
-        yield unpack_fours(blocks, scales)
+        yield join_micro_rows(blocks, scales)
 
 
 def _plain_rows(

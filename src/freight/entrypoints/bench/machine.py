@@ -25,7 +25,13 @@ from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes, host_view
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
-from freight.model.number_format import LINE_COLUMNS, RowFormat, ShortExponents
+from freight.model.number_format import (
+    LINE_COLUMNS,
+    MICRO_COLUMNS,
+    MicroFloats,
+    RowFormat,
+    ShortExponents,
+)
 from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice
 
@@ -186,6 +192,12 @@ def _packed(
         numbers = torch.randn(num_out, num_in).bfloat16()
         kept = ShortExponents(spare=most_spared(numbers))
         return _copies(shorten(numbers, kept).to(device), num_in, kept)
+    if isinstance(kept, MicroFloats):
+        if num_in % MICRO_COLUMNS:
+            return []
+        shape = num_out, kept.row_bytes(num_in)
+        raw = torch.randint(100, 120, shape, dtype=torch.uint8)
+        return _copies(raw.to(device), num_in, kept)
     dim, others = (num_out, num_in) if kept.across else (num_in, num_out)
     if dim % kept.group_size or others % 4:
         return []

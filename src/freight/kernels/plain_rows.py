@@ -1,0 +1,64 @@
+"""Rows that are not integers in groups made plain by loops on the CPU, shared out over threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from freight.kernels.threads import (
+    LEAST_PAIRS,
+    as_numbers,
+    exponent_rows,
+    find_loops,
+    has_words,
+    lay_pairs,
+    share_alike,
+)
+from freight.model.number_format import MICRO_COLUMNS
+
+__all__ = ["exponents_on_cpu", "micro_on_cpu", "micro_rows"]
+
+
+def micro_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
+    """As loops take rows of MXFP4: bytes, columns, bytes of a row, columns of a group; None where
+    they do not lie as loops want."""
+    rows = exponent_rows(raw, columns)
+    return None if rows is None else (*rows, MICRO_COLUMNS)
+
+
+def micro_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
+    """Rows of MXFP4, raw uint8 [rows, row bytes], to out [rows, columns]; False where there is no
+    such loop."""
+    loops, rows = find_loops(), micro_rows(raw, columns)
+    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
+        return False
+    if loops.code_lines is not None and out.dtype is torch.bfloat16:
+        lay_pairs(loops, loops.code_lines.lay_fours, rows, out)
+        return True
+    target = as_numbers(out)
+
+    def work(first: int, last: int) -> None:
+        loops.micro.make_plain(rows[0], columns, first, last, target)
+
+    share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
+    return True
+
+
+def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
+    """Rows with short exponents, raw uint8 [rows, row bytes], to out [rows, columns]; False where
+    there is no such loop."""
+    loops, rows = find_loops(), exponent_rows(raw, columns)
+    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
+        return False
+    target, lines = as_numbers(out), loops.exponent_lines
+
+    def work(first: int, last: int) -> None:
+        own = rows, first, last - first, 0, columns, target, first * columns, columns
+        if out.dtype is torch.bfloat16:
+            lines.lay_exponents(*own, lines.LINE_COLUMNS // 2, lines.ROWS_AHEAD)
+        else:
+            lines.lay_wide(*own)
+
+    share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
+    return True
