@@ -27,9 +27,10 @@ from triton.runtime.jit import JITFunction
 from freight.kernels.cuda.attention import attend
 from freight.kernels.cuda.append import append
 from freight.kernels.cuda.exponents import make_exponents_plain
+from freight.kernels.cuda.micro import make_micro_plain
 from freight.kernels.cuda.groups import make_plain, multiply
 from freight.kernels.pages import Pages
-from freight.model.number_format import Grouped, ShortExponents
+from freight.model.number_format import Grouped, MicroFloats, ShortExponents
 from freight.model.workspace import Workspace
 
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -75,6 +76,8 @@ across = Grouped(bits=4, group_size=64, across=True)
 make_plain(on_meta(128, across.row_bytes(256)), across, on_meta(128, 256, dtype=dtype))
 short = ShortExponents(spare=40)
 make_exponents_plain(on_meta(70, short.row_bytes(320)), short, on_meta(70, 320, dtype=dtype))
+micro = MicroFloats()
+make_micro_plain(on_meta(70, micro.row_bytes(96)), micro, on_meta(70, 96, dtype=dtype))
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
@@ -111,5 +114,6 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
+    kernels |= {"_make_micro_plain"}
     kernels |= {"_append", "_merge", "_attend_plain", "_attend_codes"}
     assert set(done.stdout.split()) == kernels

@@ -20,6 +20,7 @@ from freight.kernels.grouped import (
 from freight.model.number_format import Grouped
 
 from .test_exponents import KINDS, make_numbers, shortened
+from .test_micro import make_rows as make_micro_rows
 from .triton_bed import DEVICE, EXAMPLES, ON_DEVICE, in_use, loaded
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -106,6 +107,30 @@ def test_short_exponents(
     is_number = ~wanted.isnan()
     assert torch.equal(found[is_number], wanted[is_number])
     assert bool(found[~is_number].isnan().all())
+    assert (held[:, columns:] == 7.0).all()
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(
+    rows=st.integers(1, 70),
+    columns=st.sampled_from([32, 96, 320]),
+    first=st.integers(0, 2),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_mxfp4(
+    rows: int, columns: int, first: int, spare: int, dtype: torch.dtype, seed: int
+) -> None:
+    whole = make_micro_rows(rows + first, columns, seed, near_one=dtype is not torch.float32)
+    own = whole.rows(first, first + rows)
+    own = replace(own, raw=own.raw.to(DEVICE))
+    wanted = torch.empty(rows, columns, dtype=dtype)
+    dequantise_reference(replace(own, raw=own.raw.cpu()), wanted)
+    held = torch.full((rows, columns + spare), 7.0, dtype=dtype, device=DEVICE)
+    with in_use(loaded()):
+        dequantise(own, held[:, :columns])
+    assert torch.equal(held[:, :columns].cpu(), wanted)
     assert (held[:, columns:] == 7.0).all()
 
 

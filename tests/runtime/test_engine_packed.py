@@ -436,16 +436,17 @@ def test_what_cannot_be_kept_exactly_is_refused(
 @pytest.mark.parametrize("is_fast", [True, False])
 @pytest.mark.parametrize("asked", [{"weight_bits": 4}, {"compute": "int8"}])
 def test_another_compression_on_top_is_refused(
-    asked: dict[str, Any], is_fast: bool, awq_dir: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By runs and ahead of them, whatever products the machine would make."""
+    make(tmp_path, WAYS["awq"])
     monkeypatch.setattr(device, "computes_int8", lambda dtype: is_fast)
     options = {**tiny.ON_CPU, **asked}
     with pytest.raises(InputError, match="quantised already") as caught:
-        tiny.engine(awq_dir, PROMPTS, STEPS, **options).__enter__()
+        tiny.engine(tmp_path, PROMPTS, STEPS, **options).__enter__()
     assert caught.value.asked.startswith("--weight-bits 4" if "weight_bits" in asked else "--comp")
     with pytest.raises(InputError, match="quantised already"):
-        compress_ahead(EngineOptions(device="cpu", **asked), awq_dir, lambda _: None)
+        compress_ahead(EngineOptions(device="cpu", **asked), tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("way", ["gptq, version 2", "compressed-tensors"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of
-from freight.model.number_format import Compressed, Grouped, ShortExponents
+from freight.model.number_format import Compressed, Grouped, MicroFloats, ShortExponents
 from freight.model.programme import Attend
 from freight.runtime import engine as engine_module
 from freight.runtime.kernel_choice import try_kernels
@@ -38,6 +38,7 @@ WEIGHTS: list[Compressed | None] = [
     Grouped(bits=8, group_size=32, wide=True),
     Grouped(bits=4, group_size=64, across=True),
     ShortExponents(spare=0),
+    MicroFloats(),
 ]
 
 
@@ -64,7 +65,8 @@ def test_what_is_not_wanted_is_not_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["make_plain", "make_exponents_plain", "multiply", "append", "attend"]
+    "name",
+    ["make_plain", "make_exponents_plain", "make_micro_plain", "multiply", "append", "attend"],
 )
 @pytest.mark.parametrize("fault", ["raises", "finds other numbers"])
 def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:

@@ -133,7 +133,9 @@ def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
 def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
     """The same values by the fastest means there is."""
     if isinstance(rows.number_format, MicroFloats):
-        if out.device.type != "cpu" or not micro_on_cpu(rows.raw, rows.columns, out):
+        if (make_plain := kernels_of(out.device).make_micro_plain) is not None:
+            make_plain(rows.raw, rows.number_format, out)
+        elif out.device.type != "cpu" or not micro_on_cpu(rows.raw, rows.columns, out):
             make_micro_plain_reference(rows.raw, rows.number_format, out)
         return
     if isinstance(rows.number_format, ShortExponents):

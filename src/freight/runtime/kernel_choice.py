@@ -21,7 +21,7 @@ from freight.kernels.pages import Pages
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
-from freight.model.number_format import Compressed, Grouped, ShortExponents
+from freight.model.number_format import Compressed, Grouped, MicroFloats, ShortExponents
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
@@ -31,6 +31,7 @@ __all__ = ["attend_steps", "choose_kernels", "try_kernels"]
 _NAMES: Final = {
     "make_plain": "dequantising",
     "make_exponents_plain": "making short exponents plain",
+    "make_micro_plain": "making MXFP4 plain",
     "multiply": "products of few tokens",
     "append": "compressing keys and values",
     "attend": "attention of single queries",
@@ -42,6 +43,7 @@ _SHORT_COUNTS: Final = (33, 17)
 _NUM_ROWS: Final = (70, 128)
 """Of matrices: numbers that 16 divides have code of their own."""
 _SHORT_COLUMNS: Final = 320
+_MICRO_COLUMNS: Final = 96
 """Of a matrix with short exponents: no whole number of those before which it is noted how many
 exponents have no code."""
 _PAGE_TOKENS: Final = 16
@@ -87,6 +89,7 @@ def try_kernels(
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
     kinds = set(weights)
     rows = [own for own in kinds if isinstance(own, Grouped)]
+    has_micro = any(isinstance(own, MicroFloats) for own in kinds)
     has_short = any(isinstance(own, ShortExponents) for own in kinds)
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
@@ -95,6 +98,7 @@ def try_kernels(
     trials: dict[str, tuple[Sequence[_Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
         "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
+        "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
@@ -170,6 +174,23 @@ def _plain_exponents(device: torch.device, dtype: torch.dtype) -> _Trial:
         out = torch.empty(rows.shape, dtype=dtype, device=device)
         dequantise(rows, out)
         yield out
+
+    return trial
+
+
+def _plain_micro(device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        own, dice = MicroFloats(), torch.Generator().manual_seed(0)
+        for num_rows in _NUM_ROWS:
+            shape = num_rows, own.row_bytes(_MICRO_COLUMNS)
+            # All codes; exponents near one, for float16 has no others.
+            raw = torch.randint(0, 256, shape, dtype=torch.uint8, generator=dice)
+            raw[:, own.code_bytes(_MICRO_COLUMNS) :] %= 8
+            raw[:, own.code_bytes(_MICRO_COLUMNS) :] += 120
+            rows = CompressedRows(raw=raw.to(device), columns=_MICRO_COLUMNS, number_format=own)
+            out = torch.empty(rows.shape, dtype=dtype, device=device)
+            dequantise(rows, out)
+            yield out
 
     return trial
 

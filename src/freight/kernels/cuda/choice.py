@@ -20,6 +20,7 @@ class Kernels:
 
     make_plain: Callable[..., None] | None = None
     make_exponents_plain: Callable[..., None] | None = None
+    make_micro_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
     append: Callable[..., None] | None = None
     attend: Callable[..., None] | None = None
@@ -42,12 +43,13 @@ def use_kernels(device: torch.device, kernels: Kernels) -> None:
 def load_kernels() -> Kernels | None:
     """All kernels, none of them tried; None where triton is not installed."""
     try:
-        from freight.kernels.cuda import append, attention, exponents, groups
+        from freight.kernels.cuda import append, attention, exponents, groups, micro
     except ImportError:
         return None
     return Kernels(
         make_plain=groups.make_plain,
         make_exponents_plain=exponents.make_exponents_plain,
+        make_micro_plain=micro.make_micro_plain,
         multiply=groups.multiply,
         append=append.append,
         attend=attention.attend,
