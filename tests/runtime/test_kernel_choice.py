@@ -78,7 +78,8 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         found = kernel(*inputs, **more)
         # What it was to write, wherever that is.
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
-        changed["make_exponents_plain"] = changed["make_plain"]
+        for other in ("make_exponents_plain", "make_micro_plain"):
+            changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
         out.add_(1)
         return found
