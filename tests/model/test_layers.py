@@ -39,6 +39,7 @@ from freight.model.programme import (
     Unit,
     Weight,
 )
+from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes
 from freight.model.workspace import Workspace
 
@@ -204,8 +205,9 @@ def test_rotate(rotary: int) -> None:
     x = torch.randn(T, heads * width)
     angle = torch.randn(T, rotary // 2)
     own = Angles(cos=angle.cos(), sin=angle.sin())
-    given = frame({"q": x.clone(), "x": x}, {}, angles=[own])
-    mine = run([Rotate(x="q", num_heads=heads)], given)["q"].view(T, heads, width)
+    rope = RopeConfig(rotary_dim=rotary)
+    given = frame({"q": x.clone(), "x": x}, {}, angles={rope: own})
+    mine = run([Rotate(x="q", num_heads=heads, rope=rope)], given)["q"].view(T, heads, width)
     turned = x.view(T, heads, width)[..., :rotary].transpose(0, 1)[None]
     cos, sin = (torch.cat([f(angle), f(angle)], -1)[None] for f in (torch.cos, torch.sin))
     expected, _ = apply_rotary_pos_emb(turned, turned, cos, sin)
@@ -213,15 +215,17 @@ def test_rotate(rotary: int) -> None:
     assert torch.equal(mine[..., rotary:], x.view(T, heads, width)[..., rotary:])
 
 
-def test_rotates_neighbours_by_the_angles_of_the_step() -> None:
+def test_rotates_neighbours_by_the_angles_of_its_rope() -> None:
     """As complex numbers are turned."""
     torch.manual_seed(0)
     heads, width, half = 3, 10, 4
     x, angle = torch.randn(T, heads * width), torch.randn(T, half)
     none = Angles(cos=torch.full((T, half), torch.nan), sin=torch.zeros(T, half))
     own = Angles(cos=angle.cos(), sin=angle.sin())
-    given = frame({"q": x.clone(), "x": x}, {}, angles=[none, own])
-    step = Rotate(x="q", num_heads=heads, angles=1, pairs=True)
+    ropes = [RopeConfig(rotary_dim=2 * half, pairs=pairs) for pairs in (False, True)]
+    angles = dict(zip(ropes, (none, own), strict=True))
+    given = frame({"q": x.clone(), "x": x}, {}, angles=angles)
+    step = Rotate(x="q", num_heads=heads, rope=ropes[1])
     mine = run([step], given)["q"].view(T, heads, width)
     whole = x.view(T, heads, width)
     pairs = torch.view_as_complex(whole[..., : 2 * half].reshape(T, heads, half, 2))

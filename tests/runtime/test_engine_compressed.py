@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXConfig, OPTConfig, PreTrainedModel
+from transformers import GPTNeoXConfig, OPTConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from freight.errors import InputError, ModelError
 from freight.model.number_format import Compression, Grouped
@@ -28,6 +30,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
+from .test_engine_parity import glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -47,6 +50,8 @@ def there_and_back(x: np.ndarray, bits: int, group_size: int, dim: str = "input"
         return there_and_back(x.T, bits, group_size).T
     while x.shape[1] % group_size:
         group_size //= 2
+    if group_size < 16:
+        return x  # it stays plain
     groups = x.astype(np.float32).reshape(x.shape[0], -1, group_size)
     lowest = groups.min(-1, keepdims=True).astype(np.float16)
     span = np.maximum(groups.max(-1, keepdims=True) - lowest.astype(np.float32), 0)
@@ -61,11 +66,15 @@ def compress(
     model: PreTrainedModel, bits: int, group_size: int, dim: str = "input"
 ) -> PreTrainedModel:
     """Every matrix but those that rows are looked up in."""
+    kinds = (torch.nn.Linear, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
+    matrices = [own.weight for own in model.modules() if isinstance(own, kinds)]
+    matrices += [own for own in model.parameters() if own.dim() == 3]  # experts, one by one
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear) and module.weight is not tied(model):
-                found = there_and_back(module.weight.numpy(), bits, group_size, dim)
-                module.weight.copy_(torch.from_numpy(found))
+        for matrix in matrices:
+            if matrix is not tied(model):
+                rows = matrix.view(-1, matrix.shape[-1]).numpy()
+                found = there_and_back(rows, bits, group_size, dim)
+                matrix.copy_(torch.from_numpy(found).view(matrix.shape))
     return model
 
 
@@ -146,6 +155,13 @@ CONFIGS = {
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
+    ),
+    "an MLP beside experts": glm4_moe(moe_intermediate_size=64),
+    "experts one behind the other": Qwen3MoeConfig(
+        **{**tiny.SIZES, "head_dim": 32},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
     ),
 }
 

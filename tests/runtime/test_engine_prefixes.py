@@ -22,6 +22,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
+from .test_engine_parity import gpt_oss
 
 STEPS = 6
 OWN = tiny.prompts(12, 20)
@@ -317,6 +318,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "windows shorter than the beginnings": {"sliding_window": 24},
     "a window that some rows' beginnings outgrow": {"sliding_window": 44},
     "capped scores": {"architecture": "gemma2"},
+    "sinks": {"architecture": "gpt-oss"},
     "8-bit keys": {"kv_bits": 8, "group_size": 32},
     "the highest scores": {"sparse_attention": 0.3},
 }
@@ -329,11 +331,13 @@ def test_of_all_kinds_of_attention(
 ) -> None:
     """Windows, caps and compressed keys are attended together exactly; sparse attention is not."""
     options = dict(MODELS[name])
-    window, is_capped = options.pop("sliding_window", None), options.pop("architecture", None)
+    window, architecture = options.pop("sliding_window", None), options.pop("architecture", None)
     sizes = {**tiny.SIZES, "head_dim": 32}
     config = MistralConfig(**sizes, sliding_window=window) if window else None
-    if is_capped:
+    if architecture == "gemma2":
         config = Gemma2Config(**{**sizes, "sliding_window": 24, "attn_logit_softcapping": 2.0})
+    if architecture == "gpt-oss":
+        config = gpt_oss(sliding_window=24)
     model = tiny.make_model(tmp_path, config=config)
     params, chosen = SamplingParams(max_tokens=STEPS), POLICIES[policy]
     found = {

@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    Olmo2Config,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
@@ -30,6 +31,7 @@ from freight.plan.policy import Policy, Split
 from freight.plan.recomputation import why_not_recomputed
 
 from . import tiny
+from .test_engine_parity import cohere, gemma3
 
 STEPS = 8
 PROMPTS = tiny.prompts(7, 60)
@@ -60,6 +62,9 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**{**SIZES, "head_dim": 32}),
     "phi3": Phi3Config(**{**SIZES, "pad_token_id": 0}),
     "gemma2": Gemma2Config(**{**SIZES, "head_dim": 32, "sliding_window": 24}),
+    "gemma3": gemma3(**{**SIZES, "head_dim": 32, "sliding_window": 24, "num_hidden_layers": 3}),
+    "olmo2": Olmo2Config(**SIZES),
+    "command r": cohere(**SIZES, use_qk_norm=True),
 }
 
 ON_SIM: dict[str, Any] = {

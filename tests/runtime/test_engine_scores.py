@@ -21,7 +21,7 @@ from freight.runtime.request import Completion, Logprob, Request, SamplingParams
 
 from . import tiny
 from .test_engine_memory import check_memory
-from .test_engine_parity import gemma2, mixtral, opt
+from .test_engine_parity import gemma2, gpt_oss, granite, mixtral, opt
 from .test_engine_policies import POLICIES
 
 PROMPTS = tiny.prompts(7, 40)
@@ -200,8 +200,8 @@ def test_scores_need_no_logits_of_whole_prompts(
 @pytest.mark.parametrize("name", ["cpu: odd mix", "sim: odd mix"])
 @pytest.mark.parametrize(
     "config",
-    [gemma2(), mixtral(), opt(word_embed_proj_dim=32)],
-    ids=["capped logits", "experts", "narrow head"],
+    [gemma2(), mixtral(), opt(word_embed_proj_dim=32), granite(), gpt_oss()],
+    ids=["capped logits", "experts", "narrow head", "scaled logits", "sinks"],
 )
 def test_heads_and_streams_of_other_families(
     config: PretrainedConfig, name: str, tmp_path: Path

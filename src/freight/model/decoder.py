@@ -226,8 +226,7 @@ class _Builder:
             if c.qk_norm != "none":
                 steps.append(self.qk_norm(f"{prefix}.{name}_norm", name, count))
             if rope is not None:
-                angles = c.rotations.index(rope)
-                steps.append(Rotate(x=name, num_heads=count, angles=angles, pairs=rope.pairs))
+                steps.append(Rotate(x=name, num_heads=count, rope=rope))
         return steps
 
     def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:

@@ -48,6 +48,7 @@ from freight.model.programme import (
     Weight,
     changed_values,
 )
+from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes, choose_experts
 from freight.model.workspace import Workspace
 
@@ -101,7 +102,7 @@ class Frame:
     weights: Mapping[str, WeightParts]
     workspace: Workspace
     values: dict[str, torch.Tensor]
-    angles: Sequence[Angles] = ()
+    angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
     delegated: DelegatedTokens | None = None
@@ -306,8 +307,8 @@ def _split(step: Split, frame: Frame) -> None:
 
 def _rotate(step: Rotate, frame: Frame) -> None:
     x = frame.values[step.x]
-    own = frame.angles[step.angles]
-    rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.pairs)
+    own = frame.angles[step.rope]
+    rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
 
 
 def _attend(step: Attend, frame: Frame) -> None:

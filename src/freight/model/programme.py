@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from freight.model.number_format import Grouped
+from freight.model.rope_config import RopeConfig
 
 __all__ = [
     "Activate",
@@ -140,13 +141,11 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotate:
-    """Rotary position embedding of the heads of x, in place, by the angles of this number; with
-    ``pairs`` neighbours are rotated together."""
+    """Rotary position embedding of the heads of x, in place"""
 
     x: str
     num_heads: int
-    angles: int = 0
-    pairs: bool = False
+    rope: RopeConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,7 +86,7 @@ class AttentionWork:
                     weights=weights,
                     workspace=self._workspace,
                     values=values,
-                    angles=[own.of(slice(chunk.start, chunk.end)) for own in prepared.angles],
+                    angles=prepared.angles_of(slice(chunk.start, chunk.end)),
                     kv=self._pools(layer, chunk, operation),
                 )
                 run_unit(unit, frame)
@@ -136,7 +136,7 @@ class AttentionWork:
                     weights=weights,
                     workspace=self._workspace,
                     values={**self._residual.values(x), step.out: attended[tokens]},
-                    angles=[own.of(tokens) for own in prepared.angles],
+                    angles=prepared.angles_of(tokens),
                     kv=self._pools(_layer(unit), chunk, operation),
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )

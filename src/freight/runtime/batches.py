@@ -74,7 +74,7 @@ class PreparedBatch:
     token_ids: np.ndarray
     far_places: np.ndarray
     cut: TokenCut
-    angles: tuple[Angles, ...]
+    angles: Mapping[RopeConfig, Angles]
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
@@ -82,6 +82,10 @@ class PreparedBatch:
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
     scored_targets: torch.Tensor
+
+    def angles_of(self, tokens: slice) -> dict[RopeConfig, Angles]:
+        """Those of some tokens."""
+        return {rope: own.of(tokens) for rope, own in self.angles.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +186,7 @@ class BatchPreparer:
             token_ids=token_ids,
             far_places=self._embedding.far_places(token_ids),
             cut=self._cut(batch.num_tokens),
-            angles=tuple(self._angles(batch, rope) for rope in self._config.rotations),
+            angles={rope: self._angles(batch, rope) for rope in self._config.rotations},
             positions=self._positions(batch),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,

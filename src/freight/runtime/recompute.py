@@ -86,7 +86,7 @@ class Recomputation:
             number_format=None,
         )
         self._num_positions = -(-most_tokens // page_tokens) * page_tokens
-        self._angles = [self._angles_of(rope) for rope in config.rotations]
+        self._angles = {rope: self._angles_of(rope) for rope in config.rotations}
 
     def _angles_of(self, rope: RopeConfig) -> Angles:
         """Of all positions."""
@@ -131,7 +131,7 @@ class Recomputation:
                     weights=weights,
                     workspace=self._workspace,
                     values={"x": x, attend.k: k, attend.v: v},
-                    angles=[own.of(places) for own in self._angles],
+                    angles={rope: own.of(places) for rope, own in self._angles.items()},
                 )
                 run_unit(own, frame)
                 append_rows(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
+from transformers import Cohere2Config, FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
 
 from freight.demo import MODEL_DIR
 from freight.distributed.pipeline import planning
@@ -26,6 +26,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
+from ...runtime.test_engine_parity import four_layers, gemma3, glm4_moe, gpt_oss
 from .stages import answers, on_ranks
 
 STEPS = 8
@@ -178,6 +179,11 @@ FAMILIES: dict[str, PretrainedConfig] = {
         bos_token_id=None,
         tie_word_embeddings=True,
     ),
+    # Layers of two kinds, of which a stage has one alone, or both the other way round.
+    "gemma3": gemma3(sliding_window_pattern=4),
+    "gpt-oss": gpt_oss(num_hidden_layers=3),
+    "glm4-moe": glm4_moe(num_hidden_layers=3),
+    "command-r7b": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
 }
 
 
