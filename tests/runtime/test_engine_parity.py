@@ -17,6 +17,8 @@ from transformers import (
     AutoConfig,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
     FalconConfig,
@@ -24,6 +26,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
     GPTNeoXConfig,
     GptOssConfig,
@@ -145,6 +148,35 @@ def cohere(**changes: Any) -> PretrainedConfig:
     return CohereConfig(**{**tiny.SIZES, "pad_token_id": 1, "logit_scale": 0.25, **changes})
 
 
+def deepseek(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
+    latents = {
+        "kv_lora_rank": 32,
+        "q_lora_rank": 40,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 20,
+        "num_key_value_heads": 4,
+    }
+    experts = {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+    }
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.8,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 500.0,
+    }
+    sizes = {**tiny.SIZES, "num_hidden_layers": 3, "pad_token_id": 1, "rope_parameters": yarn}
+    return kind(**{**sizes, **latents, **experts, **changes})
+
+
 def four_layers(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
     """A config of a family whose layers are of two kinds, one in four."""
     return kind(**{**tiny.SIZES, "num_hidden_layers": 4, "pad_token_id": 1, **changes})
@@ -204,6 +236,15 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "cohere": cohere(),
     "cohere, norms of heads": cohere(use_qk_norm=True, tie_word_embeddings=False),
     "cohere2": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
+    "deepseek-v2": deepseek(
+        DeepseekV2Config, topk_method="group_limited_greedy", n_group=3, topk_group=2
+    ),
+    "deepseek-v2-lite": deepseek(DeepseekV2Config, q_lora_rank=None),
+    "deepseek-v3": deepseek(DeepseekV3Config, n_group=3, topk_group=2),
+    "deepseek-v3, biases": deepseek(
+        DeepseekV3Config, n_group=1, topk_group=1, attention_bias=True, rope_interleave=False
+    ),
+    "glm-4.7 flash": deepseek(Glm4MoeLiteConfig, rope_parameters=None),
     "ernie 4.5": Ernie4_5Config(**tiny.SIZES, head_dim=24, use_bias=True),
     "exaone 4": four_layers(Exaone4Config, sliding_window=9),
     "exaone 4, no windows": four_layers(

@@ -70,6 +70,8 @@ def choose_formats(
                 formats[name] = short.name
         return formats
     for name in _matrices(config, with_routers=not compression.is_for_integers):
+        if compression.is_for_integers and name.endswith(".kv_up"):
+            continue  # heads take their own rows of it
         number_format = compression.fit(*sources[name].shape)
         if number_format is not None:
             formats[name] = number_format.name

@@ -15,7 +15,7 @@ from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, K
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
-from freight.model.switches import DTYPE_BYTES, Experts, ModelConfig, refusal
+from freight.model.switches import DTYPE_BYTES, Experts, Latent, ModelConfig, refusal
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "RopeConfig", "parse_config", "read_config"]
 
@@ -105,6 +105,7 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
         num_layers = 0
     switches["sliding_windows"] = _read_windows(config, keys, num_layers)
     switches["experts"] = _read_experts(config, keys, num_layers)
+    switches["latent"] = _read_latent(config, keys)
     _derive_widths(switches, config.problems)
     ropes = read_ropes(config, keys, switches)
     if config.problems:
@@ -206,6 +207,19 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         has_corrections=config.flag(keys["route_corrections"]),
         num_groups=config.count(keys["expert_groups"]) or 0,
         groups_per_token=config.count(keys["groups_per_token"]) or 0,
+        best_of_group=config.count(keys["best_of_group"]) or 0,
         shared_size=config.count(keys["shared_size"]) or 0,
         shared_gate=config.flag(keys["shared_gate"]),
+    )
+
+
+def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:
+    rank = config.count(keys["latent_rank"])
+    if rank is None:
+        return None
+    return Latent(
+        rank=rank,
+        key_width=config.count(keys["latent_key_width"]) or 0,
+        value_width=config.count(keys["latent_value_width"]) or 0,
+        query_rank=config.count(keys["query_rank"]),
     )

@@ -5,12 +5,12 @@ Knows no family, no torch and no tier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Activate,
@@ -36,12 +36,13 @@ from freight.model.programme import (
     Weight,
 )
 from freight.model.rope_config import RopeConfig
-from freight.model.switches import Experts, ModelConfig
+from freight.model.switches import Experts, Latent, ModelConfig
 from freight.quantities import align_down, align_up
 
 __all__ = ["build_programme", "count_parameters", "tensor_shapes"]
 
 _HEAD_CHUNK_MIN_ROWS: Final = 256
+_LATENT_EPS: Final = 1e-6
 _HEAD_GRANULE_ROWS: Final = max(GROUP_SIZES)
 """Groups of compressed rows begin where chunks do."""
 
@@ -91,7 +92,7 @@ class _Builder:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.sizes: Mapping[str, int] = {
+        self.sizes: dict[str, int] = {
             "D": config.hidden_size,
             "E": config.embedding_size,
             "F": config.intermediate_size,
@@ -106,6 +107,16 @@ class _Builder:
             "Z": config.experts.shared_size if config.experts else 0,
             "1": 1,
         }
+        if (latent := config.latent) is not None:
+            turned = config.head_dim - latent.rank
+            self.sizes |= {
+                "C": latent.rank,
+                "A": latent.rank + turned,
+                "W": latent.key_width + turned,
+                "B": latent.key_width + latent.value_width,
+                "U": latent.value_width,
+                "Q": latent.query_rank or 0,
+            }
 
     # -- weights and common steps --------------------------------------------------------------
 
@@ -180,7 +191,10 @@ class _Builder:
     def attention(self, layer: int) -> Unit:
         c, prefix = self.config, f"layers.{layer}.attention"
         steps, x = self.entered(prefix)
-        steps += self.queries_keys_values(prefix, x, c.ropes[layer])
+        if c.latent is None:
+            steps += self.queries_keys_values(prefix, x, c.ropes[layer])
+        else:
+            steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
         steps.append(
             Attend(
                 q="q",
@@ -198,8 +212,14 @@ class _Builder:
                 sinks=self.vector(f"{prefix}.sinks", "N") if c.attention_sinks else None,
             )
         )
+        attended, dims = "attended", "NH"
+        if c.latent is not None:
+            attended, dims = "values", "NU"
+            steps.append(
+                ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
+            )
         # In a parallel block the MLP must still find the residual stream as it was.
-        last = self.project(f"{prefix}.out", "attended", "aside", ("D", "NH"), c.out_bias)
+        last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
@@ -228,6 +248,45 @@ class _Builder:
             if rope is not None:
                 steps.append(Rotate(x=name, num_heads=count, rope=rope))
         return steps
+
+    def latent_queries_keys(
+        self, prefix: str, x: str, latent: Latent, rope: RopeConfig | None
+    ) -> list[Step]:
+        c = self.config
+        assert rope is not None
+        widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
+        steps: list[Step] = []
+        source, dims = x, "D"
+        if latent.query_rank is not None:
+            name = f"{prefix}.q_down"
+            steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
+            steps.append(self.latent_norm(f"{name}_norm", "narrow", "Q"))
+            source, dims = "narrow", "Q"
+        steps += [
+            self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
+            AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
+            Rotate(x="q", num_heads=c.num_heads, rope=rope),
+            self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
+            SplitLatent(x="kept", latent="latent", turned="turned", **widths),
+            self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
+            Rotate(x="turned", num_heads=1, rope=rope),
+            JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
+        ]
+        return steps
+
+    def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
+        """What makes keys and values of a latent."""
+        return {
+            "weight": self.matrix(f"{prefix}.kv_up", "NB", "C"),
+            "num_heads": self.config.num_heads,
+            "key_width": latent.key_width,
+            "value_width": latent.value_width,
+            "turned_width": self.config.head_dim - latent.rank,
+        }
+
+    def latent_norm(self, name: str, x: str, dim: str) -> Norm:
+        weight = self.vector(name, dim)
+        return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=_LATENT_EPS)
 
     def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:
         heads = "N" if x == "q" else "K"
@@ -296,6 +355,7 @@ class _Builder:
                 scale=experts.scale,
                 corrections=corrections,
                 num_groups=experts.num_groups,
+                best_of_group=experts.best_of_group,
                 groups_chosen=experts.groups_per_token,
             ),
         )

@@ -24,6 +24,8 @@ from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, attend_stems, sink
 from freight.model.kv_view import KVView
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
 from freight.model.number_format import TILE_ROWS, integer_scratch
 from freight.model.programme import (
     Activate,
@@ -132,6 +134,22 @@ class Frame:
     def numbers(self, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
         """What takes so many numbers from the workspace."""
         return lambda count: self.workspace.take(count, dtype=dtype)
+
+    def plain(self, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+        """All of a matrix, in the workspace unless it lies there as it is."""
+        parts = self.weights[weight.name]
+        first = parts[0][1]
+        if len(parts) == 1 and isinstance(first, torch.Tensor) and first.dtype == dtype:
+            return first
+        whole = self.workspace.take(weight.num_rows, weight.num_columns, dtype=dtype)
+        for begin, rows in parts:
+            own = whole[begin : begin + rows.shape[0]]
+            if isinstance(rows, CompressedRows):
+                dequantise(rows, own)
+            else:
+                assert isinstance(rows, torch.Tensor), "no integer products are made of it"
+                own.copy_(rows)
+        return whole
 
     def vector(self, weight: Weight) -> torch.Tensor:
         rows = self.weights[weight.name][0][1]
@@ -311,6 +329,33 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
 
 
+def _split_latent(step: SplitLatent, frame: Frame) -> None:
+    x = frame.values[step.x]
+    latent = frame.new(step.latent, x, step.latent_width)
+    split_latent(step, x, latent, frame.new(step.turned, x, step.turned_width))
+
+
+def _join_latent(step: JoinLatent, frame: Frame) -> None:
+    x, width = frame.values[step.x], step.latent_width + step.turned_width
+    k, v = (frame.new(name, x, width) for name in (step.k, step.v))
+    join_latent(step, x, frame.values[step.turned], k, v)
+
+
+def _absorb_keys(step: AbsorbKeys, frame: Frame) -> None:
+    x = frame.values[step.x]
+    width = step.num_heads * (step.turned_width + step.weight.num_columns)
+    out = frame.new(step.out, x, width)
+    with frame.workspace.frame():
+        absorb_keys(step, x, frame.plain(step.weight, x.dtype), out, frame.workspace)
+
+
+def _expand_values(step: ExpandValues, frame: Frame) -> None:
+    x = frame.values[step.x]
+    out = frame.new(step.out, x, step.num_heads * step.value_width)
+    with frame.workspace.frame():
+        expand_values(step, x, frame.plain(step.weight, x.dtype), out, frame.workspace)
+
+
 def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
@@ -424,5 +469,9 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Route: _route,
     Scale: _scale,
     Split: _split,
+    SplitLatent: _split_latent,
+    JoinLatent: _join_latent,
+    AbsorbKeys: _absorb_keys,
+    ExpandValues: _expand_values,
     Weigh: _weigh,
 }

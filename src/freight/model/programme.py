@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import Grouped
 from freight.model.rope_config import RopeConfig
 
@@ -41,6 +42,7 @@ __all__ = [
     "Weigh",
     "Weight",
     "changed_values",
+    "latent_elements",
 ]
 
 UnitKind = Literal["embedding", "attention", "mlp", "router", "expert", "head"]
@@ -221,7 +223,7 @@ class Route:
     """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
     sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
     times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
-    ``groups_chosen`` with the highest sum of their two highest count."""
+    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count."""
 
     x: str
     num_chosen: int
@@ -231,6 +233,7 @@ class Route:
     corrections: Weight | None = None
     num_groups: int = 1
     groups_chosen: int = 1
+    best_of_group: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,6 +276,10 @@ Step = (
     | Cap
     | Route
     | Weigh
+    | SplitLatent
+    | JoinLatent
+    | AbsorbKeys
+    | ExpandValues
     | Dispatch
     | Combine
 )
@@ -297,7 +304,8 @@ class Unit:
     parts: list[Unit] = field(init=False, compare=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        weights = tuple(weight for step in self.steps for weight in _weights_of(step))
+        found = (weight for step in self.steps for weight in _weights_of(step))
+        weights = tuple(dict.fromkeys(found))
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "num_elements", sum(w.num_elements for w in weights))
 
@@ -333,6 +341,7 @@ class Unit:
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, projections only."""
         elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))
+        elements += sum(latent_elements(step) for step in self.steps)
         return 2 * num_tokens * elements
 
     def attention_flops(self, num_query_key_pairs: int) -> int:
@@ -341,10 +350,26 @@ class Unit:
         return sum(4 * s.num_heads * s.head_dim * num_query_key_pairs for s in steps)
 
 
+_LatentStep = SplitLatent | JoinLatent | AbsorbKeys | ExpandValues
+
+
+def latent_elements(step: Step) -> int:
+    """Of the weights that a step multiplies each head's part of a token by."""
+    if isinstance(step, AbsorbKeys):
+        return step.num_heads * step.key_width * step.weight.num_columns
+    if isinstance(step, ExpandValues):
+        return step.num_heads * step.value_width * step.weight.num_columns
+    return 0
+
+
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
-    if isinstance(step, Embed | Norm | Project | Attend | Dispatch):
+    if isinstance(step, Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues):
         return (step.out,)
+    if isinstance(step, SplitLatent):
+        return step.latent, step.turned
+    if isinstance(step, JoinLatent):
+        return step.k, step.v
     if isinstance(step, Split):
         return step.q, step.k, step.v
     return () if isinstance(step, Route) else (step.x,)
@@ -354,20 +379,21 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch)
+    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | _LatentStep)
 
 
 def _read_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step up to attention reads."""
     if isinstance(step, Embed | Attend):
         return ()
-    return (
-        (step.x, step.y) if isinstance(step, Add | Multiply | Gate | Weigh | Combine) else (step.x,)
-    )
+    if isinstance(step, JoinLatent):
+        return step.x, step.turned
+    takes_two = isinstance(step, Add | Multiply | Gate | Weigh | Combine)
+    return (step.x, step.y) if takes_two else (step.x,)
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
-    if isinstance(step, Embed | AddPositions | Norm | Project):
+    if isinstance(step, Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues):
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias

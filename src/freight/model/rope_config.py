@@ -159,6 +159,9 @@ def _read_rope(
         outside = "original_max_position_embeddings" in config.raw
         fields["original_max_positions"] = (config if outside else rope).count(length)
     share = rope.number(Key(names=("partial_rotary_factor",), default=share)) or 1.0
+    width = config.count(keys["rotary_width"])
     if rope.problems:
         return None
-    return RopeConfig(rotary_dim=int(switches["head_dim"] * share), **fields)
+    if width is None:
+        width = int(switches["head_dim"] * share)
+    return RopeConfig(rotary_dim=width, **fields)

@@ -34,7 +34,7 @@ def choose_experts(
     shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
     wanted = shares if corrections is None else shares + corrections.float()
     if step.num_groups > 1:
-        wanted = _in_best_groups(wanted, step.num_groups, step.groups_chosen)
+        wanted = _in_best_groups(wanted, step)
     experts = torch.topk(wanted, step.num_chosen, dim=-1).indices
     weights = shares.gather(1, experts)
     if step.normalised:
@@ -43,10 +43,10 @@ def choose_experts(
     out.weights.copy_(weights * step.scale)
 
 
-def _in_best_groups(wanted: torch.Tensor, num_groups: int, num_chosen: int) -> torch.Tensor:
-    """Of wanted [T, X] those in the best groups of neighbours, by their two best; else -inf."""
-    groups = wanted.view(len(wanted), num_groups, -1)
-    best = torch.topk(groups, 2, dim=-1).values.sum(dim=-1)
+def _in_best_groups(wanted: torch.Tensor, step: Route) -> torch.Tensor:
+    """Of wanted [T, X] those in the best groups of neighbours; else -inf."""
+    groups = wanted.view(len(wanted), step.num_groups, -1)
+    best = torch.topk(groups, step.best_of_group, dim=-1).values.sum(dim=-1)
     left_out = torch.ones_like(best, dtype=torch.bool)
-    left_out.scatter_(1, torch.topk(best, num_chosen, dim=-1).indices, False)
+    left_out.scatter_(1, torch.topk(best, step.groups_chosen, dim=-1).indices, False)
     return groups.masked_fill(left_out[..., None], float("-inf")).view(wanted.shape)

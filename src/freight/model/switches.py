@@ -14,7 +14,7 @@ from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 
-__all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "refusal"]
+__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "refusal"]
 
 _COUNTS: Final = (
     "num_layers",
@@ -50,7 +50,7 @@ class Experts:
     ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
     "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
     to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
-    that are among the ``groups_per_token`` whose two best are highest. With ``normalised`` the
+    that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With ``normalised`` the
     weights of a token's experts sum to one; all are multiplied by ``scale``. Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``.
@@ -67,8 +67,22 @@ class Experts:
     has_corrections: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
+    best_of_group: int = 2
     shared_size: int = 0
     shared_gate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
+    that is rotated (DeepSeek-V2). Of a query ``key_width`` numbers meet what that becomes for a
+    head, whose values have ``value_width``; queries are made of ``query_rank`` numbers, where there
+    is such a rank."""
+
+    rank: int
+    key_width: int
+    value_width: int
+    query_rank: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +102,7 @@ class ModelConfig:
     Gates are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no
     larger than ``gate_limit``, where there is one; else what ``activation`` says. All
     updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
+    With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -135,6 +150,7 @@ class ModelConfig:
     position_offset: int
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
+    latent: Latent | None
     dtype: str
     packing: Packing | None = None
     kv_format: Grouped | None = None
@@ -159,6 +175,11 @@ class ModelConfig:
     def rotary_columns(self) -> int:
         """Elements of a head that are rotated, over all ways."""
         return sum(rope.rotary_dim for rope in self.rotations)
+
+    @property
+    def has_query_rank(self) -> bool:
+        """Whether queries are made of fewer numbers first."""
+        return self.latent is not None and self.latent.query_rank is not None
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -219,7 +240,22 @@ def _contradictions(config: ModelConfig) -> list[str]:
             problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
+    problems += _latent_problems(config)
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
+
+
+def _latent_problems(config: ModelConfig) -> list[str]:
+    latent = config.latent
+    if latent is None:
+        return []
+    widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
+    problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
+    turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
+    if config.num_kv_heads != 1 or turned != {config.head_dim - latent.rank}:
+        problems.append("keys of latents are not one head of a latent and what is rotated")
+    if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
+        problems.append("latent attention has projections and norms of its own, and no sinks")
+    return problems
 
 
 def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
@@ -232,13 +268,15 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(
             f"{len(experts.layers)} of {config.num_layers} layers say what MLP they have"
         )
+    if experts.best_of_group not in (1, 2):
+        problems.append(f"a group counts by its {experts.best_of_group} best, not by one or two")
     if experts.scores not in ("softmax", "sigmoid"):
         problems.append(f"experts are chosen by {experts.scores!r}, not by softmax or sigmoid")
     if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
         problems.append(f"{experts.num_experts} experts are no {experts.num_groups} groups")
     elif not 1 <= experts.groups_per_token <= experts.num_groups:
         problems.append(f"{experts.groups_per_token} of {experts.num_groups} groups are chosen")
-    elif experts.num_groups > 1 and experts.num_experts < 2 * experts.num_groups:
+    elif experts.num_experts < experts.best_of_group * experts.num_groups > experts.best_of_group:
         problems.append("a group has one expert, where the two best of each are looked at")
     if not experts.scale > 0:
         problems.append(f"the experts' weights are multiplied by {experts.scale}")

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import Compressed, Grouped, MicroFloats, PerRow, ShortExponents
 from freight.model.programme import (
     Activate,
@@ -57,6 +58,10 @@ _PASSES: Final[Mapping[type, float]] = {
     Scale: 2.0,
     Weigh: 2.0,
     AddPositions: 5.0,
+    SplitLatent: 2.0,
+    JoinLatent: 4.0,
+    AbsorbKeys: 4.0,
+    ExpandValues: 4.0,
     Dispatch: 2.0,
     Combine: 4.0,
     Embed: 4.0,
@@ -441,5 +446,7 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
     elif isinstance(step, Attend):
         columns[step.out] = step.num_heads * step.head_dim
+    elif isinstance(step, SplitLatent):
+        columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
     elif isinstance(step, Dispatch):
         columns[step.out] = columns.get(step.x, max(w.num_columns for w in unit.weights))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import DTYPE_BYTES, TILE_ROWS, PerRow, integer_scratch
 from freight.model.programme import (
     AddPositions,
@@ -158,6 +159,20 @@ def _unit_bytes(
             scratch = columns[step.x] * size // 2
         elif isinstance(step, AddPositions | Gate):
             scratch = columns[step.x] * size
+        elif isinstance(step, SplitLatent):
+            columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
+        elif isinstance(step, JoinLatent):
+            width = step.latent_width + step.turned_width
+            columns |= {step.k: width, step.v: width}
+        elif isinstance(step, AbsorbKeys | ExpandValues):
+            rank = step.weight.num_columns
+            own_width = step.key_width if isinstance(step, AbsorbKeys) else step.value_width
+            wide = step.turned_width + rank
+            columns[step.out] = step.num_heads * (
+                wide if isinstance(step, AbsorbKeys) else own_width
+            )
+            scratch = step.num_heads * (own_width + rank) * size
+            sums = step.weight.num_elements * size
         elif isinstance(step, Attend):
             columns[step.out] = columns[step.q]
         held += sum(columns[name] for name in set(columns) - before) * size

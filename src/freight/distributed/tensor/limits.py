@@ -41,6 +41,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
         "rotation of neighbours": any(rope.pairs for rope in config.rotations),
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,
+        "keys and values as latents": config.latent is not None,
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from freight.model.families.cohere import COHERE, COHERE2
+from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from freight.model.families.exaone import EXAONE4
 from freight.model.families.falcon import FALCON
 from freight.model.families.gemma2 import GEMMA2
@@ -71,6 +72,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm": GLM,
     "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,

@@ -9,13 +9,13 @@ from typing import Any, Final
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, fixed, read
 
-__all__ = ["GLM4_MOE"]
+__all__ = ["GLM4_MOE", "name_experts"]
 
 _EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
 _SHARED: Final = "model.layers.{i}.mlp.shared_experts"
 
 
-def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def name_experts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first layers are plain; the MLP for all is as wide as so many experts."""
     num_layers, plain = raw.get("num_hidden_layers"), raw.get("first_k_dense_replace", 1)
     width, shared = raw.get("moe_intermediate_size", 1408), raw.get("n_shared_experts", 1)
@@ -63,5 +63,5 @@ GLM4_MOE: Final = Family(
         "layers.{i}.experts.{e}.up": f"{_EXPERT}.up_proj.weight",
         "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
     },
-    prepare=_spell_out,
+    prepare=name_experts,
 )

@@ -228,5 +228,11 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "groups_per_token": fixed(1),
     "shared_size": fixed(0),
     "shared_gate": fixed(False),
+    "best_of_group": fixed(2),
+    "rotary_width": fixed(None),
+    "latent_rank": fixed(None),
+    "query_rank": fixed(None),
+    "latent_key_width": fixed(128),
+    "latent_value_width": fixed(128),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

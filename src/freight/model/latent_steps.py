@@ -1,0 +1,67 @@
+"""Steps of attention over latents (DeepSeek-V2, 2405.04434, section 2.1), as data.
+
+All heads share one key, whose first R columns are rotated and whose other C are the latent, which
+is their value, too. What would make keys and values of each head of it, one matrix [N (P + U), C] of
+P rows for keys and U for values of each head, is taken into queries and into what was attended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from freight.model.programme import Weight
+
+__all__ = ["AbsorbKeys", "ExpandValues", "JoinLatent", "SplitLatent"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitLatent:
+    """latent [T, C], turned [T, R] = the columns of x"""
+
+    x: str
+    latent: str
+    turned: str
+    latent_width: int
+    turned_width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinLatent:
+    """k [T, R + C] = turned and x, side by side; v = zeros and x"""
+
+    x: str
+    turned: str
+    k: str
+    v: str
+    latent_width: int
+    turned_width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbsorbKeys:
+    """out [T, N, R + C] = of each head's query in x [T, N, P + R] the last R, and the first P times
+    the head's rows for keys"""
+
+    x: str
+    out: str
+    weight: Weight
+    num_heads: int
+    key_width: int
+    value_width: int
+    turned_width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpandValues:
+    """out [T, N, U] = the last C of what each head attended, x [T, N, R + C], times its rows for
+    values, transposed"""
+
+    x: str
+    out: str
+    weight: Weight
+    num_heads: int
+    key_width: int
+    value_width: int
+    turned_width: int
