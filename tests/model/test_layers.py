@@ -19,7 +19,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from freight.model.families import ACTIVATIONS
-from freight.model.layers import Angles, Frame, WeightParts, run_unit
+from freight.model.frame import Angles, Frame, WeightParts
+from freight.model.layers import run_unit
 from freight.model.programme import (
     Activate,
     Add,

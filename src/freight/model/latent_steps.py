@@ -1,19 +1,24 @@
 """Steps of attention over latents (DeepSeek-V2, 2405.04434, section 2.1), as data.
 
 All heads share one key, whose first R columns are rotated and whose other C are the latent, which
-is their value, too. What would make keys and values of each head of it, one matrix [N (P + U), C] of
-P rows for keys and U for values of each head, is taken into queries and into what was attended.
+is their value, too. What would make keys and values of each head of it, one matrix [N (P + U), C]
+of P rows for keys and U for values of each head, is taken into queries and into what was attended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from freight.model.programme import Weight
+from freight.model.weight import Weight
 
-__all__ = ["AbsorbKeys", "ExpandValues", "JoinLatent", "SplitLatent"]
+__all__ = [
+    "AbsorbKeys",
+    "ExpandValues",
+    "JoinLatent",
+    "LatentStep",
+    "SplitLatent",
+    "latent_elements",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,3 +70,15 @@ class ExpandValues:
     key_width: int
     value_width: int
     turned_width: int
+
+
+LatentStep = SplitLatent | JoinLatent | AbsorbKeys | ExpandValues
+
+
+def latent_elements(step: object) -> int:
+    """Of the weights that a step multiplies each head's part of a token by."""
+    if isinstance(step, AbsorbKeys):
+        return step.num_heads * step.key_width * step.weight.num_columns
+    if isinstance(step, ExpandValues):
+        return step.num_heads * step.value_width * step.weight.num_columns
+    return 0

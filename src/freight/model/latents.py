@@ -4,63 +4,49 @@ from __future__ import annotations
 
 import torch
 
+from freight.model.frame import Frame
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
-from freight.model.workspace import Workspace
 
 __all__ = ["absorb_keys", "expand_values", "join_latent", "split_latent"]
 
 
-def split_latent(
-    step: SplitLatent, x: torch.Tensor, latent: torch.Tensor, turned: torch.Tensor
-) -> None:
-    latent.copy_(x[:, : step.latent_width])
-    turned.copy_(x[:, step.latent_width :])
+def split_latent(step: SplitLatent, frame: Frame) -> None:
+    x = frame.values[step.x]
+    frame.new(step.latent, x, step.latent_width).copy_(x[:, : step.latent_width])
+    frame.new(step.turned, x, step.turned_width).copy_(x[:, step.latent_width :])
 
 
-def join_latent(
-    step: JoinLatent, latent: torch.Tensor, turned: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
-    border = step.turned_width
-    k[:, :border].copy_(turned)
-    k[:, border:].copy_(latent)
+def join_latent(step: JoinLatent, frame: Frame) -> None:
+    latent, border = frame.values[step.x], step.turned_width
+    k, v = (frame.new(name, latent, border + step.latent_width) for name in (step.k, step.v))
+    k[:, :border].copy_(frame.values[step.turned])
     v[:, :border].zero_()
-    v[:, border:].copy_(latent)
+    for out in (k, v):
+        out[:, border:].copy_(latent)
 
 
-def absorb_keys(
-    step: AbsorbKeys,
-    x: torch.Tensor,
-    matrix: torch.Tensor,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """``matrix`` [N (P + U), C] is in x's type."""
-    tokens, heads, border = x.shape[0], step.num_heads, step.turned_width
-    queries, absorbed = x.view(tokens, heads, -1), out.view(tokens, heads, -1)
-    absorbed[..., :border].copy_(queries[..., step.key_width :])
-    rows = matrix.view(heads, -1, matrix.shape[1])[:, : step.key_width]
-    with workspace.frame():
-        own = workspace.take(heads, tokens, step.key_width, dtype=x.dtype)
+def absorb_keys(step: AbsorbKeys, frame: Frame) -> None:
+    x, heads, border = frame.values[step.x], step.num_heads, step.turned_width
+    rank = step.weight.num_columns
+    out = frame.new(step.out, x, heads * (border + rank)).view(len(x), heads, -1)
+    queries = x.view(len(x), heads, -1)
+    out[..., :border].copy_(queries[..., step.key_width :])
+    with frame.workspace.frame():
+        rows = frame.plain(step.weight, x.dtype).view(heads, -1, rank)[:, : step.key_width]
+        own = frame.workspace.take(heads, len(x), step.key_width, dtype=x.dtype)
         own.copy_(queries[..., : step.key_width].transpose(0, 1))
-        found = workspace.take(heads, tokens, matrix.shape[1], dtype=x.dtype)
+        found = frame.workspace.take(heads, len(x), rank, dtype=x.dtype)
         torch.bmm(own, rows, out=found)
-        absorbed[..., border:].copy_(found.transpose(0, 1))
+        out[..., border:].copy_(found.transpose(0, 1))
 
 
-def expand_values(
-    step: ExpandValues,
-    x: torch.Tensor,
-    matrix: torch.Tensor,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """Likewise."""
-    tokens, heads, border = x.shape[0], step.num_heads, step.turned_width
-    attended, values = x.view(tokens, heads, -1), out.view(tokens, heads, -1)
-    rows = matrix.view(heads, -1, matrix.shape[1])[:, step.key_width :]
-    with workspace.frame():
-        own = workspace.take(heads, tokens, matrix.shape[1], dtype=x.dtype)
-        own.copy_(attended[..., border:].transpose(0, 1))
-        found = workspace.take(heads, tokens, step.value_width, dtype=x.dtype)
+def expand_values(step: ExpandValues, frame: Frame) -> None:
+    x, heads, rank = frame.values[step.x], step.num_heads, step.weight.num_columns
+    out = frame.new(step.out, x, heads * step.value_width).view(len(x), heads, -1)
+    with frame.workspace.frame():
+        rows = frame.plain(step.weight, x.dtype).view(heads, -1, rank)[:, step.key_width :]
+        own = frame.workspace.take(heads, len(x), rank, dtype=x.dtype)
+        own.copy_(x.view(len(x), heads, -1)[..., step.turned_width :].transpose(0, 1))
+        found = frame.workspace.take(heads, len(x), step.value_width, dtype=x.dtype)
         torch.bmm(own, rows.transpose(1, 2), out=found)
-        values.copy_(found.transpose(0, 1))
+        out.copy_(found.transpose(0, 1))

@@ -7,7 +7,7 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -17,13 +17,11 @@ from freight.kernels.integers import (
     IntegerRows,
     IntegerTokens,
     integer_product,
-    quantise_tokens,
 )
-from freight.kernels.pages import Pages
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, attend_stems, sink
-from freight.model.kv_view import KVView
+from freight.model.frame import Frame, Rows
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
 from freight.model.number_format import TILE_ROWS, integer_scratch
@@ -47,114 +45,12 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
-    Weight,
     changed_values,
 )
-from freight.model.rope_config import RopeConfig
-from freight.model.routes import Routes, choose_experts
+from freight.model.routes import choose_experts
 from freight.model.workspace import Workspace
 
-__all__ = [
-    "Angles",
-    "DelegatedTokens",
-    "Frame",
-    "Rows",
-    "WeightParts",
-    "run_unit",
-    "select_rows",
-]
-
-Rows = torch.Tensor | CompressedRows | IntegerRows
-WeightParts = Sequence[tuple[int, Rows]]
-"""A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
-compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
-integer rows as integers. Plain rows may be narrower than the tokens."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Angles:
-    """Cosines and sines [T, rotary/2] of what tokens are rotated by, in the compute dtype."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def of(self, tokens: slice | torch.Tensor) -> Angles:
-        return Angles(cos=self.cos[tokens], sin=self.sin[tokens])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DelegatedTokens:
-    """Tokens from ``first`` on are attended elsewhere: where their queries [n, N, H], keys and
-    values [n, K, H] are put."""
-
-    first: int
-    targets: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(kw_only=True, slots=True)
-class Frame:
-    """What the steps of one unit see: values by name, and where the rows' keys are.
-
-    ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
-    each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with
-    the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
-    tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are attended elsewhere.
-    """
-
-    weights: Mapping[str, WeightParts]
-    workspace: Workspace
-    values: dict[str, torch.Tensor]
-    angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
-    positions: torch.Tensor | None = None
-    kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
-    delegated: DelegatedTokens | None = None
-    routes: Routes | None = None
-    chosen: torch.Tensor | None = None
-    shares: torch.Tensor | None = None
-    integers: dict[str, IntegerTokens] = field(default_factory=dict)
-    """Values as integers, until they change: several products take the same one."""
-
-    def new(self, name: str, like: torch.Tensor, num_columns: int) -> torch.Tensor:
-        """A value of as many rows as ``like``, in the workspace unless it is there already."""
-        if name not in self.values:
-            self.values[name] = self.workspace.take(like.shape[0], num_columns, dtype=like.dtype)
-        return self.values[name]
-
-    def tokens(self, name: str) -> IntegerTokens:
-        """A value as integers."""
-        if name not in self.integers:
-            x = self.values[name]
-            self.integers[name] = IntegerTokens(
-                codes=self.workspace.take(*x.shape, dtype=torch.int8),
-                scales=self.workspace.take(x.shape[0], dtype=torch.float32),
-            )
-            quantise_tokens(x, self.integers[name])
-        return self.integers[name]
-
-    def numbers(self, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
-        """What takes so many numbers from the workspace."""
-        return lambda count: self.workspace.take(count, dtype=dtype)
-
-    def plain(self, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-        """All of a matrix, in the workspace unless it lies there as it is."""
-        parts = self.weights[weight.name]
-        first = parts[0][1]
-        if len(parts) == 1 and isinstance(first, torch.Tensor) and first.dtype == dtype:
-            return first
-        whole = self.workspace.take(weight.num_rows, weight.num_columns, dtype=dtype)
-        for begin, rows in parts:
-            own = whole[begin : begin + rows.shape[0]]
-            if isinstance(rows, CompressedRows):
-                dequantise(rows, own)
-            else:
-                assert isinstance(rows, torch.Tensor), "no integer products are made of it"
-                own.copy_(rows)
-        return whole
-
-    def vector(self, weight: Weight) -> torch.Tensor:
-        rows = self.weights[weight.name][0][1]
-        assert isinstance(rows, torch.Tensor)
-        return rows.view(-1)
+__all__ = ["run_unit", "select_rows"]
 
 
 def run_unit(unit: Unit, frame: Frame) -> None:
@@ -329,33 +225,6 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
 
 
-def _split_latent(step: SplitLatent, frame: Frame) -> None:
-    x = frame.values[step.x]
-    latent = frame.new(step.latent, x, step.latent_width)
-    split_latent(step, x, latent, frame.new(step.turned, x, step.turned_width))
-
-
-def _join_latent(step: JoinLatent, frame: Frame) -> None:
-    x, width = frame.values[step.x], step.latent_width + step.turned_width
-    k, v = (frame.new(name, x, width) for name in (step.k, step.v))
-    join_latent(step, x, frame.values[step.turned], k, v)
-
-
-def _absorb_keys(step: AbsorbKeys, frame: Frame) -> None:
-    x = frame.values[step.x]
-    width = step.num_heads * (step.turned_width + step.weight.num_columns)
-    out = frame.new(step.out, x, width)
-    with frame.workspace.frame():
-        absorb_keys(step, x, frame.plain(step.weight, x.dtype), out, frame.workspace)
-
-
-def _expand_values(step: ExpandValues, frame: Frame) -> None:
-    x = frame.values[step.x]
-    out = frame.new(step.out, x, step.num_heads * step.value_width)
-    with frame.workspace.frame():
-        expand_values(step, x, frame.plain(step.weight, x.dtype), out, frame.workspace)
-
-
 def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
@@ -469,9 +338,9 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Route: _route,
     Scale: _scale,
     Split: _split,
-    SplitLatent: _split_latent,
-    JoinLatent: _join_latent,
-    AbsorbKeys: _absorb_keys,
-    ExpandValues: _expand_values,
+    SplitLatent: split_latent,
+    JoinLatent: join_latent,
+    AbsorbKeys: absorb_keys,
+    ExpandValues: expand_values,
     Weigh: _weigh,
 }

@@ -14,9 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.latent_steps import (
+    AbsorbKeys,
+    ExpandValues,
+    JoinLatent,
+    LatentStep,
+    SplitLatent,
+    latent_elements,
+)
 from freight.model.number_format import Grouped
 from freight.model.rope_config import RopeConfig
+from freight.model.weight import Weight
 
 __all__ = [
     "Activate",
@@ -42,37 +50,10 @@ __all__ = [
     "Weigh",
     "Weight",
     "changed_values",
-    "latent_elements",
 ]
 
 UnitKind = Literal["embedding", "attention", "mlp", "router", "expert", "head"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weight:
-    """A parameter: a matrix whose rows are ``out_dims`` and whose columns are ``in_dims``.
-
-    A vector (a norm's gain, a bias) is a matrix of one row. ``name`` is the logical name that the
-    family table maps to the checkpoint; ``first_row`` is not 0 where a unit uses rows of a tensor.
-    A vector that ``is_wide`` is kept in float32, whatever is computed with.
-    """
-
-    name: str
-    out_dims: tuple[str, ...]
-    in_dims: tuple[str, ...]
-    num_rows: int
-    num_columns: int
-    first_row: int = 0
-    is_wide: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        return self.num_rows * self.num_columns
-
-    @property
-    def is_matrix(self) -> bool:
-        return bool(self.out_dims)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,10 +257,7 @@ Step = (
     | Cap
     | Route
     | Weigh
-    | SplitLatent
-    | JoinLatent
-    | AbsorbKeys
-    | ExpandValues
+    | LatentStep
     | Dispatch
     | Combine
 )
@@ -350,18 +328,6 @@ class Unit:
         return sum(4 * s.num_heads * s.head_dim * num_query_key_pairs for s in steps)
 
 
-_LatentStep = SplitLatent | JoinLatent | AbsorbKeys | ExpandValues
-
-
-def latent_elements(step: Step) -> int:
-    """Of the weights that a step multiplies each head's part of a token by."""
-    if isinstance(step, AbsorbKeys):
-        return step.num_heads * step.key_width * step.weight.num_columns
-    if isinstance(step, ExpandValues):
-        return step.num_heads * step.value_width * step.weight.num_columns
-    return 0
-
-
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
     if isinstance(step, Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues):
@@ -379,7 +345,7 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | _LatentStep)
+    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | LatentStep)
 
 
 def _read_values(step: Step) -> tuple[str, ...]:
@@ -388,8 +354,9 @@ def _read_values(step: Step) -> tuple[str, ...]:
         return ()
     if isinstance(step, JoinLatent):
         return step.x, step.turned
-    takes_two = isinstance(step, Add | Multiply | Gate | Weigh | Combine)
-    return (step.x, step.y) if takes_two else (step.x,)
+    if isinstance(step, Add | Multiply | Gate | Weigh | Combine):
+        return step.x, step.y
+    return (step.x,)
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:

@@ -50,8 +50,9 @@ class Experts:
     ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
     "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
     to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
-    that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With ``normalised`` the
-    weights of a token's experts sum to one; all are multiplied by ``scale``. Beside them is an MLP
+    that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
+    ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
+    Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``.
     """

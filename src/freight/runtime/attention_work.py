@@ -12,8 +12,9 @@ import torch
 
 from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
+from freight.model.frame import DelegatedTokens, Frame
 from freight.model.kv_view import KVView
-from freight.model.layers import DelegatedTokens, Frame, run_unit
+from freight.model.layers import run_unit
 from freight.model.programme import Unit
 from freight.model.workspace import Workspace
 from freight.plan.operation import Kind, Operation

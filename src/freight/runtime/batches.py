@@ -19,8 +19,8 @@ from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
+from freight.model.frame import Angles
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
-from freight.model.layers import Angles
 from freight.model.programme import Programme
 from freight.model.rope import inverse_frequencies
 from freight.model.rope_config import RopeConfig, depends_on_length

@@ -12,7 +12,8 @@ import torch
 
 from freight.memory.activations import gather
 from freight.model.batch import MicroBatch
-from freight.model.layers import Frame, WeightParts, run_unit
+from freight.model.frame import Frame, WeightParts
+from freight.model.layers import run_unit
 from freight.model.programme import Unit
 from freight.model.workspace import Workspace
 from freight.plan.policy import Policy

@@ -16,7 +16,8 @@ from freight.memory.activations import scatter
 from freight.memory.transfer import Link, host_view
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
-from freight.model.layers import Frame, run_unit, select_rows
+from freight.model.frame import Frame
+from freight.model.layers import run_unit, select_rows
 from freight.model.programme import Embed, Programme, Unit
 from freight.model.routes import Routes
 from freight.plan.operation import Kind, Operation

@@ -25,7 +25,8 @@ from freight.kernels.products import Product, multiply, scratch_values
 from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
-from freight.model.layers import Frame, run_unit
+from freight.model.frame import Frame
+from freight.model.layers import run_unit
 from freight.model.number_format import (
     TILE_ROWS,
     Grouped,

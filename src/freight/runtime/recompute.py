@@ -19,8 +19,9 @@ from freight.kernels.pages import Pages
 from freight.memory.kv_cache import Passage, RowPages
 from freight.model.batch import RowSpan
 from freight.model.config import ModelConfig
+from freight.model.frame import Angles, Frame, WeightParts
 from freight.model.kv_view import KVCopy, KVView
-from freight.model.layers import Angles, Frame, WeightParts, run_unit
+from freight.model.layers import run_unit
 from freight.model.programme import Attend, Unit
 from freight.model.rope import inverse_frequencies
 from freight.model.rope_config import RopeConfig

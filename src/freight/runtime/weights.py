@@ -15,7 +15,7 @@ from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows
 from freight.memory.tier import Arena
 from freight.memory.transfer import host_view
-from freight.model.layers import Rows, WeightParts
+from freight.model.frame import Rows, WeightParts
 from freight.model.number_format import Compressed, PerRow, find_compressed
 from freight.plan.forms import BLOCK
 from freight.plan.layout import UnitLayout, WeightLayout

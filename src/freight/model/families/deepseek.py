@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7 Flash: keys and values as latents, experts by groups, and
-one beside them for all. V2 scores by softmax, the others by sigmoids with corrections."""
+"""DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7 Flash: keys and values as latents, experts by groups,
+and one beside them for all. V2 scores by softmax, the others by sigmoids with corrections."""
 
 from __future__ import annotations
 

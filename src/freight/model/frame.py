@@ -1,0 +1,114 @@
+"""What the steps of a unit see: values by name, weights as parts, and where the rows' keys are.
+
+Which tier brought a weight, and when, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from freight.kernels.grouped import CompressedRows, dequantise
+from freight.kernels.integers import IntegerRows, IntegerTokens, quantise_tokens
+from freight.kernels.pages import Pages
+from freight.model.kv_view import KVView
+from freight.model.programme import Weight
+from freight.model.rope_config import RopeConfig
+from freight.model.routes import Routes
+from freight.model.workspace import Workspace
+
+__all__ = ["Angles", "DelegatedTokens", "Frame", "Rows", "WeightParts"]
+
+Rows = torch.Tensor | CompressedRows | IntegerRows
+WeightParts = Sequence[tuple[int, Rows]]
+"""A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
+compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
+integer rows as integers. Plain rows may be narrower than the tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Angles:
+    """Cosines and sines [T, rotary/2] of what tokens are rotated by, in the compute dtype."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def of(self, tokens: slice | torch.Tensor) -> Angles:
+        return Angles(cos=self.cos[tokens], sin=self.sin[tokens])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DelegatedTokens:
+    """Tokens from ``first`` on are attended elsewhere: where their queries [n, N, H], keys and
+    values [n, K, H] are put."""
+
+    first: int
+    targets: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(kw_only=True, slots=True)
+class Frame:
+    """What the steps of one unit see: values by name, and where the rows' keys are.
+
+    ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
+    each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with
+    the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
+    tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are attended elsewhere.
+    """
+
+    weights: Mapping[str, WeightParts]
+    workspace: Workspace
+    values: dict[str, torch.Tensor]
+    angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
+    positions: torch.Tensor | None = None
+    kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
+    delegated: DelegatedTokens | None = None
+    routes: Routes | None = None
+    chosen: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
+    integers: dict[str, IntegerTokens] = field(default_factory=dict)
+    """Values as integers, until they change: several products take the same one."""
+
+    def new(self, name: str, like: torch.Tensor, num_columns: int) -> torch.Tensor:
+        """A value of as many rows as ``like``, in the workspace unless it is there already."""
+        if name not in self.values:
+            self.values[name] = self.workspace.take(like.shape[0], num_columns, dtype=like.dtype)
+        return self.values[name]
+
+    def tokens(self, name: str) -> IntegerTokens:
+        """A value as integers."""
+        if name not in self.integers:
+            x = self.values[name]
+            self.integers[name] = IntegerTokens(
+                codes=self.workspace.take(*x.shape, dtype=torch.int8),
+                scales=self.workspace.take(x.shape[0], dtype=torch.float32),
+            )
+            quantise_tokens(x, self.integers[name])
+        return self.integers[name]
+
+    def numbers(self, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+        """What takes so many numbers from the workspace."""
+        return lambda count: self.workspace.take(count, dtype=dtype)
+
+    def plain(self, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+        """All of a matrix, in the workspace unless it lies there as it is."""
+        parts = self.weights[weight.name]
+        first = parts[0][1]
+        if len(parts) == 1 and isinstance(first, torch.Tensor) and first.dtype == dtype:
+            return first
+        whole = self.workspace.take(weight.num_rows, weight.num_columns, dtype=dtype)
+        for begin, rows in parts:
+            own = whole[begin : begin + rows.shape[0]]
+            if isinstance(rows, CompressedRows):
+                dequantise(rows, own)
+            else:
+                assert isinstance(rows, torch.Tensor), "no integer products are made of it"
+                own.copy_(rows)
+        return whole
+
+    def vector(self, weight: Weight) -> torch.Tensor:
+        rows = self.weights[weight.name][0][1]
+        assert isinstance(rows, torch.Tensor)
+        return rows.view(-1)
