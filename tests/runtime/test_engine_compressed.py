@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXConfig, OPTConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import DeepseekV3Config, GPTNeoXConfig, OPTConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
@@ -30,7 +31,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import glm4_moe
+from .test_engine_parity import deepseek, glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -66,7 +67,7 @@ def compress(
     model: PreTrainedModel, bits: int, group_size: int, dim: str = "input"
 ) -> PreTrainedModel:
     """Every matrix but those that rows are looked up in."""
-    kinds = (torch.nn.Linear, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
+    kinds = (torch.nn.Linear, DeepseekV3TopkRouter, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
     matrices = [own.weight for own in model.modules() if isinstance(own, kinds)]
     matrices += [own for own in model.parameters() if own.dim() == 3]  # experts, one by one
     with torch.no_grad():
@@ -157,6 +158,17 @@ CONFIGS = {
         max_position_embeddings=256,
     ),
     "an MLP beside experts": glm4_moe(moe_intermediate_size=64),
+    "latents": deepseek(
+        DeepseekV3Config,
+        n_group=1,
+        topk_group=1,
+        kv_lora_rank=64,
+        q_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=32,
+        moe_intermediate_size=64,
+    ),
     "experts one behind the other": Qwen3MoeConfig(
         **{**tiny.SIZES, "head_dim": 32},
         num_experts=4,

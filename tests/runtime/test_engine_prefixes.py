@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, MistralConfig, PretrainedConfig
+from transformers import DeepseekV2Config, Gemma2Config, MistralConfig, PretrainedConfig
 
 from freight.model import layers
 from freight.model.batch import MicroBatch
@@ -22,7 +22,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
-from .test_engine_parity import gpt_oss
+from .test_engine_parity import deepseek, gpt_oss
 
 STEPS = 6
 OWN = tiny.prompts(12, 20)
@@ -319,6 +319,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "a window that some rows' beginnings outgrow": {"sliding_window": 44},
     "capped scores": {"architecture": "gemma2"},
     "sinks": {"architecture": "gpt-oss"},
+    "latents": {"architecture": "deepseek"},
+    "latents in 8 bits": {"architecture": "deepseek", "kv_bits": 8, "group_size": 32},
     "8-bit keys": {"kv_bits": 8, "group_size": 32},
     "the highest scores": {"sparse_attention": 0.3},
 }
@@ -338,6 +340,8 @@ def test_of_all_kinds_of_attention(
         config = Gemma2Config(**{**sizes, "sliding_window": 24, "attn_logit_softcapping": 2.0})
     if architecture == "gpt-oss":
         config = gpt_oss(sliding_window=24)
+    if architecture == "deepseek":
+        config = deepseek(DeepseekV2Config, q_lora_rank=None)
     model = tiny.make_model(tmp_path, config=config)
     params, chosen = SamplingParams(max_tokens=STEPS), POLICIES[policy]
     found = {

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import Cohere2Config, FalconConfig, MixtralConfig, OPTConfig, PretrainedConfig
+from transformers import (
+    Cohere2Config,
+    DeepseekV3Config,
+    FalconConfig,
+    MixtralConfig,
+    OPTConfig,
+    PretrainedConfig,
+)
 
 from freight.demo import MODEL_DIR
 from freight.distributed.pipeline import planning
@@ -26,7 +33,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
-from ...runtime.test_engine_parity import four_layers, gemma3, glm4_moe, gpt_oss
+from ...runtime.test_engine_parity import deepseek, four_layers, gemma3, glm4_moe, gpt_oss
 from .stages import answers, on_ranks
 
 STEPS = 8
@@ -183,6 +190,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gemma3": gemma3(sliding_window_pattern=4),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "glm4-moe": glm4_moe(num_hidden_layers=3),
+    "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
     "command-r7b": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
 }
 
