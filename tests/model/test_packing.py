@@ -67,7 +67,8 @@ def compressed(**group: Any) -> dict[str, Any]:
     ("config", "way"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8"),
+        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8 (blocks of None)"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 (e5m2)"),
         ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "nvfp4"}, "nvfp4"),
         ({"load_in_8bit": True}, "an unnamed way"),

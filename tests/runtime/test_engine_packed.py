@@ -5,8 +5,10 @@ bit, and the tokens are those of transformers with such weights, under every kin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     GptOssConfig,
     MixtralConfig,
     Phi3Config,
+    PretrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -30,7 +35,7 @@ from freight.memory.tier import host_arena
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import announced_formats, packed_formats
 from freight.model.config import read_config
-from freight.model.number_format import Grouped, MicroFloats, find_compressed
+from freight.model.number_format import EightFloats, Grouped, MicroFloats, find_compressed
 from freight.quantities import align_up
 from freight.runtime import device
 from freight.runtime.compressed_files import compressed_sources
@@ -38,6 +43,7 @@ from freight.runtime.loaders import CheckpointFiles, bounce_bytes
 from freight.runtime.options import EngineOptions
 
 from . import packed, tiny
+from .test_engine_parity import deepseek
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 6
@@ -162,7 +168,7 @@ def plain_tensors(directory: Path, kept: Path) -> dict[str, torch.Tensor]:
         if own is None:
             files.fill(name, 0, torch.atleast_2d(found[name]))
             continue
-        assert isinstance(own, Grouped | MicroFloats)
+        assert isinstance(own, Grouped | MicroFloats | EightFloats)
         rows, columns = source.shape
         raw = torch.empty(rows, own.row_bytes(columns), dtype=torch.uint8)
         files.fill(name, 0, raw)
@@ -256,6 +262,86 @@ def test_experts_whose_rows_take_turns(in_fours: bool, tmp_path: Path) -> None:
         own = {**options, "compressed_dir": tmp_path / "kept"}
         with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **own) as engine:
             assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+def make_fp8(
+    directory: Path, config: PretrainedConfig, scale_dtype: torch.dtype
+) -> PreTrainedModel:
+    """Blocks of 128 by 128 that share a scale, the last ones smaller; heads and routers stay."""
+    model = tiny.make_model(directory, config=config)
+    tensors = load_file(directory / "model.safetensors")
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+                continue
+            scales = torch.zeros([-(-size // 128) for size in module.weight.shape])
+            codes = torch.zeros(module.weight.shape, dtype=torch.float8_e4m3fn)
+            for row, column in product(*map(range, scales.shape)):
+                block = (slice(128 * row, 128 * row + 128), slice(128 * column, 128 * column + 128))
+                own = (module.weight[block].abs().max() / 448).to(scale_dtype)
+                scales[row, column] = own
+                codes[block] = (module.weight[block] / own).to(torch.float8_e4m3fn)
+                module.weight[block] = codes[block].float() * own
+            tensors[f"{name}.weight"] = codes
+            tensors[f"{name}.weight_scale_inv"] = scales.to(scale_dtype)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((directory / "config.json").read_text())
+    block = {"fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    raw["quantization_config"] = {"quant_method": "fp8", **block}
+    (directory / "config.json").write_text(json.dumps(raw))
+    return model
+
+
+FP8_MODELS = {
+    "qwen3": Qwen3Config(
+        **{**tiny.SIZES, "hidden_size": 192, "intermediate_size": 320, "head_dim": 48}
+    ),
+    "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1, hidden_size=192),
+}
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FP8_MODELS)
+def test_fp8(name: str, scale_dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make_fp8(tmp_path / "model", FP8_MODELS[name], scale_dtype)
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    own = model.model.layers[1].self_attn.o_proj.weight
+    assert torch.equal(found["layers.1.attention.out"], own)
+    config = read_config(tmp_path / "model")
+    formats = packed_formats(resolve(config, tmp_path / "model"))
+    if config.experts is None:  # transformers writes stacked experts as they are
+        assert announced_formats(config, imagined_sources(config, "float32")) == formats
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        chosen = {**options, "compressed_dir": tmp_path / "kept"}
+        with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **chosen) as engine:
+            assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scale": None}, "scale_inv is missing"),
+        ({"scale": torch.ones(2, 1)}, "blocks of 128 make it [2, 2]"),
+        ({"code": 0x7F}, "infinite or not numbers"),
+    ],
+    ids=str,
+)
+def test_fp8_that_is_wrong(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    make_fp8(tmp_path / "model", FP8_MODELS["qwen3"], torch.float32)
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    if "code" in change:
+        codes = tensors[name].view(torch.uint8)
+        codes[3, 5] = change["code"]
+    elif change["scale"] is None:
+        del tensors[f"{name}_scale_inv"]
+    else:
+        tensors[f"{name}_scale_inv"] = change["scale"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=re.escape(words)):
+        plain_tensors(tmp_path / "model", tmp_path / "kept")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -262,6 +263,12 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gpt-oss, all in sight": gpt_oss(sliding_window=256, swiglu_limit=0.5),
     "granite": granite(),
     "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "minimax m2": MiniMaxM2Config(
+        **{**tiny.SIZES, "head_dim": 24, "intermediate_size": 48},
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        rotary_dim=12,
+    ),
     "olmo2": Olmo2Config(**tiny.SIZES, attention_bias=True),
     "olmo3": olmo3(),
     "olmoe": OlmoeConfig(

@@ -14,6 +14,7 @@ from freight.kernels.code_registers import (
     fours_table,
     group_table,
     put_bytes,
+    put_eights,
     put_high_halves,
     put_low_halves,
     put_short_group,
@@ -22,7 +23,15 @@ from freight.kernels.exponent_lines import lay_exponents
 from freight.kernels.vectors import WIDTH, prefetch
 from freight.model.number_format import PAIR_COLUMNS
 
-__all__ = ["LINE", "extent_of", "lay_codes", "lay_fours", "lay_rows", "pairs_of_a_part"]
+__all__ = [
+    "LINE",
+    "extent_of",
+    "lay_codes",
+    "lay_eights",
+    "lay_fours",
+    "lay_rows",
+    "pairs_of_a_part",
+]
 
 U = np.uintp
 
@@ -44,6 +53,8 @@ def _extent_of(rows):  # type: ignore[no-untyped-def]
         return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
     if len(rows) in (3, 4):
         return lambda rows: (rows[0].shape[0] // rows[2], rows[1] // 2)
+    if len(rows) == 7:
+        return lambda rows: (rows[0].shape[0] // rows[3], rows[2] // 2)
     if len(rows) == 5:
         return lambda rows: (rows[0].shape[0] // rows[1], rows[2])
     return lambda rows: (rows[0].shape[0] // rows[5], rows[4] // 2)
@@ -61,13 +72,13 @@ def lay_rows(
     line_apart: Any,
     ahead: Any,
 ) -> None:
-    """As ``lay_codes``, ``lay_exponents`` or ``lay_fours``, whichever they are. What comes
-    ``ahead`` rows further is fetched."""
+    """As ``lay_codes``, ``lay_exponents``, ``lay_fours`` or ``lay_eights``, whichever they are.
+    What comes ``ahead`` rows further is fetched."""
 
 
 @overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
 def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
-    lay = {3: lay_exponents, 4: lay_fours}.get(len(rows), lay_codes)
+    lay = {3: lay_exponents, 4: lay_fours, 7: lay_eights}.get(len(rows), lay_codes)
 
     def own(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
         lay(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead)
@@ -91,6 +102,24 @@ def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart
             put_short_group(out, to, raw, source, fours_table(raw, exponent))
             source += U(WIDTH)
             exponent += U(1)
+            to += U(line_apart)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def lay_eights(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
+    """As ``lay_codes``, of floats of 8 bits: rows are (bytes, the same as float32, columns, bytes
+    of a row, columns of a group, 0, 0)."""
+    raw, factors, columns, row_bytes, size, _, _ = rows
+    half = U(WIDTH * 2 // out.itemsize)
+    for row in range(height):
+        source = U((top + row) * row_bytes)
+        scales = (source + U(columns)) // U(4)
+        to = U(start + row * row_apart)
+        for column in range(begin, begin + width, LINE):
+            place, scale = source + U(column), factors[scales + U(column // size)]
+            prefetch(raw, place + U(ahead * row_bytes))
+            put_eights(out, to, raw, place, scale)
+            put_eights(out, to + half, raw, place + U(WIDTH), scale)
             to += U(line_apart)
 
 

@@ -14,11 +14,12 @@ from typing import Final
 import torch
 
 from freight.kernels.cuda.choice import kernels_of
+from freight.kernels.eights import make_eights_plain_reference
 from freight.kernels.exponents import make_plain_reference
 from freight.kernels.micro import make_micro_plain_reference
-from freight.kernels.plain_rows import exponents_on_cpu, micro_on_cpu
+from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu
-from freight.model.number_format import Grouped, MicroFloats, RowFormat, ShortExponents
+from freight.model.number_format import EightFloats, Grouped, MicroFloats, RowFormat, ShortExponents
 
 __all__ = [
     "CompressedRows",
@@ -104,6 +105,9 @@ def dequantise_reference(rows: CompressedRows, out: torch.Tensor) -> None:
     if isinstance(own, MicroFloats):
         make_micro_plain_reference(rows.raw, own, out)
         return
+    if isinstance(own, EightFloats):
+        make_eights_plain_reference(rows.raw, own, out)
+        return
     dim, together = (1 if own.across else 2), own.rows_together
     raw = rows.raw.reshape(count // together, together * rows.raw.shape[1])
     border, step = together * own.code_bytes(columns), own.code_bytes(own.group_size)
@@ -121,7 +125,7 @@ def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
     """x [tokens, columns] times the rows, in float32 [tokens, rows], for so few tokens that making
     the rows plain would cost more than the product; None where that is not so, or not known how. On
     a CPU for groups across rows: ``products.multiply`` has loops for others."""
-    if isinstance(rows.number_format, ShortExponents | MicroFloats):
+    if isinstance(rows.number_format, ShortExponents | MicroFloats | EightFloats):
         return None
     if (multiply := kernels_of(x.device).multiply) is not None:
         return multiply(x, rows.raw, rows.number_format)
@@ -132,6 +136,10 @@ def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
 
 def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
     """The same values by the fastest means there is."""
+    if isinstance(rows.number_format, EightFloats):
+        if out.device.type != "cpu" or not eights_on_cpu(rows.raw, rows.columns, out):
+            make_eights_plain_reference(rows.raw, rows.number_format, out)
+        return
     if isinstance(rows.number_format, MicroFloats):
         if (make_plain := kernels_of(out.device).make_micro_plain) is not None:
             make_plain(rows.raw, rows.number_format, out)

@@ -1,4 +1,4 @@
-"""MXFP4's floats of 4 bits as vectors of numbers."""
+"""Floats of 4 and of 8 bits as vectors of numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from freight.kernels.llvm import BYTE, FLOATS, WIDTH, WORDS, address_of, constant, loader
+from freight.kernels.llvm import BYTE, FLOATS, SHORT, WIDTH, WORDS, address_of, constant, loader
 from freight.kernels.llvm import power_of_two as power_of_byte
 from freight.kernels.vectors import VECTOR
 
-__all__ = ["load_high_fours", "load_low_fours", "power_of_two"]
+__all__ = ["eights", "load_eights", "load_high_fours", "load_low_fours", "power_of_two"]
 
 
 def _fours(builder: Any, codes: Any) -> Any:
@@ -58,3 +58,19 @@ def power_of_two(context, array, index):  # type: ignore[no-untyped-def]
         return power_of_byte(builder, builder.load(place))
 
     return VECTOR(array, types.uintp), generate
+
+
+def eights(builder: Any, codes: Any) -> Any:
+    """Sixteen floats of 8 bits as numbers: their bits are those of float16 with two to the power of
+    8 less."""
+    wide = builder.zext(codes, ir.VectorType(SHORT, WIDTH))
+    sign = builder.shl(builder.and_(wide, constant(SHORT, 0x80)), constant(SHORT, 8))
+    size = builder.shl(builder.and_(wide, constant(SHORT, 0x7F)), constant(SHORT, 7))
+    halves = builder.bitcast(builder.or_(sign, size), ir.VectorType(ir.HalfType(), WIDTH))
+    return builder.fmul(builder.fpext(halves, FLOATS), ir.Constant(FLOATS, [256.0] * WIDTH))
+
+
+@intrinsic
+def load_eights(context, array, index):  # type: ignore[no-untyped-def]
+    """Sixteen bytes as the floats of 8 bits that they are."""
+    return VECTOR(array, types.uintp), loader(BYTE, 1, eights)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from freight.kernels.grouped import CompressedRows
-from freight.kernels.plain_rows import micro_rows
+from freight.kernels.plain_rows import eight_rows, micro_rows
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -32,7 +32,7 @@ from freight.kernels.threads import (
     together,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import Grouped, MicroFloats
+from freight.model.number_format import EightFloats, Grouped, MicroFloats
 
 __all__ = ["multiply_pairs", "pairs_are_better"]
 
@@ -100,6 +100,8 @@ def _compressed(rows: CompressedRows) -> tuple[Any, ...] | None:
         return pair_rows(rows.raw, rows.columns, rows.number_format)
     if isinstance(rows.number_format, MicroFloats):
         return micro_rows(rows.raw, rows.columns)
+    if isinstance(rows.number_format, EightFloats):
+        return eight_rows(rows.raw, rows.columns)
     return exponent_rows(rows.raw, rows.columns)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from freight.kernels.threads import (
@@ -15,9 +16,12 @@ from freight.kernels.threads import (
     lay_pairs,
     share_alike,
 )
-from freight.model.number_format import MICRO_COLUMNS
+from freight.model.number_format import EIGHT_COLUMNS, MICRO_COLUMNS
 
-__all__ = ["exponents_on_cpu", "micro_on_cpu", "micro_rows"]
+__all__ = ["eight_rows", "eights_on_cpu", "exponents_on_cpu", "micro_on_cpu", "micro_rows"]
+
+_VECTOR: Final = 16
+_LINE: Final = 32
 
 
 def micro_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
@@ -59,6 +63,34 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
             lines.lay_exponents(*own, lines.LINE_COLUMNS // 2, lines.ROWS_AHEAD)
         else:
             lines.lay_wide(*own)
+
+    share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
+    return True
+
+
+def eight_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
+    """As loops take rows of floats of 8 bits: bytes, the same as float32, columns, bytes of a row,
+    columns of a group, and two zeros; None where they do not lie as loops want."""
+    rows = exponent_rows(raw, columns)
+    if rows is None or columns % _VECTOR or raw.data_ptr() % 4:
+        return None
+    flat, _, row_bytes = rows
+    return flat, flat.view(np.float32), columns, row_bytes, EIGHT_COLUMNS, 0, 0
+
+
+def eights_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
+    """Rows of floats of 8 bits, raw uint8 [rows, row bytes], to out [rows, columns]; False where
+    there is no such loop."""
+    loops, rows = find_loops(), eight_rows(raw, columns)
+    if loops is None or rows is None or not out.is_contiguous() or not has_words(out):
+        return False
+    if loops.code_lines is not None and out.dtype is torch.bfloat16 and columns % _LINE == 0:
+        lay_pairs(loops, loops.code_lines.lay_eights, rows, out)
+        return True
+    target = as_numbers(out)
+
+    def work(first: int, last: int) -> None:
+        loops.eights.make_plain(rows, first, last, target)
 
     share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
     return True

@@ -21,7 +21,7 @@ import torch
 
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.pairs import multiply_pairs, pairs_are_better
-from freight.kernels.plain_rows import micro_rows
+from freight.kernels.plain_rows import eight_rows, micro_rows
 from freight.kernels.product import (
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
@@ -39,7 +39,7 @@ from freight.kernels.threads import (
     share_alike,
 )
 from freight.kernels.trial import best_times, cold_rows
-from freight.model.number_format import TILE_ROWS, Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import TILE_ROWS, EightFloats, Grouped, MicroFloats, ShortExponents
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
@@ -86,7 +86,7 @@ def multiply(
         if pairs_are_better(x, products):
             multiply_pairs(x, products, scratch)
             return
-        if not any(map(_is_micro, products)) and (
+        if not any(map(_is_for_pairs, products)) and (
             _are_few_codes(x, products) or loops_are_faster(_kept(products[0].rows), x.dtype)
         ):
             _by_loops(loops, x, products, scratch)
@@ -130,10 +130,11 @@ def _by_torch(
             _multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
 
 
-def _is_micro(own: Product) -> bool:
-    """Whether rows are MXFP4, which only the loops over pairs take."""
+def _is_for_pairs(own: Product) -> bool:
+    """Whether rows are floats of 4 or 8 bits, which only the loops over pairs take."""
     rows = own.rows
-    return isinstance(rows, CompressedRows) and isinstance(rows.number_format, MicroFloats)
+    kinds = MicroFloats | EightFloats
+    return isinstance(rows, CompressedRows) and isinstance(rows.number_format, kinds)
 
 
 def _kept(rows: torch.Tensor | CompressedRows) -> torch.dtype:
@@ -201,6 +202,8 @@ def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:
         return exponent_rows(rows.raw, rows.columns) is not None
     if isinstance(kind, MicroFloats):
         return micro_rows(rows.raw, rows.columns) is not None
+    if isinstance(kind, EightFloats):
+        return eight_rows(rows.raw, rows.columns) is not None
     return (
         loops is not None
         and kind.group_size * kind.code_bits % (8 * _TILE) == 0

@@ -66,6 +66,7 @@ class Loops:
     code_lines: Any
     exponent_lines: Any
     exponents: Any
+    eights: Any
     micro: Any
     integers: Any
     attention: Any
@@ -85,6 +86,7 @@ def find_loops() -> Loops | None:
         from freight.kernels import (
             append_loops,
             attention_loops,
+            eight_loops,
             exponent_lines,
             exponent_loops,
             group_loops,
@@ -104,6 +106,7 @@ def find_loops() -> Loops | None:
         exponent_lines=exponent_lines,
         exponents=exponent_loops,
         micro=micro_loops,
+        eights=eight_loops,
         integers=integer_loops,
         attention=attention_loops,
         append=append_loops,

@@ -65,7 +65,7 @@ _KEPT = 1 << 18
 """Pairs of the tokens that stay in a core's own cache."""
 _FEWEST_ROWS = 64
 _MOST_ROWS = 512
-_COMPRESSED = 3, 4, 6
+_COMPRESSED = 3, 4, 6, 7
 """How many parts descriptions of compressed rows have."""
 _TURNS = 2
 """Of each core, at least, where there are rows enough."""

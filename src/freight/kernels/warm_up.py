@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.integer_tiles import multiply_in_tiles
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.plain_rows import exponents_on_cpu, micro_on_cpu
+from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.kernels.threads import (
     dequantise_on_cpu,
@@ -31,6 +31,7 @@ from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.number_format import (
     DTYPE_BYTES,
     PAIR_COLUMNS,
+    EightFloats,
     Grouped,
     MicroFloats,
     PerRow,
@@ -62,7 +63,9 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     if any(isinstance(own, ShortExponents) for own in kinds):
         _warm_up_exponents(dtype)
     if MicroFloats() in kinds:
-        _warm_up_micro(dtype)
+        _warm_up_floats(dtype, MicroFloats(), micro_on_cpu)
+    if EightFloats() in kinds:
+        _warm_up_floats(dtype, EightFloats(), eights_on_cpu)
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
@@ -122,10 +125,13 @@ def _warm_up_exponents(dtype: torch.dtype) -> None:
     _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
 
 
-def _warm_up_micro(dtype: torch.dtype) -> None:
-    own = MicroFloats()
+def _warm_up_floats(
+    dtype: torch.dtype,
+    own: MicroFloats | EightFloats,
+    make_plain: Callable[[torch.Tensor, int, torch.Tensor], bool],
+) -> None:
     raw = torch.zeros(_ROWS, own.row_bytes(_COLUMNS), dtype=torch.uint8)
-    micro_on_cpu(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
+    make_plain(raw, _COLUMNS, torch.empty(_ROWS, _COLUMNS, dtype=dtype))
     _multiply_by(CompressedRows(raw=raw, columns=_COLUMNS, number_format=own), dtype)
 
 

@@ -29,7 +29,8 @@ Huffman's codes, which a row cannot be cut out of.)
 MXFP4 (OCP Microscaling Formats 1.0) has floats of 4 bits, a sign, two bits of exponent and one of
 mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6; and for each group of 32 neighbours a byte, the exponent of
 a power of two, with 127 added. A row is its floats, then these bytes; the floats of a group lie as
-4-bit codes do. Knows sizes, no tensors.
+4-bit codes do. Floats of 8 bits (e4m3, of blocks of 128 by 128 that share a scale) are a row's
+floats, then its scales in float32. Knows sizes, no tensors.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ __all__ = [
     "COMPUTES",
     "DIMS",
     "DTYPE_BYTES",
+    "EIGHT_COLUMNS",
     "EXPONENT_BITS",
     "EXPONENT_CODES",
     "GROUP_SIZE",
@@ -62,6 +64,7 @@ __all__ = [
     "TILE_ROWS",
     "Compressed",
     "Compression",
+    "EightFloats",
     "ExactCompression",
     "Grouped",
     "MicroFloats",
@@ -109,6 +112,9 @@ LINE_COLUMNS: Final = 64
 
 LINE_CODE_BYTES: Final = EXPONENT_BITS * LINE_COLUMNS // 8
 """Of these words."""
+
+EIGHT_COLUMNS: Final = 128
+"""Of a group of floats of 8 bits."""
 
 MICRO_COLUMNS: Final = 32
 """Of a group of MXFP4."""
@@ -231,7 +237,25 @@ class MicroFloats:
         return self.code_bytes(columns) + columns // MICRO_COLUMNS
 
 
-RowFormat = Grouped | ShortExponents | MicroFloats
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EightFloats:
+    """Floats of 8 bits, e4m3, and a scale in float32 for each group of a row."""
+
+    @property
+    def name(self) -> str:
+        return "fp8"
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that are not cut apart."""
+        return 1
+
+    def row_bytes(self, columns: int) -> int:
+        """Floats and scales of a row."""
+        return columns + 4 * -(-columns // EIGHT_COLUMNS)
+
+
+RowFormat = Grouped | ShortExponents | MicroFloats | EightFloats
 """Formats whose rows are made plain where they are used."""
 
 Compressed = RowFormat | PerRow
@@ -364,7 +388,7 @@ def check_groups(*, group_size: int, weight_bits: int | None, kv_bits: int | Non
 @cache
 def find_compressed(dtype: str) -> Compressed | None:
     """The format by its name, None for a plain type."""
-    for own in (PerRow(), MicroFloats()):
+    for own in (PerRow(), MicroFloats(), EightFloats()):
         if dtype == own.name:
             return own
     if (short := _SHORT_NAME.fullmatch(dtype)) is not None:

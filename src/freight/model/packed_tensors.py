@@ -14,11 +14,20 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
+from freight.model.number_format import (
+    EIGHT_COLUMNS,
+    MICRO_COLUMNS,
+    EightFloats,
+    Grouped,
+    MicroFloats,
+    RowFormat,
+)
 from freight.model.packing import Packing
 from freight.model.sources import Packed, TensorSource
 
-__all__ = ["becomes", "find_packed"]
+__all__ = ["FP8_DTYPE", "becomes", "find_packed"]
+
+FP8_DTYPE: Final = "F8_E4M3"
 
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _TURNED: Final[tuple[str, ...]] = ("qweight", "qzeros", "scales")
@@ -26,10 +35,11 @@ _WORD_BITS: Final = 32
 Shape = tuple[int, ...]
 
 
-def becomes(packing: Packing, columns: int, scale_dtype: str) -> Grouped | MicroFloats:
+def becomes(packing: Packing, columns: int, scale_dtype: str) -> RowFormat:
     """The format that holds such a matrix exactly: float16 has room for half of the levels times a
     scale of its own, a power of two, and for no other minimum."""
-    return MicroFloats() if packing.scheme == "mxfp4" else _groups(packing, columns, scale_dtype)
+    floats: dict[str, RowFormat] = {"mxfp4": MicroFloats(), "fp8": EightFloats()}
+    return floats.get(packing.scheme) or _groups(packing, columns, scale_dtype)
 
 
 def _groups(packing: Packing, columns: int, scale_dtype: str) -> Grouped:
@@ -47,6 +57,8 @@ def find_packed(
     no problems where the checkpoint has nothing under its name."""
     if packing.scheme == "mxfp4":
         return _find_fours(found, tensor, shape, packing)
+    if packing.scheme == "fp8":
+        return _find_eights(found, tensor, shape)
     base = tensor.removesuffix(".weight")
     turned = packing.scheme != "compressed-tensors"
     names = _TURNED if turned else _upright(packing)
@@ -99,6 +111,30 @@ def _find_fours(
     flat = {name: replace(part, shape=(rows, sizes[name])) for name, part in parts.items()}
     packed = Packed(scheme="mxfp4", parts=flat, bits=4, group_size=MICRO_COLUMNS)
     return replace(flat["blocks"], dtype=MicroFloats().name, shape=shape, packed=packed), []
+
+
+def _find_eights(
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape
+) -> tuple[TensorSource | None, list[str]]:
+    """Of FP8: the matrix has its own name, and scales of blocks lie beside it."""
+    codes, scales = found.get(tensor), found.get(f"{tensor}_scale_inv")
+    if codes is None or codes.dtype != FP8_DTYPE:
+        return None, []
+    blocks = tuple(-(-size // EIGHT_COLUMNS) for size in shape)
+    problems = []
+    if codes.shape != shape or shape[1] % 4:
+        problems.append(f"{tensor} has shape {list(codes.shape)}, expected {list(shape)}")
+    if scales is None:
+        problems.append(f"{tensor}_scale_inv is missing")
+    elif scales.shape != blocks or scales.dtype not in _FLOATS:
+        problems.append(
+            f"{tensor}_scale_inv has shape {list(scales.shape)} and type {scales.dtype}, blocks of "
+            f"{EIGHT_COLUMNS} make it {list(blocks)}, in one of {', '.join(_FLOATS)}"
+        )
+    if problems or scales is None:
+        return None, problems
+    packed = Packed(scheme="fp8", parts={"rows": codes, "scales": scales}, bits=8)
+    return replace(codes, dtype=EightFloats().name, packed=packed), []
 
 
 def _upright(packing: Packing) -> tuple[str, ...]:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from freight.errors import ModelError
+from freight.model.number_format import EIGHT_COLUMNS
 
 __all__ = ["Packing", "read_packing"]
 
 _READABLE: Final = (
     "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
-    "(pack-quantized, weights of 4 and 8 bits), MXFP4 and GGUF."
+    "(pack-quantized, weights of 4 and 8 bits), MXFP4, FP8 (e4m3, blocks of 128) and "
+    "GGUF."
 )
 _ADVICE: Final = (
     "Fetch the model in one of these, or as it was before: --weight-bits 4 makes it small here."
@@ -26,8 +28,8 @@ _ADVICE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """``scheme``: "awq", "gptq", "compressed-tensors" or "mxfp4". ``group_size`` None: a row is one
-    group.
+    """``scheme``: "awq", "gptq", "compressed-tensors", "mxfp4" or "fp8". ``group_size`` None: a
+    row is one group.
 
     ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
     ``skipped``: patterns of the modules that stay plain.
@@ -58,6 +60,7 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
         "gptq": _gptq,
         "compressed-tensors": _compressed_tensors,
         "mxfp4": _mxfp4,
+        "fp8": _fp8,
     }
     if method not in readers:
         raise _refusal(place, method if "quant_method" in given else "an unnamed way")
@@ -126,6 +129,17 @@ def _mxfp4(given: Mapping[str, Any], place: str) -> Packing:
     skipped = given.get("modules_to_not_convert") or ()
     patterns = (re.escape(str(name)).replace(r"\*", r"[^.]*") for name in skipped)
     return Packing(scheme="mxfp4", bits=4, group_size=32, skipped=tuple(patterns))
+
+
+def _fp8(given: Mapping[str, Any], place: str) -> Packing:
+    """Tokens, which such models were run with in 8 bits, too, stay plain."""
+    if given.get("fmt", "e4m3") != "e4m3":
+        raise _refusal(place, f"fp8 ({given['fmt']})")
+    if given.get("weight_block_size") != [EIGHT_COLUMNS, EIGHT_COLUMNS]:
+        raise _refusal(place, f"fp8 (blocks of {given.get('weight_block_size')})")
+    skipped = given.get("modules_to_not_convert") or given.get("ignored_layers") or ()
+    patterns = tuple(re.escape(str(name)) for name in skipped)
+    return Packing(scheme="fp8", bits=8, group_size=EIGHT_COLUMNS, skipped=patterns)
 
 
 def _scheme_of(

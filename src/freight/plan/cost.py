@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
-from freight.model.number_format import Compressed, Grouped, MicroFloats, PerRow, ShortExponents
+from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
 from freight.model.programme import (
     Activate,
     Add,
@@ -290,8 +290,8 @@ class Cost:
         return self.chunks[key]
 
     def _own_chunk_s(self, unit: Unit, num_tokens: int) -> float:
-        num_codes = self._num_elements(unit, Grouped, MicroFloats)
         num_short = self._num_elements(unit, ShortExponents)
+        num_codes = self._num_elements(unit, RowFormat) - num_short
         integers = 2.0 * num_tokens * self._num_elements(unit, PerRow)
         codes, short = 2.0 * num_tokens * num_codes, 2.0 * num_tokens * num_short
         plain = unit.matmul_flops(num_tokens) - integers - codes - short
@@ -314,7 +314,7 @@ class Cost:
             num_short = 0.0
         return (num_codes + num_short) / self.unit.plain_per_s
 
-    def _num_elements(self, unit: Unit, *kinds: type[Compressed]) -> int:
+    def _num_elements(self, unit: Unit, kinds: Any) -> int:
         """Of a unit's weights that are compressed like this, and are made plain or multiplied as
         they are for each chunk: of the embedding's table a few rows are looked up."""
         if unit.kind == "embedding":

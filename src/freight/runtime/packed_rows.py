@@ -12,10 +12,17 @@ from typing import Final
 import torch
 
 from freight.errors import ModelError
+from freight.kernels.eights import are_numbers, join_eight_rows
 from freight.kernels.micro import join_micro_rows
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
-from freight.model.number_format import Grouped, MicroFloats, find_compressed
+from freight.model.number_format import (
+    EIGHT_COLUMNS,
+    EightFloats,
+    Grouped,
+    MicroFloats,
+    find_compressed,
+)
 from freight.model.sources import Packed, TensorSource
 from freight.quantities import MIB
 from freight.runtime.loaders import CheckpointFiles
@@ -42,6 +49,9 @@ def packed_rows(files: CheckpointFiles, name: str, source: TensorSource) -> Iter
         return
     if isinstance(number_format, MicroFloats):
         yield from _micro_rows(files, source, source.packed)
+        return
+    if isinstance(number_format, EightFloats):
+        yield from _eight_rows(files, name, source, source.packed)
         return
     assert isinstance(number_format, Grouped)
     parts = _unpacked(files, source, source.packed)
@@ -105,6 +115,26 @@ def _micro_rows(
             for name in ("blocks", "scales")
         )
         yield join_micro_rows(blocks, scales)
+
+
+def _eight_rows(
+    files: CheckpointFiles, name: str, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    num_rows, columns = source.shape
+    scales = _whole(files, packed.parts["scales"]).float()
+    step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
+    for begin in range(0, num_rows, step):
+        count = min(step, num_rows - begin)
+        codes = _every_row(files, packed.parts["rows"], packed, begin, count)
+        rows = packed.first_row + packed.every * torch.arange(begin, begin + count)
+        own = scales[rows // EIGHT_COLUMNS]
+        if not are_numbers(codes) or not bool(torch.isfinite(own).all()):
+            raise ModelError(
+                f"{name} of {source.path.name} was to be converted.",
+                "It has values that are infinite or not numbers.",
+                "Fetch the weights again.",
+            )
+        yield join_eight_rows(codes, own)
 
 
 def _plain_rows(

@@ -55,6 +55,7 @@ REFUSED = {
     "gpt-oss, all in sight": "gates with a limit",
     "granite": "scaled updates or logits",
     "granite, biases": "scaled updates or logits",
+    "minimax m2": "norms of queries and keys",
     "olmo2": "norms of updates alone",
     "olmo3": "norms of queries and keys",
     "olmoe": "norms of queries and keys",

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from freight.entrypoints.bench.work import Work
+from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, quantise
 from freight.kernels.products import Product, multiply, scratch_values
@@ -26,8 +27,10 @@ from freight.memory.transfer import copy_bytes, host_view
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.number_format import (
+    EIGHT_COLUMNS,
     LINE_COLUMNS,
     MICRO_COLUMNS,
+    EightFloats,
     MicroFloats,
     RowFormat,
     ShortExponents,
@@ -49,6 +52,8 @@ _HALVINGS: Final = 4
 _MOST_SHAPES: Final = 4
 _MOST_MATRIX_BYTES: Final = 64 * MIB
 _COLD_BYTES: Final = 256 * MIB
+_EIGHTS: Final = 0x78
+"""Floats of 8 bits that are positive and no larger than half of the largest."""
 """Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
 _ROUNDS: Final = 2
 _LEAST_TRIES: Final = 4
@@ -192,6 +197,10 @@ def _packed(
         numbers = torch.randn(num_out, num_in).bfloat16()
         kept = ShortExponents(spare=most_spared(numbers))
         return _copies(shorten(numbers, kept).to(device), num_in, kept)
+    if isinstance(kept, EightFloats):
+        codes = torch.randint(0, _EIGHTS, (num_out, num_in), dtype=torch.uint8)
+        scales = torch.full((num_out, -(-num_in // EIGHT_COLUMNS)), 0.01)
+        return _copies(join_eight_rows(codes, scales).to(device), num_in, kept)
     if isinstance(kept, MicroFloats):
         if num_in % MICRO_COLUMNS:
             return []

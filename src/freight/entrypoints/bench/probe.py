@@ -28,6 +28,7 @@ from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.model.checkpoint import resolve
 from freight.model.config import DTYPE_BYTES, read_config
 from freight.model.number_format import (
+    EightFloats,
     Grouped,
     MicroFloats,
     RowFormat,
@@ -65,7 +66,7 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     rows = product_rows(work)
     kinds = {find_compressed(source.dtype) for source in sources.values()}
     kept: list[RowFormat] = [own for own in kinds if isinstance(own, Grouped) and not own.wide]
-    kept += [own for own in kinds if isinstance(own, MicroFloats)]
+    kept += [own for own in kinds if isinstance(own, MicroFloats | EightFloats)]
     # Of normal numbers, which want as much room in every matrix.
     kept += [own for own in kinds if isinstance(own, ShortExponents)][:1]
     products = measure_products(config, device.torch_device, torch_dtype(dtype), rows, kept)
