@@ -10,6 +10,8 @@ from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
 
 __all__ = ["MINIMAX_M2"]
 
+_MOE: Final = "model.layers.{i}.block_sparse_moe"
+
 MINIMAX_M2: Final = Family(
     architectures=("MiniMaxM2ForCausalLM",),
     model_types=("minimax_m2",),
@@ -31,6 +33,6 @@ MINIMAX_M2: Final = Family(
         **MIXTRAL.tensors,
         "layers.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
         "layers.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
-        "layers.{i}.router.corrections": "model.layers.{i}.block_sparse_moe.e_score_correction_bias",
+        "layers.{i}.router.corrections": f"{_MOE}.e_score_correction_bias",
     },
 )
