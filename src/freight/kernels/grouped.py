@@ -136,27 +136,26 @@ def small_product(x: torch.Tensor, rows: CompressedRows) -> torch.Tensor | None:
 
 def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
     """The same values by the fastest means there is."""
-    if isinstance(rows.number_format, EightFloats):
-        if out.device.type != "cpu" or not eights_on_cpu(rows.raw, rows.columns, out):
-            make_eights_plain_reference(rows.raw, rows.number_format, out)
-        return
-    if isinstance(rows.number_format, MicroFloats):
-        if (make_plain := kernels_of(out.device).make_micro_plain) is not None:
-            make_plain(rows.raw, rows.number_format, out)
-        elif out.device.type != "cpu" or not micro_on_cpu(rows.raw, rows.columns, out):
-            make_micro_plain_reference(rows.raw, rows.number_format, out)
-        return
-    if isinstance(rows.number_format, ShortExponents):
-        if (make_plain := kernels_of(out.device).make_exponents_plain) is not None:
-            make_plain(rows.raw, rows.number_format, out)
-        elif out.device.type != "cpu" or not exponents_on_cpu(rows.raw, rows.columns, out):
-            make_plain_reference(rows.raw, rows.number_format, out)
-        return
-    if (make_plain := kernels_of(out.device).make_plain) is not None:
-        make_plain(rows.raw, rows.number_format, out)
-        return
-    if out.device.type == "cpu" and dequantise_on_cpu(
-        rows.raw, rows.columns, rows.number_format, out
-    ):
-        return
-    dequantise_reference(rows, out)
+    own, kernels = rows.number_format, kernels_of(out.device)
+    by_kernel = {
+        Grouped: kernels.make_plain,
+        ShortExponents: kernels.make_exponents_plain,
+        MicroFloats: kernels.make_micro_plain,
+    }
+    if (make_plain := by_kernel.get(type(own))) is not None:
+        make_plain(rows.raw, own, out)
+    elif out.device.type != "cpu" or not _by_loops(rows, out):
+        dequantise_reference(rows, out)
+
+
+def _by_loops(rows: CompressedRows, out: torch.Tensor) -> bool:
+    """False where there are none."""
+    own = rows.number_format
+    if isinstance(own, Grouped):
+        return dequantise_on_cpu(rows.raw, rows.columns, own, out)
+    loops = {
+        ShortExponents: exponents_on_cpu,
+        MicroFloats: micro_on_cpu,
+        EightFloats: eights_on_cpu,
+    }
+    return loops[type(own)](rows.raw, rows.columns, out)

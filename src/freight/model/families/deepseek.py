@@ -62,8 +62,14 @@ _KEYS: Final = {
     "latent_value_width": read("v_head_dim", 128),
 }
 _ATTENTION: Final = "model.layers.{i}.self_attn"
+_FROM_RANK: Final = Either(
+    switch="has_query_rank",
+    then=f"{_ATTENTION}.q_b_proj.weight",
+    otherwise=f"{_ATTENTION}.q_proj.weight",
+)
 _TENSORS: Final = {
     **GLM4_MOE.tensors,
+    "layers.{i}.attention.q": _FROM_RANK,
     "layers.{i}.attention.q_down": f"{_ATTENTION}.q_a_proj.weight",
     "layers.{i}.attention.q_down_bias": f"{_ATTENTION}.q_a_proj.bias",
     "layers.{i}.attention.q_down_norm": f"{_ATTENTION}.q_a_layernorm.weight",
@@ -73,12 +79,6 @@ _TENSORS: Final = {
     "layers.{i}.attention.kv_up": f"{_ATTENTION}.kv_b_proj.weight",
     "layers.{i}.attention.out_bias": f"{_ATTENTION}.o_proj.bias",
 }
-
-_FROM_RANK: Final = Either(
-    switch="has_query_rank",
-    then=f"{_ATTENTION}.q_b_proj.weight",
-    otherwise=f"{_ATTENTION}.q_proj.weight",
-)
 
 DEEPSEEK_V3: Final = Family(
     architectures=("DeepseekV3ForCausalLM",),
@@ -91,7 +91,7 @@ DEEPSEEK_V3: Final = Family(
         "expert_groups": read("n_group", 8),
         "groups_per_token": read("topk_group", 4),
     },
-    tensors={**_TENSORS, "layers.{i}.attention.q": _FROM_RANK},
+    tensors=_TENSORS,
     prepare=_spell_out,
 )
 
@@ -103,7 +103,7 @@ GLM4_MOE_LITE: Final = Family(
         "norm_eps": read("rms_norm_eps", 1e-5),
         "route_scale": read("routed_scaling_factor", 1.8),
     },
-    tensors={**_TENSORS, "layers.{i}.attention.q": _FROM_RANK},
+    tensors=_TENSORS,
     prepare=_spell_out,
 )
 
@@ -119,6 +119,6 @@ DEEPSEEK_V2: Final = Family(
         "route_corrections": fixed(False),
         "best_of_group": fixed(1),
     },
-    tensors={**_TENSORS, "layers.{i}.attention.q": _FROM_RANK},
+    tensors=_TENSORS,
     prepare=_spell_out_older,
 )
