@@ -63,7 +63,7 @@ def test_what_is_no_number_is_seen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 2, 5, 16, 40, 300])
-@pytest.mark.parametrize("columns", [1408, 1504])
+@pytest.mark.parametrize("columns", [128, 1408, 1504])
 def test_products_are_those_of_plain_rows(columns: int, dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(tokens)
     own = make_rows(1030, columns, 7)

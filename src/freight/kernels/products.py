@@ -187,10 +187,19 @@ def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops can take them, and it is worth it."""
     return (
         x.dtype in (torch.float32, torch.bfloat16)
-        and x.shape[0] * sum(math.prod(own.rows.shape) for own in products) >= _LEAST_PRODUCTS
+        and _are_worth_it(x, products)
         and x.shape[1] % _TILE == 0
         and has_words(x)
         and all(has_words(own.out) and _fits_loops(x, own.rows) for own in products)
+    )
+
+
+def _are_worth_it(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether there is enough to do for threads; what torch cannot take has to be made plain for
+    it, which costs more than calling them."""
+    count = x.shape[0] * sum(math.prod(own.rows.shape) for own in products)
+    return count >= _LEAST_PRODUCTS or (
+        x.dtype is torch.bfloat16 and all(map(_is_for_pairs, products))
     )
 
 
