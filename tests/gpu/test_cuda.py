@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, PreTrainedModel, Qwen2Config
+from transformers import PreTrainedModel
 
 from freight.errors import BudgetError
 from freight.quantities import MIB
 from freight.runtime.device import room_on_cpu
 
 from ..runtime import tiny
+from ..runtime.test_engine_parity import CONFIGS, FAMILIES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -108,10 +109,9 @@ def test_float32_gives_the_tokens_of_transformers(tmp_path: Path, placement: str
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", [MistralConfig, Qwen2Config])
-def test_families_give_the_tokens_of_transformers(tmp_path: Path, family: Any) -> None:
-    config = family(**tiny.SIZES)
-    model = tiny.make_model(tmp_path, config=config).cuda()
+@pytest.mark.parametrize("name", [*FAMILIES, "mistral, window", "qwen2, window layers"])
+def test_families_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
+    model = tiny.make_model(tmp_path, config=CONFIGS[name]).cuda()
     prompts = tiny.prompts(5, 30)
     options = {**BLOCK, **PLACEMENTS["an odd mix"]}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
