@@ -220,10 +220,23 @@ OWN: dict[str, dict[str, object]] = {
     "gpt_neox": {"use_parallel_residual": True},
     "falcon": {"multi_query": True, "parallel_attn": True, "alibi": False},
     "palm": {"n_embd": 4096},
+    "qwen2_moe": {"num_experts": 8},
 }
+UNKNOWN = {"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"}
+"""Of which no layouts are known."""
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(UNKNOWN))
+def test_layers_of_other_kinds_are_refused(family: str) -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 32, "vocab_size": 32000}
+    config = parse_config({"model_type": family, **sizes, **OWN.get(family, {})})
+    step = Step(phase="decode", rows=32, new_tokens=1, past=2000)
+    with pytest.raises(InputError, match="no layout is known"):
+        best_plan(config, 8, [(step, 1.0)], H100)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNKNOWN))
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_every_family_is_planned(family: str, phase: Phase) -> None:
     """With a path through its layers that takes no longer, unless they have experts."""

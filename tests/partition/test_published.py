@@ -63,7 +63,7 @@ def test_padding_of_heads() -> None:
     assert added / count_parameters(own.config) == pytest.approx(0.033, abs=5e-4)
 
 
-MULTI_HEAD = {"num_heads": 48, "num_kv_heads": 48, "head_dim": 128, "rope": None}
+MULTI_HEAD = {"num_heads": 48, "num_kv_heads": 48, "head_dim": 128, "ropes": (None,) * 118}
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,9 @@ def test_ranks_have_all_of_the_matrices(ranks: int) -> None:
 
 
 def test_stages_have_all_layers_and_their_own_tensors() -> None:
-    config = replace(config_of("opt-6.7b"), num_layers=4, sliding_windows=(None, 8, 16, 32))
+    windows = (None, 8, 16, 32)
+    whole = config_of("opt-6.7b")
+    config = replace(whole, num_layers=4, sliding_windows=windows, ropes=whole.ropes[:4])
     sources = imagined_sources(config, "float16")
     parts = [range(1), range(1, 4)]
     models = [with_layers(config, own, with_ends=own.stop == 4) for own in parts]
@@ -221,8 +223,13 @@ def test_stages_have_their_own_layers_experts() -> None:
         normalised=True,
         layers=(True, False, True, True),
     )
+    llama, sliding_windows = config_of("llama-3-8b"), (None,) * 4
     config = replace(
-        config_of("llama-3-8b"), num_layers=4, sliding_windows=(None,) * 4, experts=experts
+        llama,
+        num_layers=4,
+        sliding_windows=sliding_windows,
+        ropes=llama.ropes[:4],
+        experts=experts,
     )
     whole = set(tensor_shapes(config))
     found = []

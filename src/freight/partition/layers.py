@@ -99,7 +99,9 @@ class Cut:
 def layer_sizes(
     config: ModelConfig, *, rows: int, new_tokens: int, past: int = 0
 ) -> dict[str, float]:
-    """Sizes of all dims, for rows of ``new_tokens`` after ``past`` ones that are kept."""
+    """Sizes of all dims, for rows of ``new_tokens`` after ``past`` ones that are kept. Raises
+    InputError for layers that no layout is known for."""
+    _refuse_unknown(config)
     experts = config.experts
     width = config.intermediate_size if experts is None else experts.intermediate_size
     return {
@@ -118,6 +120,18 @@ def layer_sizes(
         "S": past + new_tokens,
         "A": past + (new_tokens + 1) / 2,
     }
+
+
+def _refuse_unknown(config: ModelConfig) -> None:
+    has_more = config.experts is not None and config.experts.shared_size > 0
+    if not has_more and config.latent is None:
+        return
+    what = "an MLP beside their experts" if config.latent is None else "keys kept as latents"
+    raise InputError(
+        f"The layers of a {config.family} model were to be cut over chips.",
+        f"They have {what}, which no layout is known for yet.",
+        "Ask freight plan what one machine does with it, or take another model.",
+    )
 
 
 def feed_forward(mesh: Mesh, sizes: Sizes, cut: Cut) -> Sharded:

@@ -46,18 +46,9 @@ class Work:
 
 def read_model(name: str | None) -> ModelConfig:
     """A bundled configuration by its name, or one in a file or directory."""
-    config = None if name is None else find_bundled(name)
-    if config is None:
-        config = read_config(Path(check_model(name, "A layer of a model is cut.")))
-    has_more = config.experts is not None and config.experts.shared_size > 0
-    if has_more or config.latent is not None:
-        what = "an MLP beside its experts" if config.latent is None else "keys kept as latents"
-        raise InputError(
-            f"The layers of {name} were to be cut over chips.",
-            f"They have {what}, which no layout is known for yet.",
-            "Ask freight plan what one machine does with it, or take another model.",
-        )
-    return config
+    if name is not None and (config := find_bundled(name)) is not None:
+        return config
+    return read_config(Path(check_model(name, "A layer of a model is cut.")))
 
 
 def read_mesh(text: str | None, num_chips: int) -> Mesh | None:
