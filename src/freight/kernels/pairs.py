@@ -42,6 +42,9 @@ _COUNTERS: Final = 3
 are taken follow, one for each product."""
 _ROWS_DONE: Final = 2
 
+_TOKENS_WORTH_ROWS: Final = 16
+"""Tokens whose products with a row take no longer than the row comes from memory."""
+
 _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
@@ -146,7 +149,10 @@ def _targets(products: Sequence[Product]) -> list[Target]:
 
 
 def _shares(x: torch.Tensor, targets: Sequence[Target], least: int) -> int:
-    return max(1, x.numel() * sum(own.count for own in targets) // least)
+    """Rows are read, or laid, for few tokens as for more: that is worth another core, too."""
+    tokens, columns = x.shape
+    numbers = columns * sum(own.count for own in targets)
+    return max(1, numbers * max(tokens, _TOKENS_WORTH_ROWS) // least)
 
 
 def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
