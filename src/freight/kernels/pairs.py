@@ -123,6 +123,9 @@ def multiply_pairs(
         _multiply_few(loops, x, products)
         return
     parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOGETHER)
+    if parts == 1:
+        _multiply_many(loops, x, products, scratch(_room(*x.shape)))
+        return
     borders = [x.shape[0] * part // parts for part in range(parts + 1)]
     room = scratch(_room(-(-x.shape[0] // parts), x.shape[1]))
     for first, last in itertools.pairwise(borders):

@@ -7,7 +7,7 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -56,9 +56,10 @@ __all__ = ["run_unit", "select_rows"]
 def run_unit(unit: Unit, frame: Frame) -> None:
     """Run all steps of a unit; embedding rows are gathered by the caller, who knows the tiers."""
     with frame.workspace.frame():
-        for steps in _runs(unit.steps):
-            products = [step for step in steps if isinstance(step, Project)]
-            rest = steps[len(products) :]
+        if not unit.runs:
+            unit.runs.extend(map(_Run.of, _runs(unit.steps)))
+        for run in unit.runs:
+            products, rest = run.products, run.rest
             if products and _project_gated(products, rest, frame):
                 rest = []
             elif products:
@@ -67,9 +68,24 @@ def run_unit(unit: Unit, frame: Frame) -> None:
                 _activate_and_gate(rest[0], rest[1], frame)
             elif rest:
                 _STEPS[type(rest[0])](rest[0], frame)
-            for step in steps:
-                for name in changed_values(step):
+            if frame.integers:
+                for name in run.changed:
                     frame.integers.pop(name, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """Steps that are computed together: products, what follows them, and what all change."""
+
+    products: list[Project]
+    rest: list[Any]
+    changed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> _Run:
+        products = [step for step in steps if isinstance(step, Project)]
+        changed = tuple(name for step in steps for name in changed_values(step))
+        return cls(products=products, rest=list(steps[len(products) :]), changed=changed)
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from freight.model.latent_steps import (
     AbsorbKeys,
@@ -269,7 +269,8 @@ class Unit:
 
     ``layer`` is the decoder layer, or None for the embedding and the head. The residual stream is
     the value ``x``; a head unit leaves its columns of the logits in ``logits``. A router's units
-    are followed by all experts of its layer; of these only the chosen ones are run.
+    are followed by all experts of its layer; of these only the chosen ones are run. ``runs`` is for
+    who interprets steps, to keep how.
     """
 
     name: str
@@ -280,6 +281,7 @@ class Unit:
     weights: tuple[Weight, ...] = field(init=False, compare=False, repr=False)
     num_elements: int = field(init=False, compare=False, repr=False)
     parts: list[Unit] = field(init=False, compare=False, repr=False, default_factory=list)
+    runs: list[Any] = field(init=False, compare=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         found = (weight for step in self.steps for weight in _weights_of(step))
