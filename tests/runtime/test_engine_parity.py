@@ -52,6 +52,7 @@ from transformers import (
     Starcoder2Config,
 )
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
 from freight.model.config import read_config
@@ -696,6 +697,14 @@ QWEN_VISION: dict[str, Any] = {
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
         ),
         (
+            Qwen2VLTextConfig(**tiny.SIZES, rope_parameters=MROPE),
+            {
+                "architectures": ["Qwen2VLForConditionalGeneration"],
+                "model_type": "qwen2_vl",
+                "vision_config": {"depth": 1, "num_heads": 2, "embed_dim": 32},
+            },
+        ),
+        (
             Qwen2_5_VLTextConfig(**tiny.SIZES, rope_parameters=MROPE),
             {
                 "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -712,7 +721,7 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
     ],
-    ids=["gemma3", "mistral3", "qwen2.5-vl", "qwen3-vl"],
+    ids=["gemma3", "mistral3", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
 )
 def test_of_a_model_that_also_sees_the_part_that_reads(
     text: PretrainedConfig, whole: dict[str, Any], tmp_path: Path
