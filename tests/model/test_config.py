@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,10 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
         ({"rope_theta": -1.0}, "theta is -1.0"),
         ({"rope_parameters": {"full_attention": {}}}, "one flat set"),
         (
+            {"rope_parameters": {"full_attention": {}}, "layer_types": [{}, []]},
+            "one for each of the layer_types",
+        ),
+        (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
             "short_factor has 1 entries, it needs 4",
         ),
@@ -259,3 +264,17 @@ def test_unreadable_files_are_refused(content: str | None, tmp_path: Path) -> No
     with pytest.raises(ModelError) as caught:
         read_config(tmp_path)
     assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_number_of_layers_takes_memory(family: str) -> None:
+    """One too large is refused before anything is made of it."""
+    kind = FAMILIES[family].model_types[0]
+    raw = {**LLAMA, "architectures": [], "model_type": kind, "num_hidden_layers": 1 << 40}
+    raw |= {"num_experts": 4, "ffn_dim": 64, "n_layer": 1 << 40, "ffn_hidden_size": 64}
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="layers are given"):
+        parse_config(raw)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 24

@@ -107,7 +107,7 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
     _derive_widths(switches, config.problems)
-    ropes = read_ropes(config, keys, switches)
+    ropes = read_ropes(config, keys, switches, num_layers)
     if config.problems:
         raise refusal(f"{place} was read as a model of the {name} family.", config.problems)
     return ModelConfig(

@@ -109,14 +109,13 @@ def depends_on_length(rope: RopeConfig) -> bool:
 
 
 def read_ropes(
-    config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
+    config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any], num_layers: int
 ) -> tuple[RopeConfig | None, ...]:
-    """How each layer rotates. What is wrong goes to ``config``.
+    """How each of so many layers rotates. What is wrong goes to ``config``.
 
     The parameters are one flat set, or one for each kind of layer by ``layer_types``; a list
     ``rope_layers`` of flags says which layers rotate at all.
     """
-    num_layers = switches["num_layers"] or 0
     if switches["learned_positions"]:
         return (None,) * num_layers
     name = "rope_scaling" if config.raw.get("rope_scaling") else "rope_parameters"
@@ -124,7 +123,9 @@ def read_ropes(
     sets: Mapping[str, Any] = {"": raw}
     if isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values()):
         sets, kinds = raw, config.raw.get("layer_types") or kinds
-    known = isinstance(kinds, list) and all(isinstance(sets.get(kind), Mapping) for kind in kinds)
+    known = isinstance(kinds, list) and all(
+        isinstance(kind, str) and isinstance(sets.get(kind), Mapping) for kind in kinds
+    )
     if not known:
         config.problems.append(
             f"{name} is {raw!r}, it must be one flat set of parameters, or one for each of the "
@@ -135,7 +136,9 @@ def read_ropes(
         kind: _read_rope(config, RawConfig(sets[kind], config.problems, name), keys, switches)
         for kind in dict.fromkeys(kinds)
     }
-    rotates = config.raw.get("rope_layers", [True] * num_layers)
+    rotates = config.raw.get("rope_layers")
+    if not isinstance(rotates, list):
+        rotates = [True] * num_layers
     return tuple(ropes[kind] if own else None for kind, own in zip(kinds, rotates, strict=False))
 
 

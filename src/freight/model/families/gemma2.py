@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read
 
 __all__ = ["GEMMA2"]
 
@@ -17,7 +17,10 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     num_layers, width = raw.get("num_hidden_layers", 26), raw.get("hidden_size", 2304)
     if not isinstance(num_layers, int) or not isinstance(width, int) or width < 1:
         return raw
-    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+    kinds = [
+        "full_attention" if i % 2 else "sliding_attention"
+        for i in range(min(num_layers, MOST_LAYERS))
+    ]
     return {**raw, "layer_types": raw.get("layer_types") or kinds, "embedding_scale": width**0.5}
 
 

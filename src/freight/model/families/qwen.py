@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
+from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read, text_part
 
 __all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE"]
 
@@ -49,7 +49,9 @@ def _name_expert_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every ``decoder_sparse_step``-th layer has experts, unless it is listed as plain."""
     raw = text_part(raw)
     step, plain = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or []
-    layers = range(raw["num_hidden_layers"]) if _are_counts(raw, step, plain) else []
+    layers = range(0)
+    if _are_counts(raw, step, plain):
+        layers = range(min(raw["num_hidden_layers"], MOST_LAYERS))
     return {**raw, "expert_layers": [(i + 1) % step == 0 and i not in plain for i in layers]}
 
 
