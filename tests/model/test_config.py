@@ -257,6 +257,58 @@ def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
         assert error.limit
 
 
+SIZES_OF_ALL = {
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_embd"), 96),
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+KEYS_OF_SOME = [
+    *("head_dim", "layer_types", "rope_layers", "expert_layers", "rope_scaling"),
+    *("rope_parameters", "sliding_window", "sliding_window_pattern", "no_rope_layers"),
+    *("no_rope_layer_interval", "text_config", "mlp_layer_types", "first_k_dense_replace"),
+    *("n_shared_experts", "moe_intermediate_size", "kv_lora_rank", "q_lora_rank"),
+    *("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "attention_multiplier"),
+    *("logits_scaling", "n_group", "topk_group", "topk_method", "num_experts"),
+    *("num_local_experts", "n_routed_experts", "num_experts_per_tok", "rotary_dim"),
+    *("partial_rotary_factor", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm"),
+    *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
+]
+LIKELY = st.sampled_from(
+    [
+        {"rope_type": "yarn", "factor": [1], "mscale_all_dim": "a"},
+        {"full_attention": {}, "sliding_attention": 5},
+        {"quant_method": "mxfp4", "modules_to_not_convert": 5},
+        ["full_attention", "sliding_attention", "full_attention"],
+        [0, 1, 0],
+        "LLLG",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    changes=st.dictionaries(st.sampled_from(KEYS_OF_SOME), JSON | LIKELY, max_size=3),
+)
+def test_any_json_is_read_or_refused_as_any_family(family: str, changes: dict[str, Any]) -> None:
+    raw = {**SIZES_OF_ALL, "model_type": FAMILIES[family].model_types[0], **changes}
+    try:
+        parse_config(raw)
+    except ModelError as error:
+        assert error.limit
+
+
+def test_of_exaone_the_last_layer_sees_all() -> None:
+    """By a pattern of letters."""
+    raw = {**SIZES_OF_ALL, "num_hidden_layers": 6, "model_type": "exaone4"}
+    found = parse_config({**raw, "sliding_window": 9, "sliding_window_pattern": "LLLG"})
+    assert found.sliding_windows == (9, 9, 9, None, 9, None)
+    assert [rope is None for rope in found.ropes] == [False, False, False, True, False, True]
+
+
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "\udcff"])
 def test_unreadable_files_are_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:

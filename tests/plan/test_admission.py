@@ -115,6 +115,7 @@ def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
     assert curve[0].max() >= held.max() - 1e-9 and curve[2].max() >= most.max() - 1e-9
     for num_pages in range(int(most.max()) + 2):
         needed = held + deviations * np.sqrt(variance)
-        fits = (needed <= num_pages + 2e-6) | (most <= num_pages)  # roots of rounding errors
+        # To a millionth of a page, as it rounds: the root of a variance magnifies what is lost.
+        fits = (needed <= num_pages + 1.001e-6) | (most <= num_pages)
         assert outlook.fits(curve, num_pages) <= fits.all()
     assert outlook.fits(curve, int(curve[2].max()))

@@ -194,7 +194,9 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
     num_experts = config.count(keys["num_experts"])
     if not num_experts:
         return None
-    layers = config.raw.get("expert_layers", [True] * num_layers)
+    layers = config.raw.get("expert_layers")
+    if not isinstance(layers, list):
+        layers = [True] * num_layers
     return Experts(
         num_experts=num_experts,
         per_token=config.count(keys["experts_per_token"]) or 0,

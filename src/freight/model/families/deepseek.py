@@ -8,24 +8,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
-from freight.model.families.table import Either, Family, fixed, read
+from freight.model.families.table import Either, Family, fixed, is_number, read
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE"]
 
 
 def _scalar(raw: Mapping[str, Any], width: int) -> float:
     """Scores are divided by its root: that of a query's width, less what longer contexts add."""
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    share, factor = rope.get("mscale_all_dim") or 0, rope.get("factor") or 1
-    if kind == "default" or not share or factor <= 1:
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
+    if not isinstance(rope, Mapping):
         return float(width)
-    return float(width / (0.1 * share * math.log(factor) + 1.0) ** 4)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    share, factor = rope.get("mscale_all_dim"), rope.get("factor")
+    if kind == "default" or not share or not is_number(share) or not is_number(factor):
+        return float(width)
+    return float(width / (0.1 * share * math.log(max(factor, 1.0)) + 1.0) ** 4)
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """One key of a latent and what is rotated; layers without experts may be listed."""
-    raw = name_experts({"first_k_dense_replace": 0, "moe_intermediate_size": 2048, **raw})
+    raw = name_experts({"moe_intermediate_size": 2048, **raw})
     kinds = raw.get("mlp_layer_types")
     if isinstance(kinds, list):
         raw = {**raw, "expert_layers": [kind == "sparse" for kind in kinds]}
@@ -38,8 +40,9 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _spell_out_older(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Groups count only where experts are chosen by them."""
-    raw = _spell_out(raw)
+    """All layers have experts unless it is said, and groups count only where these are chosen by
+    them."""
+    raw = _spell_out({"first_k_dense_replace": 0, **raw})
     if raw.get("topk_method", "greedy") == "greedy":
         return {**raw, "n_group": 1, "topk_group": 1}
     return raw
@@ -80,6 +83,12 @@ _TENSORS: Final = {
     "layers.{i}.attention.out_bias": f"{_ATTENTION}.o_proj.bias",
 }
 
+
+def _spell_out_newer(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Three layers have none."""
+    return _spell_out({"first_k_dense_replace": 3, **raw})
+
+
 DEEPSEEK_V3: Final = Family(
     architectures=("DeepseekV3ForCausalLM",),
     model_types=("deepseek_v3", "kimi_k2"),
@@ -92,7 +101,7 @@ DEEPSEEK_V3: Final = Family(
         "groups_per_token": read("topk_group", 4),
     },
     tensors=_TENSORS,
-    prepare=_spell_out,
+    prepare=_spell_out_newer,
 )
 
 GLM4_MOE_LITE: Final = Family(

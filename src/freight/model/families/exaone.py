@@ -19,8 +19,10 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     every = raw.get("sliding_window_pattern", 4)
     num_layers = raw.get("num_hidden_layers")
     kinds = raw.get("layer_types")
-    if kinds is None and isinstance(every, str) and every:
+    if kinds is None and isinstance(every, str):
         kinds = window_kinds(num_layers, len(every))
+        if kinds:
+            kinds[-1] = "full_attention"
     kinds = kinds or window_kinds(num_layers, every)
     if not isinstance(kinds, list):
         return raw

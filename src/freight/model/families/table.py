@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 __all__ = [
     "ACTIVATIONS",
@@ -22,6 +22,7 @@ __all__ = [
     "Stacked",
     "fixed",
     "inverse",
+    "is_number",
     "read",
     "required",
     "rope_by_kind",
@@ -132,11 +133,14 @@ def fixed(value: Scalar) -> Key:
     return Key(default=value)
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is one, and finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
 def inverse(value: object, power: int) -> object:
     """1 / value ** power of a number that has one; what else there is, for it to be refused."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return value**-power
-    return value
+    return value**-power if is_number(value) and value > 0 else value
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
