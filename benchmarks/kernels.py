@@ -11,7 +11,8 @@ said; whether a run uses the loops for them is said, too.
 Integers: tokens and rows in 8 bits, each with a scale, of 2048 numbers times 5632 rows and the
 other way round, from codes to results in bfloat16.
 Exponents: tokens of either type times rows of bfloat16 of those sizes, plain and with short
-exponents. The last line is one JSON object, in milliseconds.
+exponents. Floats: tokens in bfloat16 times rows of 2880 and of 1152 numbers, plain, in MXFP4, FP8
+and 4-bit integers. The last line is one JSON object, in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -30,6 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.attention_choice import loop_attends_faster
+from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import (
     CompressedRows,
@@ -44,17 +47,28 @@ from freight.kernels.integers import (
     quantise_rows,
     quantise_tokens,
 )
+from freight.kernels.micro import join_micro_rows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
 from freight.memory.tier import host_arena
-from freight.model.number_format import Grouped, ShortExponents, integer_scratch
+from freight.model.number_format import (
+    EIGHT_COLUMNS,
+    MICRO_COLUMNS,
+    EightFloats,
+    Grouped,
+    MicroFloats,
+    RowFormat,
+    ShortExponents,
+    integer_scratch,
+)
 
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
 EXPONENT_TOKENS = (1, 16, 64, 256, 512, 1024)
+FLOAT_TOKENS = (1, 2, 4, 16, 64, 256)
 INTEGER_TOKENS = (16, 64, 256, 512, 1024, 2048)
 KINDS = (
     (torch.float32, torch.float32),
@@ -325,21 +339,44 @@ def multiplying_integers(num_tokens: int, columns: int, num_rows: int) -> Turns:
     }
 
 
-def multiplying_exponents(
-    num_tokens: int, columns: int, num_rows: int, dtype: torch.dtype
-) -> Turns:
-    """Rows with short exponents and plain ones, twelve matrices of each in turn."""
-    copies, turn = 12, itertools.count()
-    rows = torch.randn(num_rows, columns).bfloat16()
+def short_rows(rows: torch.Tensor) -> dict[str, CompressedRows]:
+    """With short exponents."""
     own = ShortExponents(spare=most_spared(rows))
     raw = shorten(rows, own)
-    kinds: dict[str, list[torch.Tensor | CompressedRows]] = {
-        "plain": [rows.clone() for _ in range(copies)],
-        "short": [
-            CompressedRows(raw=raw.clone(), columns=columns, number_format=own)
-            for _ in range(copies)
-        ],
+    return {"short": CompressedRows(raw=raw, columns=rows.shape[1], number_format=own)}
+
+
+def float_rows(rows: torch.Tensor) -> dict[str, CompressedRows]:
+    """As many numbers in MXFP4 and in FP8, of any size near one; and in 4 bits."""
+    count, columns = rows.shape
+    fours = torch.randint(0, 256, (count, columns // 2), dtype=torch.uint8)
+    exponents = torch.randint(118, 126, (count, columns // MICRO_COLUMNS), dtype=torch.uint8)
+    eights = torch.randn(count, columns).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(count, -(-columns // EIGHT_COLUMNS))
+    kept: tuple[tuple[RowFormat, torch.Tensor], ...] = (
+        (MicroFloats(), join_micro_rows(fours, exponents)),
+        (EightFloats(), join_eight_rows(eights, scales)),
+    )
+    found = {
+        own.name: CompressedRows(raw=raw, columns=columns, number_format=own) for own, raw in kept
     }
+    return {**found, "4 bits": pack(rows.float(), 4)}
+
+
+def multiplying_kept(
+    num_tokens: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    keep: Callable[[torch.Tensor], Mapping[str, CompressedRows]],
+) -> Turns:
+    """Plain rows, and what else they are kept as, twelve matrices of each in turn."""
+    copies, turn, (columns, num_rows) = 12, itertools.count(), shape
+    rows = torch.randn(num_rows, columns).bfloat16()
+    kinds: dict[str, list[torch.Tensor | CompressedRows]] = {
+        "plain": [rows.clone() for _ in range(copies)]
+    }
+    for kind, own in keep(rows).items():
+        kinds[kind] = [replace(own, raw=own.raw.clone()) for _ in range(copies)]
     x = torch.randn(num_tokens, columns).to(dtype)
     out = torch.empty(num_tokens, num_rows, dtype=dtype)
     scratch = torch.empty(scratch_values(columns, dtype), dtype=dtype)
@@ -361,7 +398,7 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parts = ("dequantise", "attention", "prompts", "products", "integers", "exponents")
+    parts = ("dequantise", "attention", "prompts", "products", "integers", "exponents", "floats")
     parser.add_argument("--part", choices=parts)
     options = parser.parse_args()
     turns, part = options.turns, options.part
@@ -394,7 +431,12 @@ def main() -> None:
         shapes = (2048, 5632), (5632, 2048)
         for dtype, shape in itertools.product((torch.bfloat16, torch.float32), shapes):
             for num_tokens in EXPONENT_TOKENS:
-                found |= timed(multiplying_exponents(num_tokens, *shape, dtype), turns)
+                own = multiplying_kept(num_tokens, shape, dtype, short_rows)
+                found |= timed(own, turns)
+    if part in (None, "floats"):
+        for size, num_tokens in itertools.product((2880, 1152), FLOAT_TOKENS):
+            own = multiplying_kept(num_tokens, (size, size), torch.bfloat16, float_rows)
+            found |= timed(own, turns)
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
