@@ -350,6 +350,33 @@ def test_a_few_layers_tell_what_all_would(
     assert few_s == pytest.approx(seconds(), rel=0.01)
 
 
+@pytest.mark.parametrize(("admission", "count"), [("refill", 1), ("zigzag", 2)])
+def test_one_layer_with_experts_tells_what_all_would(
+    admission: Admission, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other one has a window, and a layer is far more units than the ring holds."""
+    room: dict[Tier, int] = {"gpu": 10 * GIB, "cpu": 60 * GIB}
+    wishes = Wishes(
+        micro_batch_size=64,
+        num_micro_batches=count,
+        admission=admission,
+        kv=Split(gpu=1.0),
+        weights=Split(gpu=0.1, cpu=0.9),
+        cpu_attention=0.0,
+    )
+
+    def seconds() -> float:
+        machine, shape = find_machine("rtx-4090"), (256, 16)
+        found = search("gpt-oss-20b", machine, room, rows=300, shape=shape, wishes=wishes)
+        return found.forecast.seconds
+
+    few_s = seconds()
+    monkeypatch.setattr(samples, "_depths_with", lambda _, windows: (1, len(windows)))
+    all_s = seconds()
+    assert few_s != all_s  # they were looked at
+    assert few_s == pytest.approx(all_s, rel=0.04)
+
+
 def test_a_few_pieces_tell_what_all_would_and_more_of_them_wait_in_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
