@@ -20,8 +20,17 @@ from freight.kernels.code_registers import (
     put_short_group,
 )
 from freight.kernels.exponent_lines import lay_exponents
+from freight.kernels.row_kinds import (
+    CodeRows,
+    EightRows,
+    ExponentRows,
+    FourRows,
+    MicroRows,
+    PairRows,
+    kind_of,
+)
 from freight.kernels.vectors import WIDTH, prefetch
-from freight.model.number_format import PAIR_COLUMNS
+from freight.model.number_format import EIGHT_COLUMNS, PAIR_COLUMNS
 
 __all__ = [
     "LINE",
@@ -43,21 +52,16 @@ def pairs_of_a_part(pairs: int, parts: int) -> int:
 
 
 def extent_of(rows: Any) -> Any:
-    """(How many rows, pairs of each): of rows as ``lay_rows`` has them, or (pairs, pairs of a row),
-    or (fours, how far rows are apart, fours of a row, ...)."""
+    """(How many rows, pairs of each, or fours)."""
 
 
 @overload(extent_of, inline="always")
 def _extent_of(rows):  # type: ignore[no-untyped-def]
-    if len(rows) == 2:
-        return lambda rows: (rows[0].shape[0] // rows[1], rows[1])
-    if len(rows) in (3, 4):
-        return lambda rows: (rows[0].shape[0] // rows[2], rows[1] // 2)
-    if len(rows) == 7:
-        return lambda rows: (rows[0].shape[0] // rows[3], rows[2] // 2)
-    if len(rows) == 5:
-        return lambda rows: (rows[0].shape[0] // rows[1], rows[2])
-    return lambda rows: (rows[0].shape[0] // rows[5], rows[4] // 2)
+    if kind_of(rows) is PairRows:
+        return lambda rows: (rows.pairs.shape[0] // rows.columns, rows.columns)
+    if kind_of(rows) is FourRows:
+        return lambda rows: (rows.fours.shape[0] // rows.pitch, rows.width)
+    return lambda rows: (rows.raw.shape[0] // rows.row_bytes, rows.columns // 2)
 
 
 def lay_rows(
@@ -78,7 +82,7 @@ def lay_rows(
 
 @overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
 def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
-    lay = {3: lay_exponents, 4: lay_fours, 7: lay_eights}.get(len(rows), lay_codes)
+    lay = _LAYING[kind_of(rows)]
 
     def own(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
         lay(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead)
@@ -88,9 +92,8 @@ def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
-    """As ``lay_codes``, of MXFP4: rows are (bytes, columns, bytes of a row, columns of a group),
-    and a group is a line."""
-    raw, columns, row_bytes, _ = rows
+    """As ``lay_codes``, of MXFP4, of which a group is a line."""
+    raw, columns, row_bytes = rows
     for row in range(height):
         source = U((top + row) * row_bytes)
         exponent = source + U(columns // 2) + U(begin // LINE)
@@ -107,16 +110,15 @@ def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_eights(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
-    """As ``lay_codes``, of floats of 8 bits: rows are (bytes, the same as float32, columns, bytes
-    of a row, columns of a group, 0, 0)."""
-    raw, factors, columns, row_bytes, size, _, _ = rows
+    """As ``lay_codes``, of floats of 8 bits."""
+    raw, factors, columns, row_bytes = rows
     half = U(WIDTH * 2 // out.itemsize)
     for row in range(height):
         source = U((top + row) * row_bytes)
         scales = (source + U(columns)) // U(4)
         to = U(start + row * row_apart)
         for column in range(begin, begin + width, LINE):
-            place, scale = source + U(column), factors[scales + U(column // size)]
+            place, scale = source + U(column), factors[scales + U(column // EIGHT_COLUMNS)]
             prefetch(raw, place + U(ahead * row_bytes))
             put_eights(out, to, raw, place, scale)
             put_eights(out, to + half, raw, place + U(WIDTH), scale)
@@ -160,3 +162,11 @@ def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart
                         to += U(line_apart) - U(2) * half
             source += U(step)
             factors += U(1)
+
+
+_LAYING = {
+    CodeRows: lay_codes,
+    EightRows: lay_eights,
+    ExponentRows: lay_exponents,
+    MicroRows: lay_fours,
+}

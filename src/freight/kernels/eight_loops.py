@@ -19,7 +19,7 @@ U = np.uintp
 def make_plain(rows, first, last, out):  # type: ignore[no-untyped-def]
     """Rows ``first`` to ``last`` of rows, as ``lay_eights`` has them, to those of out, flat:
     float32, or uint16 that are bfloat16."""
-    raw, factors, columns, row_bytes = rows[:4]
+    raw, factors, columns, row_bytes = rows
     for row in range(first, last):
         source, to = U(row * row_bytes), U(row * columns)
         scales = (source + U(columns)) // U(4)

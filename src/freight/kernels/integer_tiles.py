@@ -11,6 +11,7 @@ import torch
 
 from freight.kernels import threads
 from freight.kernels.product import LEAST_SHARED
+from freight.kernels.row_kinds import FourRows
 from freight.kernels.sums import ADDS, PUTS
 from freight.kernels.threads import as_numbers, has_words, together
 from freight.model.number_format import LAID_TOKENS
@@ -86,7 +87,7 @@ def _multiply_part(
     padded[:tokens] = scales.numpy()
     tiles = room[: len(padded) * columns].numpy().view(np.uint32)
     laid = tiles.view(np.float32)
-    rows = flat, pitch, columns, flat.view(np.float32), padded
+    rows = FourRows(flat, pitch, columns, flat.view(np.float32), padded)
     count = len(flat) // pitch
     length = loops.tiles.columns_together(columns, tokens)
     turn = loops.tiles.rows_of_a_turn(count, length < columns, torch.get_num_threads())

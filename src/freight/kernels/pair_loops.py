@@ -14,6 +14,7 @@ from numba.extending import overload
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
+from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH
 
@@ -125,7 +126,7 @@ def _add_rows(  # type: ignore[no-untyped-def]
 
 @overload(_add_rows, jit_options={"nogil": True, "boundscheck": False})
 def _add_rows_of(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
-    return _add_pairs if len(rows) == 2 else _add_compressed
+    return _add_pairs if kind_of(rows) is PairRows else _add_compressed
 
 
 def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]

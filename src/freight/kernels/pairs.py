@@ -21,6 +21,7 @@ from freight.kernels.product import (
     Product,
     Target,
 )
+from freight.kernels.row_kinds import PairRows
 from freight.kernels.sums import GATES
 from freight.kernels.threads import (
     Loops,
@@ -143,7 +144,7 @@ def _targets(products: Sequence[Product]) -> list[Target]:
     for own in products:
         if isinstance(own.rows, torch.Tensor):
             pairs = as_words(own.rows).view(np.uint32)
-            found.append(Target(own, 1, (pairs, own.rows.shape[1] // 2)))
+            found.append(Target(own, 1, PairRows(pairs, own.rows.shape[1] // 2)))
         else:
             rows = _compressed(own.rows)
             assert rows is not None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
+from freight.kernels.row_kinds import EightRows, MicroRows
 from freight.kernels.threads import (
     LEAST_PAIRS,
     as_numbers,
@@ -16,7 +17,6 @@ from freight.kernels.threads import (
     lay_pairs,
     share_alike,
 )
-from freight.model.number_format import EIGHT_COLUMNS, MICRO_COLUMNS
 
 __all__ = ["eight_rows", "eights_on_cpu", "exponents_on_cpu", "micro_on_cpu", "micro_rows"]
 
@@ -24,11 +24,11 @@ _VECTOR: Final = 16
 _LINE: Final = 32
 
 
-def micro_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
-    """As loops take rows of MXFP4: bytes, columns, bytes of a row, columns of a group; None where
-    they do not lie as loops want."""
-    rows = exponent_rows(raw, columns)
-    return None if rows is None else (*rows, MICRO_COLUMNS)
+def micro_rows(raw: torch.Tensor, columns: int) -> MicroRows | None:
+    """As loops take rows of MXFP4; None where they do not lie as loops want."""
+    if not raw.is_contiguous():
+        return None
+    return MicroRows(raw.numpy().reshape(-1), columns, raw.shape[1])
 
 
 def micro_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
@@ -43,7 +43,7 @@ def micro_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:
     target = as_numbers(out)
 
     def work(first: int, last: int) -> None:
-        loops.micro.make_plain(rows[0], columns, first, last, target)
+        loops.micro.make_plain(rows.raw, columns, first, last, target)
 
     share_alike(out.shape[0], work, -(-LEAST_PAIRS // columns))
     return True
@@ -68,14 +68,12 @@ def exponents_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool
     return True
 
 
-def eight_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
-    """As loops take rows of floats of 8 bits: bytes, the same as float32, columns, bytes of a row,
-    columns of a group, and two zeros; None where they do not lie as loops want."""
-    rows = exponent_rows(raw, columns)
-    if rows is None or columns % _VECTOR or raw.data_ptr() % 4:
+def eight_rows(raw: torch.Tensor, columns: int) -> EightRows | None:
+    """As loops take rows of floats of 8 bits; None where they do not lie as loops want."""
+    if not raw.is_contiguous() or columns % _VECTOR or raw.data_ptr() % 4:
         return None
-    flat, _, row_bytes = rows
-    return flat, flat.view(np.float32), columns, row_bytes, EIGHT_COLUMNS, 0, 0
+    flat = raw.numpy().reshape(-1)
+    return EightRows(flat, flat.view(np.float32), columns, raw.shape[1])
 
 
 def eights_on_cpu(raw: torch.Tensor, columns: int, out: torch.Tensor) -> bool:

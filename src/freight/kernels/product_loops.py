@@ -36,6 +36,14 @@ from freight.kernels.register_blocks import (
     rows_by_tokens,
     rows_by_tokens_fetching,
 )
+from freight.kernels.row_kinds import (
+    CodeRows,
+    ExponentRows,
+    NumberRows,
+    PairRows,
+    SummedCodeRows,
+    kind_of,
+)
 from freight.kernels.sums import ADDS, GATES
 from freight.kernels.token_loops import silu
 from freight.kernels.vectors import (
@@ -137,7 +145,7 @@ def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no
     exponents, as ``lay_wide`` has them; or, in groups of whole vectors, as ``many_tokens`` has
     them, and the sums of each group of a token's columns, flat, each token's followed by zeros to
     whole vectors: what minima add is their product."""
-    tokens = x.shape[0] // rows[_columns_at(rows)]
+    tokens = x.shape[0] // rows.columns
     sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
     for first in range(top, bottom, ROWS_TOGETHER):
         height = min(ROWS_TOGETHER, bottom - first)
@@ -180,7 +188,7 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
     are (numbers, columns), which are flat; or, with short exponents, as ``lay_wide`` has them; or,
     in groups whose size divides PANEL_COLUMNS, (bytes, the same as ``plain_groups`` has them, size,
     bits, columns, bytes of a row); these are made plain where they are used."""
-    columns = rows[_columns_at(rows)]
+    columns = rows.columns
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     most = min(_PANELS, (bottom - top + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
@@ -204,23 +212,19 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
         put_sums(sums, most, tokens, height, own, adds, out[first:], pitch, turned)
 
 
-def _columns_at(rows: Any) -> Any:
-    """Where a description of rows has their number of columns."""
-
-
-@overload(_columns_at, inline="always")
-def _columns_at_of(rows):  # type: ignore[no-untyped-def]
-    place = 1 if len(rows) < 4 else 4
-    return lambda rows: place
-
-
 def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:
     """Sums of some rows with each token, all of a row side by side."""
 
 
 @overload(_add_up, jit_options={"nogil": True, "boundscheck": False})
 def _add_up_of(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
-    return {2: _add_up_numbers, 3: _add_up_exponents}.get(len(rows), _add_up_codes)
+    own = {
+        NumberRows: _add_up_numbers,
+        PairRows: _add_up_numbers,
+        ExponentRows: _add_up_exponents,
+        SummedCodeRows: _add_up_codes,
+    }
+    return own[kind_of(rows)]
 
 
 def _add_up_numbers(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
@@ -229,7 +233,7 @@ def _add_up_numbers(rows, first, height, x, sums):  # type: ignore[no-untyped-de
 
 
 def _add_up_exponents(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
-    columns = rows[1]
+    columns = rows.columns
     plain = np.empty(ROWS_TOGETHER * columns, np.float32)
     lay_wide(rows, first, height, 0, columns, plain, 0, columns)
     multiply_few(plain, 0, height, columns, x, False, sums, 0)
@@ -265,7 +269,8 @@ def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, 
 
 @overload(_fill, jit_options={"nogil": True, "boundscheck": False})
 def _fill_of(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
-    return {2: _widen, 3: _make_exponents_plain}.get(len(rows), _make_plain)
+    own = {NumberRows: _widen, ExponentRows: _make_exponents_plain, CodeRows: _make_plain}
+    return own[kind_of(rows)]
 
 
 def _widen(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]

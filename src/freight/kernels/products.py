@@ -29,6 +29,7 @@ from freight.kernels.product import (
     Target,
     share_targets,
 )
+from freight.kernels.row_kinds import CodeRows, ExponentRows, NumberRows, SummedCodeRows
 from freight.kernels.threads import (
     Loops,
     as_numbers,
@@ -273,14 +274,12 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
     sums: dict[int, npt.NDArray[np.float32]] = {}
     targets = []
     for product in products:
-        shared = []
-        rows = product.rows
-        if isinstance(rows, CompressedRows) and isinstance(rows.number_format, Grouped):
-            size = rows.number_format.group_size
-            if size not in sums:
-                sums[size] = _group_sums(flat.reshape(x.shape), size)
-            shared.append(sums[size])
-        targets.append(Target(product, 1, (*_description(rows), *shared)))
+        own: tuple[Any, ...] = _description(product.rows)
+        if isinstance(own, CodeRows):
+            if own.size not in sums:
+                sums[own.size] = _group_sums(flat.reshape(x.shape), own.size)
+            own = SummedCodeRows(*own, sums[own.size])
+        targets.append(Target(product, 1, own))
     share_targets(targets, multiply_rows, -(-LEAST_SHARED_OF_FEW // x.numel()))
 
 
@@ -303,16 +302,17 @@ def _lay_in_tiles(loops: Loops, x: torch.Tensor, tiles: npt.NDArray[np.float32])
     share_alike(-(-tokens // _TILE), lay, -(-_LEAST_LAID // (_TILE * columns)))
 
 
-def _description(rows: torch.Tensor | CompressedRows) -> tuple[Any, ...]:
+def _description(
+    rows: torch.Tensor | CompressedRows,
+) -> NumberRows | ExponentRows | CodeRows:
     """Rows as the loops take them."""
     if isinstance(rows, torch.Tensor):
-        return _numbers(rows).reshape(-1), rows.shape[1]
+        return NumberRows(_numbers(rows).reshape(-1), rows.shape[1])
     own = rows.number_format
-    if isinstance(own, ShortExponents):
-        found = exponent_rows(rows.raw, rows.columns)
+    if isinstance(own, Grouped):
+        found: ExponentRows | CodeRows | None = code_rows(rows.raw, rows.columns, own)
     else:
-        assert isinstance(own, Grouped)
-        found = code_rows(rows.raw, rows.columns, own)
+        found = exponent_rows(rows.raw, rows.columns)
     assert found is not None
     return found
 

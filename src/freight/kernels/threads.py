@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.row_kinds import CodeRows, ExponentRows
 from freight.model.number_format import PAIR_COLUMNS, Grouped
 
 __all__ = [
@@ -189,31 +190,29 @@ def group_lines(
     return lines, lines.view(np.uint32 if number_format.wide else np.uint16)
 
 
-def code_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
-    """As loops of products take rows in groups: bytes, the same as whole numbers as wide as a
-    scale, size of a group, bits, columns, bytes of a row; None where ``group_lines`` is, or groups
-    run across rows."""
+def code_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> CodeRows | None:
+    """As loops of products take rows in groups; None where ``group_lines`` is, or groups run across
+    rows."""
     found = None if number_format.across else group_lines(raw, columns, number_format)
     if found is None:
         return None
     lines, numbers = (own.reshape(-1) for own in found)
     size, bits = number_format.group_size, number_format.code_bits
-    return lines, numbers, size, bits, columns, raw.shape[1]
+    return CodeRows(lines, numbers, size, bits, columns, raw.shape[1])
 
 
-def pair_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> tuple[Any, ...] | None:
+def pair_rows(raw: torch.Tensor, columns: int, number_format: Grouped) -> CodeRows | None:
     """The same for loops that make pairs of bfloat16 of them; None where these do not."""
     if PAIR_COLUMNS % number_format.group_size:
         return None
     return code_rows(raw, columns, number_format)
 
 
-def exponent_rows(raw: torch.Tensor, columns: int) -> tuple[Any, ...] | None:
-    """As loops take rows with short exponents: bytes, columns, bytes of a row; None where they do
-    not lie as loops want."""
+def exponent_rows(raw: torch.Tensor, columns: int) -> ExponentRows | None:
+    """As loops take rows with short exponents; None where they do not lie as loops want."""
     if not raw.is_contiguous():
         return None
-    return raw.numpy().reshape(-1), columns, raw.shape[1]
+    return ExponentRows(raw.numpy().reshape(-1), columns, raw.shape[1])
 
 
 def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:

@@ -19,6 +19,7 @@ from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.product_loops import put_sums
+from freight.kernels.row_kinds import FourRows, PairRows, kind_of
 from freight.kernels.tile_registers import (
     INTEGERS,
     PAIRS,
@@ -65,8 +66,6 @@ _KEPT = 1 << 18
 """Pairs of the tokens that stay in a core's own cache."""
 _FEWEST_ROWS = 64
 _MOST_ROWS = 512
-_COMPRESSED = 3, 4, 6, 7
-"""How many parts descriptions of compressed rows have."""
 _TURNS = 2
 """Of each core, at least, where there are rows enough."""
 
@@ -155,7 +154,7 @@ def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> N
 
 @overload(_lay, jit_options={"nogil": True, "boundscheck": False})
 def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
-    return _lay_compressed if len(rows) in _COMPRESSED else _lay_pairs
+    return _lay_pairs if kind_of(rows) in (PairRows, FourRows) else _lay_compressed
 
 
 def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
@@ -180,7 +179,8 @@ def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
 
 @overload(_laid_meanwhile, jit_options={"nogil": True, "boundscheck": False})
 def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
-    return _nothing_meanwhile if len(rows) in _COMPRESSED else _pairs_meanwhile
+    are_words = kind_of(rows) in (PairRows, FourRows)
+    return _pairs_meanwhile if are_words else _nothing_meanwhile
 
 
 def _pairs_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
@@ -222,7 +222,7 @@ def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:
 
 @overload(_multiply, jit_options={"nogil": True, "boundscheck": False})
 def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
-    are_integers = len(rows) == 5
+    are_integers = kind_of(rows) is FourRows
     one, two = (_ONE_OF_INTEGERS, _TWO_OF_INTEGERS) if are_integers else (_ONE, _TWO)
 
     def multiply(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
@@ -248,7 +248,7 @@ def _scale(rows: Any, first: Any, height: Any, sums: Any, most: Any, num_tiles: 
 
 @overload(_scale, jit_options={"nogil": True, "boundscheck": False})
 def _scale_of(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
-    return _scale_integers if len(rows) == 5 else _leave
+    return _scale_integers if kind_of(rows) is FourRows else _leave
 
 
 def _scale_integers(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]

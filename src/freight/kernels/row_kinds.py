@@ -1,0 +1,96 @@
+"""Rows of matrices as loops take them: flat arrays and sizes, a kind of tuple for each way in which
+rows are kept. Loops that take several kinds are chosen by it when they are compiled."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = [
+    "CodeRows",
+    "EightRows",
+    "ExponentRows",
+    "FourRows",
+    "MicroRows",
+    "NumberRows",
+    "PairRows",
+    "SummedCodeRows",
+    "kind_of",
+]
+
+
+class NumberRows(NamedTuple):
+    """Plain ones: float32, bfloat16 as uint16, float16 as int16."""
+
+    numbers: Any
+    columns: int
+
+
+class PairRows(NamedTuple):
+    """bfloat16 as pairs, uint32, of which a row has so many ``columns``."""
+
+    pairs: Any
+    columns: int
+
+
+class ExponentRows(NamedTuple):
+    """With short exponents: bytes, and how many in a row."""
+
+    raw: Any
+    columns: int
+    row_bytes: int
+
+
+class MicroRows(NamedTuple):
+    """MXFP4: likewise."""
+
+    raw: Any
+    columns: int
+    row_bytes: int
+
+
+class EightRows(NamedTuple):
+    """Floats of 8 bits: bytes, and the same as float32."""
+
+    raw: Any
+    factors: Any
+    columns: int
+    row_bytes: int
+
+
+class CodeRows(NamedTuple):
+    """Integers in groups of ``size``: bytes, and the same as numbers as wide as a scale."""
+
+    raw: Any
+    numbers: Any
+    size: int
+    bits: int
+    columns: int
+    row_bytes: int
+
+
+class SummedCodeRows(NamedTuple):
+    """The same, with the sums of each group's columns of the tokens that meet them."""
+
+    raw: Any
+    numbers: Any
+    size: int
+    bits: int
+    columns: int
+    row_bytes: int
+    sums: Any
+
+
+class FourRows(NamedTuple):
+    """Integers of 8 bits as fours, uint32, rows ``pitch`` apart with ``width`` of them and a scale
+    behind these, in ``scales``, the same as float32; and the tokens' scales."""
+
+    fours: Any
+    pitch: int
+    width: int
+    scales: Any
+    token_scales: Any
+
+
+def kind_of(rows: Any) -> Any:
+    """The kind, by the type that the compiler has for rows."""
+    return rows.instance_class
