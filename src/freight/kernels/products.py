@@ -196,12 +196,11 @@ def _are_for_loops(x: torch.Tensor, products: Sequence[Product]) -> bool:
 
 
 def _are_worth_it(x: torch.Tensor, products: Sequence[Product]) -> bool:
-    """Whether there is enough to do for threads; what torch cannot take has to be made plain for
-    it, which costs more than calling them."""
+    """Whether there is enough to do for threads. Compressed rows would have to be made plain for
+    torch, which costs more than calling them."""
     count = x.shape[0] * sum(math.prod(own.rows.shape) for own in products)
-    return count >= _LEAST_PRODUCTS or (
-        x.dtype is torch.bfloat16 and all(map(_is_for_pairs, products))
-    )
+    are_compressed = all(isinstance(own.rows, CompressedRows) for own in products)
+    return count >= _LEAST_PRODUCTS or (x.dtype is torch.bfloat16 and are_compressed)
 
 
 def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:
