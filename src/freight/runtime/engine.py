@@ -52,9 +52,7 @@ from freight.runtime.drafts import Guesses
 from freight.runtime.executor import DEVICE_LANES, Executor
 from freight.runtime.kept_weights import WeightKeeper
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
-from freight.runtime.loaders import (
-    torch_dtype,
-)
+from freight.runtime.loaders import made_in_memory, torch_dtype
 from freight.runtime.meter import Meter
 from freight.runtime.options import EngineOptions
 from freight.runtime.params import check_tokenizer, check_vocabulary
@@ -214,7 +212,8 @@ class Engine:
             device=device,
             plan=self.plan,
             disk_dir=options.disk_dir,
-            dummy_seed=None if _are_compressed(sources) else options.dummy_seed,
+            # What was compressed into a file is read from it.
+            dummy_seed=None if self._dummy_dir and _are_compressed(sources) else options.dummy_seed,
             traffic=self.traffic,
             keeper=keeper,
         )
@@ -230,10 +229,10 @@ class Engine:
     def _real_sources(
         self, sources: Mapping[str, TensorSource], dtype: str
     ) -> Mapping[str, TensorSource]:
-        """Dummy weights of which some are on disk are written there first."""
+        """Dummy weights of which some are on disk, or are made from a file, are written first."""
         disk_bytes = self.plan.layout.tier_bytes()["disk"]
         compression = self._options.compression
-        if self._options.dummy_seed is None or not (disk_bytes or _are_compressed(sources)):
+        if self._options.dummy_seed is None or (not disk_bytes and made_in_memory(sources)):
             return sources
         parent = self._options.disk_dir
         try:

@@ -12,10 +12,11 @@ from typing import Final, Protocol
 
 import torch
 
+from freight.kernels.grouped import quantise
 from freight.memory.disk import BLOCK, DirectFile, DiskRequest, Traffic
 from freight.memory.transfer import host_view
 from freight.model.dummy import dummy_rows
-from freight.model.number_format import find_compressed
+from freight.model.number_format import Grouped, find_compressed
 from freight.model.sources import TensorSource
 from freight.quantities import MIB, align_down, align_up
 
@@ -25,6 +26,7 @@ __all__ = [
     "DummyWeights",
     "RowLoader",
     "bounce_bytes",
+    "made_in_memory",
     "torch_dtype",
 ]
 
@@ -141,26 +143,64 @@ def _as_rows(source: TensorSource, raw: torch.Tensor, count: int) -> torch.Tenso
     return raw.view(dtype).view(count, -1)
 
 
-class DummyWeights:
-    """Random rows, the same for a seed wherever they are placed."""
+def made_in_memory(sources: Mapping[str, TensorSource]) -> bool:
+    """Whether dice alone make all of the weights: plain ones, and integers whose groups lie within
+    a row. Others are made from a file."""
+    formats = (find_compressed(source.dtype) for source in sources.values())
+    return all(own is None or (isinstance(own, Grouped) and not own.across) for own in formats)
 
-    def __init__(self, seed: int, kept: torch.dtype, *, tied_embeddings: bool) -> None:
+
+class DummyWeights:
+    """Random rows, the same for a seed wherever they are placed. Those that ``sources`` have
+    compressed are what plain ones are when they are compressed, by ``device``."""
+
+    def __init__(
+        self,
+        seed: int,
+        kept: torch.dtype,
+        *,
+        tied_embeddings: bool,
+        sources: Mapping[str, TensorSource],
+        device: torch.device,
+    ) -> None:
         self._seed = seed
         self._kept = kept
         self._tied = tied_embeddings
+        self._sources = sources
+        self._device = device
 
     def fill(self, name: str, first_row: int, out: torch.Tensor) -> None:
+        own = find_compressed(self._sources[name].dtype)
+        columns = self._sources[name].shape[-1]
         if self._tied and name == "head.weight":
             name = "embedding"
-        if out.device.type == "cpu":
+        if own is not None:
+            assert isinstance(own, Grouped)
+            self._fill_compressed(name, first_row, out, own, columns)
+        elif out.device.type == "cpu":
             dummy_rows(name, first_row, self._seed, out, self._kept)
-            return
-        most = max(1, BOUNCE_BYTES // max(1, out[0].nbytes))
-        for begin in range(0, out.shape[0], most):
-            rows = out[begin : begin + most]
-            host = torch.empty(rows.shape, dtype=out.dtype)
-            dummy_rows(name, first_row + begin, self._seed, host, self._kept)
-            rows.copy_(host)
+        else:
+            for begin, rows in _some_at_a_time(out, out.nbytes):
+                host = torch.empty(rows.shape, dtype=out.dtype)
+                dummy_rows(name, first_row + begin, self._seed, host, self._kept)
+                rows.copy_(host)
+
+    def _fill_compressed(
+        self, name: str, first_row: int, out: torch.Tensor, own: Grouped, columns: int
+    ) -> None:
+        # On the way there are several times as many bytes, which on a CPU count in the budget.
+        times = 8 if self._device.type == "cpu" else 1
+        for begin, rows in _some_at_a_time(out, times * len(out) * columns * self._kept.itemsize):
+            host = torch.empty(len(rows), columns, dtype=self._kept)
+            dummy_rows(name, first_row + begin, self._seed, host)
+            rows.copy_(quantise(host.to(self._device), own))
+
+
+def _some_at_a_time(out: torch.Tensor, num_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first, rows) of ``out``, which all are made from so many bytes."""
+    most = max(1, BOUNCE_BYTES * len(out) // max(1, num_bytes))
+    for begin in range(0, len(out), most):
+        yield begin, out[begin : begin + most]
 
 
 def bounce_bytes(sources: Mapping[str, TensorSource]) -> int:

@@ -77,7 +77,7 @@ class Placement:
             self.recomputation = self._make_recomputation()
             attention = self.host.take(plan.geometry.attention_bytes, "attention")
             self.host_workspace = Workspace(attention)
-            self._place_weights(dummy_seed)
+            self._place_weights(sources, dummy_seed)
         except BaseException:
             if self._device.kind == "cuda":
                 torch.cuda.synchronize(self._device.torch_device)
@@ -246,7 +246,7 @@ class Placement:
             workspace=self.workspace,
         )
 
-    def _place_weights(self, dummy_seed: int | None) -> None:
+    def _place_weights(self, sources: Mapping[str, TensorSource], dummy_seed: int | None) -> None:
         loader: RowLoader = self.files
         if dummy_seed is not None:
             dtype = str(self.dtype).removeprefix("torch.")
@@ -254,6 +254,8 @@ class Placement:
                 dummy_seed,
                 torch_dtype(dummy_dtype(self._config, dtype)),
                 tied_embeddings=self._config.tied_embeddings,
+                sources=sources,
+                device=self._device.torch_device,
             )
         layout = self.plan.layout
         self._home = self.near

@@ -50,6 +50,13 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         help="where random weights are kept for the next time (default freight-bench)",
     )
 
+    group.add_argument(
+        "--unwritten-weights",
+        action="store_true",
+        help="random weights that each run makes anew in memory; none are written unless a policy "
+        "keeps some on disk",
+    )
+
 
 def _add_comparison(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")

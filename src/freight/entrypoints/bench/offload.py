@@ -83,6 +83,7 @@ def _carry_out(arguments: argparse.Namespace) -> None:
         Path(arguments.work_dir),
         dtype=request.options.dtype,
         dummy=arguments.dummy_weights,
+        unwritten=arguments.unwritten_weights,
     )
     job = {"model": str(model_dir), "work": asdict(request.work), "flags": vars(arguments)}
     asked = "Rates of this machine were to be measured."
@@ -229,6 +230,7 @@ class _Bench:
                 "budget_bytes": budget,
                 "resident_bytes": self.request.resident_bytes,
                 "on_cuda": on_cuda,
+                "unwritten": self.job["flags"].get("unwritten_weights", False),
                 "gpu_budget_bytes": near,
             },
             config=read_config(self.request.model),

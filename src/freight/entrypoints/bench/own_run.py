@@ -35,12 +35,13 @@ def own_options(
     job: Mapping[str, Any], *, work_s: float = 0.0, say: Callable[[str], None] = lambda _: None
 ) -> EngineOptions:
     """The options of the command's flags, with this machine's profile as a job has it: the one that
-    is kept, or a new one where about ``work_s`` of work lie ahead. Weights are always those of the
-    files."""
+    is kept, or a new one where about ``work_s`` of work lie ahead. Weights are those of the files,
+    unless none were written."""
     options = engine_options(argparse.Namespace(**job["flags"]))
     machine = own_machine(options, Path(job["model"]), work_s, say)
     dtype = job.get("dtype") or options.dtype
-    return replace(options, dummy_seed=None, dtype=dtype, machine=machine)
+    seed = 0 if job["flags"].get("unwritten_weights") else None
+    return replace(options, dummy_seed=seed, dtype=dtype, machine=machine)
 
 
 class SweepClock:

@@ -7,6 +7,7 @@ the process, the batch's keys and values, its logits and scratch, and a layer th
 
 from __future__ import annotations
 
+import importlib
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, StoppingCriteriaList
+from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList
 
 from freight.entrypoints.bench.work import Work, make_rows
 from freight.memory.tier import process_bytes
 from freight.model.config import DTYPE_BYTES, ModelConfig, read_config
 from freight.model.decoder import build_programme
+from freight.model.dummy import dummy_rows
 
 __all__ = ["resident_bytes", "run_peer"]
 
@@ -118,6 +120,8 @@ def _load(job: Mapping[str, Any], memory: Mapping[int | str, int] | None) -> Any
     """On Accelerate, whole layers stay up to the bytes of ``memory``; others are read at every use,
     from the checkpoint itself."""
     settings: dict[str, Any] = {"dtype": getattr(torch, job["dtype"])}
+    if job.get("unwritten"):
+        return _ready(_make(job, memory, settings["dtype"]))
     if memory is not None:
         settings |= {
             "device_map": "auto",
@@ -126,7 +130,35 @@ def _load(job: Mapping[str, Any], memory: Mapping[int | str, int] | None) -> Any
         }
     elif job["on_cuda"]:
         settings["device_map"] = {"": 0}
-    model: Any = AutoModelForCausalLM.from_pretrained(job["model"], **settings)
+    return _ready(AutoModelForCausalLM.from_pretrained(job["model"], **settings))
+
+
+def _make(
+    job: Mapping[str, Any], memory: Mapping[int | str, int] | None, dtype: torch.dtype
+) -> Any:
+    """The model with random weights that no file has, placed as a loaded one would be."""
+    accelerate = importlib.import_module("accelerate")
+    from transformers.initialization import no_init_weights
+
+    config = AutoConfig.from_pretrained(job["model"])
+    where = torch.device("cuda", 0) if job["on_cuda"] and memory is None else torch.device("cpu")
+    classes: Any = AutoModelForCausalLM
+    with torch.device(where), no_init_weights():
+        model = classes.from_config(config, dtype=dtype)
+    model.tie_weights()
+    for name, parameter in model.named_parameters():
+        rows = parameter.data.view(len(parameter), -1)
+        host = torch.empty(rows.shape, dtype=dtype) if rows.is_cuda else rows
+        dummy_rows(name, 0, 0, host)
+        rows.copy_(host)
+    if memory is None:
+        return model
+    whole = model._no_split_modules
+    places = accelerate.infer_auto_device_map(model, dict(memory), no_split_module_classes=whole)
+    return accelerate.dispatch_model(model, places, offload_dir=job["offload_dir"])
+
+
+def _ready(model: Any) -> Any:
     model.eval()
     model.generation_config.eos_token_id = None  # every row makes all its tokens
     model.generation_config.pad_token_id = 0

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,7 +28,7 @@ from freight.entrypoints.bench.own_run import own_options
 from freight.entrypoints.bench.work import Work
 from freight.entrypoints.own_machine import nominal_s
 from freight.memory.tier import process_bytes, system_memory_bytes
-from freight.model.checkpoint import resolve
+from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.config import DTYPE_BYTES, read_config
 from freight.model.number_format import (
     EightFloats,
@@ -37,13 +40,17 @@ from freight.model.number_format import (
     row_bytes,
 )
 from freight.model.sources import TensorSource
-from freight.runtime.compressed_files import settle_compute, sources_of_run
+from freight.quantities import MIB
+from freight.runtime.compressed_files import kept_sources, settle_compute
 from freight.runtime.device import ComputeDevice, choose_dtype, find_device
 from freight.runtime.loaders import torch_dtype
 from freight.runtime.options import EngineOptions
 from freight.runtime.planning import plan_run
 
 __all__ = ["probe"]
+
+_SCRATCH_PIECES: Final = 128
+_PIECE_BYTES: Final = 4 * MIB
 
 
 def probe(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,10 +63,13 @@ def probe(job: Mapping[str, Any]) -> dict[str, Any]:
     options = own_options(job, work_s=nominal_s(config, work.workload()), say=notes.append)
     device = find_device(options.device)
     dtype = choose_dtype(options.dtype, device)
-    sources: Mapping[str, TensorSource] = resolve(config, FilePath(job["model"]))
+    is_written = options.dummy_seed is None
+    sources: Mapping[str, TensorSource] = (
+        resolve(config, FilePath(job["model"])) if is_written else imagined_sources(config, dtype)
+    )
     options = settle_compute(options, sources, device, dtype, notes.append)
     # What is to be compressed or converted is made here: it would count in a measured process.
-    sources = sources_of_run(config, sources, options, lambda _: None)
+    sources = kept_sources(config, sources, options, lambda _: None)
     plan_run(config, sources, dtype, device, options, work.workload())
     budget = job["budget_bytes"] or system_memory_bytes()
     paths, disk_depth = _paths(budget, options, device, sources)
@@ -126,7 +136,8 @@ def _paths(
     """The ways of the weights to the arithmetic with their rates, and how many disk requests were
     best."""
     room = max(0, budget - process_bytes())
-    rate, depth = measure_disk(max({source.path for source in sources.values()}, key=_file_size))
+    with _file_to_read(options, sources) as path:
+        rate, depth = measure_disk(path)
     if device.tier == "cpu":
         return [(_Way(name="disk", room_bytes=room, carries_kv=True), rate)], depth
     near = _device_room(device, options.gpu_memory_bytes)
@@ -135,6 +146,22 @@ def _paths(
         (_Way(name="link", room_bytes=near, carries_kv=False), link),
         (_Way(name="disk", room_bytes=near + room, carries_kv=True), rate),
     ], depth
+
+
+@contextmanager
+def _file_to_read(
+    options: EngineOptions, sources: Mapping[str, TensorSource]
+) -> Iterator[FilePath]:
+    """The largest of the files that hold the weights; where none are written, one made for it."""
+    if options.dummy_seed is None:
+        yield max({source.path for source in sources.values()}, key=_file_size)
+        return
+    with tempfile.NamedTemporaryFile(dir=options.disk_dir) as file:
+        for _ in range(_SCRATCH_PIECES):
+            file.write(os.urandom(_PIECE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        yield FilePath(file.name)
 
 
 def _device_room(device: ComputeDevice, budget: int | None) -> int:

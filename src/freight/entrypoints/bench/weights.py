@@ -39,11 +39,14 @@ def find_config(name: str | None) -> Path:
     return find_model(name)
 
 
-def provide_weights(model: Path, work_dir: Path, *, dtype: str, dummy: bool) -> Path:
+def provide_weights(
+    model: Path, work_dir: Path, *, dtype: str, dummy: bool, unwritten: bool = False
+) -> Path:
     """A directory with config and weights. The file of a configuration, and a directory that has no
-    weights beside it, gets random ones in ``work_dir`` unless they are there."""
+    weights beside it, gets random ones in ``work_dir`` unless they are there; where they are to be
+    ``unwritten`` there is the configuration alone."""
     is_named = model.is_file()
-    if not is_named and _has_weights(model) and not dummy:
+    if not is_named and _has_weights(model) and not dummy and not unwritten:
         return model
     file = model if is_named else model / "config.json"
     config = read_config(file)
@@ -51,10 +54,10 @@ def provide_weights(model: Path, work_dir: Path, *, dtype: str, dummy: bool) -> 
     dtype = dtype if dtype in DTYPE_BYTES else "bfloat16"
     text = file.read_text(encoding="utf-8")
     named = hashlib.blake2b(f"{dtype} {_canonical(text)}".encode(), digest_size=6).hexdigest()
-    directory = work_dir / f"random-{named}"
+    directory = work_dir / f"{'unwritten' if unwritten else 'random'}-{named}"
     _make_directory(directory)
     shutil.copyfile(file, directory / "config.json")
-    if not _has_weights(directory):
+    if not unwritten and not _has_weights(directory):
         job = {"task": "write weights", "directory": str(directory), "dtype": dtype}
         run_or_raise(job, f"Random weights were to be written to {directory}.")
     return directory
