@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of, use_kernels
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
-from freight.model.attention import KVView, append, attend, index_rows
+from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
+from freight.model.kv_view import KVView, index_rows
 from freight.model.number_format import Grouped
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace

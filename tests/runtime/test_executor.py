@@ -255,6 +255,69 @@ def test_stores_lag_behind_by_less_than_two_sweeps() -> None:
         assert done >= {2 * sweep for sweep in range(op.sweep)}
 
 
+class TimedEvent:
+    """An event of a device whose clock goes on by one millisecond for each that is recorded."""
+
+    recorded = 0
+
+    def __init__(self, *, blocking: bool = False, enable_timing: bool = False) -> None:
+        self.at_ms = -1.0
+
+    def record(self, stream: FakeStream) -> None:
+        TimedEvent.recorded += 1
+        self.at_ms = float(TimedEvent.recorded)
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: TimedEvent) -> float:
+        return other.at_ms - self.at_ms
+
+
+class TimedStream(FakeStream):
+    def wait_event(self, event: TimedEvent) -> None: ...
+
+
+def test_a_device_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stream was given is told of once it is done, with the times of the events around it;
+    what nobody need wait for is issued without a thread, what waits for the disk by one."""
+    monkeypatch.setattr(TimedEvent, "recorded", 0)
+    monkeypatch.setattr("freight.runtime.executor._stream", lambda device, lane: TimedStream())
+    monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    told: list[tuple[int, float]] = []
+    threads: dict[int, str] = {}
+
+    def work(operation: Operation) -> list[int] | None:
+        threads[operation.index] = threading.current_thread().name
+        if operation.lane is Lane.DISK_READ:
+            time.sleep(0.05)
+        return [] if operation.is_last else None
+
+    operations = [
+        operation(0, Lane.TO_DEVICE),
+        operation(1, Lane.COMPUTE, after=[(Lane.TO_DEVICE, 0)]),
+        operation(2, Lane.DISK_READ),
+        operation(3, Lane.TO_DEVICE, after=[(Lane.DISK_READ, 2)]),
+        operation(4, Lane.TO_DEVICE),
+        operation(5, Lane.COMPUTE, after=[(Lane.TO_DEVICE, 4)], is_last=True),
+    ]
+    running = Executor(
+        work,
+        device=torch.device("cuda", 0),
+        overlap=True,
+        record=lambda op, started_s, ended_s: told.append((op.index, ended_s - started_s)),
+    )
+    assert [op.index for op, _ in running.run(operations)] == [5]
+    main = threading.current_thread().name
+    assert {index for index, name in threads.items() if name == main} == {0, 1, 5}
+    assert sorted(index for index, _ in told) == [*range(6)]
+    # One event is recorded for each that others wait on, between two of the next operation.
+    assert all(1e-3 <= seconds < 10e-3 for index, seconds in told if index != 2)
+
+
 class PendingEvent:
     """Of a device that has done nothing until somebody waits for it."""
 

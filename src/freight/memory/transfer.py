@@ -51,6 +51,10 @@ class LaneTimeline:
     def has_failed(self) -> bool:
         return self._failed
 
+    def has_reached(self, index: int) -> bool:
+        """Whether nobody waits here for work ``index``: it is done (host) or issued (device)."""
+        return self._reached >= index
+
     def fail(self) -> None:
         """Wake everybody who waits: what they wait for will never be done."""
         with self._changed:

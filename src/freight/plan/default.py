@@ -21,10 +21,9 @@ from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.recomputation import check_recomputation
 from freight.plan.refusal import refusal
-from freight.plan.ring import staging_pieces
+from freight.plan.ring import choose_piece_bytes, staging_pieces
 from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
-from freight.quantities import MIB, align_up
 
 __all__ = ["Plan", "Planner"]
 
@@ -50,8 +49,6 @@ _COARSE_STEPS: Final = 6
 _FINE_STEPS: Final = 12
 """Halvings of a share: candidates are compared with few, for then they share their layouts; the
 best one is filled to the end."""
-_MOST_PIECE_BYTES: Final[Mapping[Tier, int]] = {"gpu": 4 * MIB, "cpu": 8 * MIB}
-"""By where arithmetic is done: a piece takes 0.2 ms of the CPU's time, whatever its size."""
 
 _Placed = Literal["weights", "embedding"]
 
@@ -109,7 +106,7 @@ class Planner:
         object.__setattr__(self, "elements", (plain, expert))
         object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
         largest = self._largest_unit()
-        piece = min(_MOST_PIECE_BYTES[self.compute_tier], align_up(largest, BLOCK))
+        piece = choose_piece_bytes(self.compute_tier, largest)
         object.__setattr__(self, "piece_bytes", piece)
         staged = staging_pieces(self.room.get("cpu", 0), piece, largest)
         object.__setattr__(self, "staging_pieces", staged)

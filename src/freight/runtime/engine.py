@@ -49,7 +49,7 @@ from freight.runtime.device import (
     trim_heap,
 )
 from freight.runtime.drafts import Guesses
-from freight.runtime.executor import DEVICE_LANES, Executor
+from freight.runtime.executor import Executor
 from freight.runtime.kept_weights import WeightKeeper
 from freight.runtime.kernel_choice import attend_steps, choose_kernels
 from freight.runtime.loaders import made_in_memory, torch_dtype
@@ -193,10 +193,7 @@ class Engine:
         self._options = options = model.options
         dtype = model.dtype
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
-        self.meter = Meter(
-            has_phases=not plan.policy.is_continuous,
-            untimed=DEVICE_LANES if device.kind == "cuda" else (),
-        )
+        self.meter = Meter(has_phases=not plan.policy.is_continuous)
         self.forecast = told
         self.guesses = Guesses()
         # Before the weights, which take minutes to place: the path may be wrong.

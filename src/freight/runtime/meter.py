@@ -1,13 +1,8 @@
-"""What a run took: time by phase, and how long each lane worked.
-
-Times are those of the host. On a CUDA stream they are when work was issued, not when it ran: such
-lanes are not timed, phases are right all the same.
-"""
+"""What a run took: time by phase, and how long each lane worked."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 
 from freight.plan.operation import Kind, Lane, Operation
 
@@ -15,12 +10,10 @@ __all__ = ["Meter"]
 
 
 class Meter:
-    """Told of every operation, from all lanes. ``has_phases``: prompts have sweeps of their own.
-    The lanes ``untimed`` count for nothing but the phases."""
+    """Told of every operation, from all lanes. ``has_phases``: prompts have sweeps of their own."""
 
-    def __init__(self, *, has_phases: bool, untimed: Collection[Lane] = ()) -> None:
+    def __init__(self, *, has_phases: bool) -> None:
         self._has_phases = has_phases
-        self.untimed = frozenset(untimed)
         self._lock = threading.Lock()
         self._last_s: float | None = None
         self.busy_s: dict[Lane, float] = {}
@@ -39,7 +32,7 @@ class Meter:
                 self._last_s = started_s
             lane = operation.lane
             # Tokens of other stages are waited for: no work.
-            if lane not in self.untimed and operation.kind is not Kind.TAKE_TOKENS:
+            if operation.kind is not Kind.TAKE_TOKENS:
                 self.busy_s[lane] = self.busy_s.get(lane, 0.0) + ended_s - started_s
             if operation.is_last:
                 self._add(operation, ended_s - self._last_s)

@@ -71,8 +71,7 @@ def describe_forecast(forecast: Forecast, meter: Meter) -> str:
         ]
     times = ", ".join(f"{name} {told:.1f} ({was:.1f})" for name, told, was in phases)
     work = ", ".join(
-        f"{lane.value} {busy:.1f} "
-        f"({'not timed' if lane in meter.untimed else f'{meter.busy_s.get(lane, 0.0):.1f}'})"
+        f"{lane.value} {busy:.1f} ({meter.busy_s.get(lane, 0.0):.1f})"
         for lane, busy in forecast.busy_s.items()
     )
     return f"predicted (measured) seconds: {times}\npredicted (measured) work: {work}"

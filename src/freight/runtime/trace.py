@@ -1,8 +1,8 @@
 """A run as a picture: when each lane was busy with what, beside what was predicted. For Perfetto or
 chrome://tracing.
 
-Times are those of the host, from when the first operation began. On a CUDA stream they are when
-work was issued, not when it ran. What is written is not kept: memory is planned without it.
+Times are from when the first operation that is told of began. What is written is not kept: memory
+is planned without it.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         "moved_bytes": moved,
         "expected_bytes": expected,
         "first_tokens": [ids[0] if ids else end for ids in in_order],
+        "busy_s": {lane.value: seconds for lane, seconds in engine.meter.busy_s.items()},
         "summary": engine.summary(),
     }
     engine.close()
