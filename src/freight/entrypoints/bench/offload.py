@@ -61,6 +61,8 @@ class _Request:
     timeout_s: float
     resident_bytes: int | None
     repeats: int
+    is_unwritten: bool = False
+    """Whether each run makes its weights anew."""
 
     @property
     def budget_bytes(self) -> int | None:
@@ -135,6 +137,7 @@ def _read(arguments: argparse.Namespace) -> _Request:
         timeout_s=arguments.peer_timeout,
         resident_bytes=None if resident is None else parse_bytes(resident),
         repeats=arguments.repeats,
+        is_unwritten=arguments.unwritten_weights,
     )
 
 
@@ -230,7 +233,7 @@ class _Bench:
                 "budget_bytes": budget,
                 "resident_bytes": self.request.resident_bytes,
                 "on_cuda": on_cuda,
-                "unwritten": self.job["flags"].get("unwritten_weights", False),
+                "unwritten": self.request.is_unwritten,
                 "gpu_budget_bytes": near,
             },
             config=read_config(self.request.model),
