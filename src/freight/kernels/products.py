@@ -41,6 +41,7 @@ from freight.kernels.threads import (
 )
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import TILE_ROWS, EightFloats, Grouped, MicroFloats, ShortExponents
+from freight.model.tiles import tile_rows
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
@@ -63,10 +64,14 @@ _PROBE_COLUMNS: Final = 2048
 _TIMES_FASTER: Final = 1.1
 
 
-def scratch_values(columns: int, dtype: torch.dtype) -> int:
+def scratch_values(
+    columns: int, dtype: torch.dtype, *, rows: int = 0, on_device: bool = False
+) -> int:
     """How many numbers of its tokens' type ``multiply`` may want as scratch for rows of so many
-    columns: as many rows, or tokens, as are widened at once."""
-    return TILE_ROWS * columns * 4 // dtype.itemsize
+    columns: as many rows, or tokens, as are widened at once; ``on_device`` also as many of ``rows``
+    compressed ones as are made plain there."""
+    wide = TILE_ROWS * columns * 4 // dtype.itemsize
+    return max(wide, tile_rows(rows, columns, on_device=on_device) * columns)
 
 
 def multiply(
@@ -124,11 +129,19 @@ def _by_torch(
     for own in products:
         is_as_kept = isinstance(own.rows, torch.Tensor) and own.rows.dtype == x.dtype
         if tile is None and not is_as_kept:
-            tile = scratch(TILE_ROWS * x.shape[1]).view(TILE_ROWS, -1)
+            count = max(_tile_rows(x, other) for other in products)
+            tile = scratch(count * x.shape[1]).view(count, -1)
         for first, some in _widened(own.rows, x.dtype, tile):
             last = first + some.shape[0]
             bias = None if own.bias is None else own.bias[first:last]
             _multiply_by_torch(x, some, bias, own.out[:, first:last], adds=own.adds)
+
+
+def _tile_rows(x: torch.Tensor, own: Product) -> int:
+    """How many rows are made plain, or wide, at once."""
+    if isinstance(own.rows, torch.Tensor):
+        return TILE_ROWS
+    return tile_rows(*own.rows.shape, on_device=x.device.type != "cpu")
 
 
 def _is_for_pairs(own: Product) -> bool:
@@ -153,8 +166,8 @@ def _widened(
         yield 0, rows
         return
     assert tile is not None
-    for first in range(0, rows.shape[0], TILE_ROWS):
-        last = min(first + TILE_ROWS, rows.shape[0])
+    for first in range(0, rows.shape[0], len(tile)):
+        last = min(first + len(tile), rows.shape[0])
         if isinstance(rows, CompressedRows):
             dequantise(rows.rows(first, last), tile[: last - first])
         else:

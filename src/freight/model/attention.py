@@ -4,8 +4,9 @@ A pool of pages and a view that indexes it come in. With ``lse`` the log-sum-exp
 that parts of one row's keys can be attended apart and merged. Loops on the CPU, and on devices a
 kernel for single queries, read the pages where they are. Otherwise, and of what several rows begin
 with, keys and values are put together first; torch's fused attention does the rest on the CPU where
-it can, and scores are computed in the open where they are capped, and on devices. Compressed keys
-are used as they are kept, new ones too, so that it does not matter which sweep brought them.
+it can, and on devices for whole prompts in 16 bits; else scores are computed in the open.
+Compressed keys are used as they are kept, new ones too, so that it does not matter which sweep
+brought them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from freight.model.workspace import Workspace
 
 __all__ = ["append", "attend", "attend_stems", "merge", "sink"]
 
+_MOST_FUSED: Final = 256
+"""Numbers of a head that torch's kernel for devices takes."""
 _HIDDEN: Final = -1e30
 """A score that no other comes near, but a number: a query may see nothing of a stem."""
 
@@ -64,7 +67,9 @@ def attend(
         with workspace.frame():
             keys = _gather(pool, group.key_rows, group.num_keys, step, workspace)
             values = _gather(pool, group.value_rows, group.num_keys, step, workspace)
-            if is_fused and not _is_sparse(step, group):
+            if (is_fused and not _is_sparse(step, group)) or _is_fused_on_device(
+                step, q, group, lse
+            ):
                 _attend_fused(step, q, keys, values, view.start, group, out, lse)
                 continue
             for block in range(0, group.num_queries, QUERY_BLOCK):
@@ -76,6 +81,27 @@ def attend(
 
 def _is_fused(step: Attend, device: torch.device) -> bool:
     return device.type == "cpu" and step.softcap is None
+
+
+def _is_fused_on_device(
+    step: Attend, q: torch.Tensor, group: RowGroup, lse: torch.Tensor | None
+) -> bool:
+    """Whether torch's kernel for whole prompts takes them: it holds no scores."""
+    return (
+        q.device.type == "cuda"
+        and q.dtype != torch.float32
+        and step.softcap is None
+        and lse is None
+        and step.head_dim <= _MOST_FUSED
+        and step.head_dim % 8 == 0
+        and group.num_queries > 1
+        and _is_whole(step, group)
+    )
+
+
+def _is_whole(step: Attend, group: RowGroup) -> bool:
+    """Whether queries see all keys up to their own, which are those that came with them."""
+    return group.is_fresh and (step.window is None or step.window >= group.num_keys)
 
 
 def _is_sparse(step: Attend, group: RowGroup) -> bool:
@@ -146,10 +172,16 @@ def _attend_fused(
         own_sums = None if sums is None else sums.view(R, K, N // K)
         _fuse(queries, k_RKSH, v_RKSH, step.scale, own_out, own_sums, seen=seen)
         return
-    k_RNSH, v_RNSH = (x.repeat_interleave(N // K, dim=1) for x in (k_RKSH, v_RKSH))
     q_RNQH, out_RNQH = (x[tokens].view(R, -1, N, H).transpose(1, 2) for x in (q, out))
+    if q.device.type == "cuda":
+        found = F.scaled_dot_product_attention(
+            q_RNQH, k_RKSH, v_RKSH, is_causal=True, scale=step.scale, enable_gqa=N > K
+        )
+        out_RNQH.copy_(found)
+        return
+    k_RNSH, v_RNSH = (x.repeat_interleave(N // K, dim=1) for x in (k_RKSH, v_RKSH))
     sums_RNQ = None if sums is None else sums.view(R, -1, N).transpose(1, 2)
-    whole = group.is_fresh and (step.window is None or step.window >= group.num_keys)
+    whole = _is_whole(step, group)
     size = group.num_queries if whole else QUERY_BLOCK
     for first in range(0, group.num_queries, size):
         own = slice(first, min(first + size, group.num_queries))

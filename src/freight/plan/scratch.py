@@ -25,6 +25,7 @@ from freight.model.programme import (
     changed_values,
 )
 from freight.model.switches import ModelConfig
+from freight.model.tiles import tile_rows
 from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy
 from freight.plan.workload import Workload
@@ -79,7 +80,8 @@ def workspace_bytes(
     if policy.recomputed:
         units = (unit for unit in layout.kinds if unit.kind == "attention")
         most = max(most, *(recomputing(unit) for unit in units))
-    return most + _tile_bytes(layout) + _SLACK
+    on_device = policy.compute_tier == "gpu"
+    return most + _tile_bytes(layout, on_device=on_device) + _SLACK
 
 
 def _longest_span(policy: Policy, workload: Workload) -> int:
@@ -91,11 +93,17 @@ def _longest_span(policy: Policy, workload: Workload) -> int:
     return min(longest, policy.max_batch_tokens)
 
 
-def _tile_bytes(layout: WeightLayout) -> int:
+def _tile_bytes(layout: WeightLayout, *, on_device: bool) -> int:
     """Compressed rows that are plain at once, or narrower ones that are wide, or as many tokens as
     loops widen at once where they multiply."""
-    columns = (w.num_columns for unit in layout.kinds for w in unit.weights if w.is_matrix)
-    return TILE_ROWS * max(columns) * DTYPE_BYTES["float32"]
+    matrices = [w for unit in layout.kinds for w in unit.weights if w.is_matrix]
+    wide = TILE_ROWS * max(w.num_columns for w in matrices) * DTYPE_BYTES["float32"]
+    plain = (
+        tile_rows(w.num_rows, w.num_columns, on_device=on_device) * w.num_columns
+        for w in matrices
+        if w.name in layout.compressed
+    )
+    return max(wide, layout.element_bytes * max(plain, default=0))
 
 
 def host_attention_bytes(layout: WeightLayout, policy: Policy, workload: Workload) -> int:

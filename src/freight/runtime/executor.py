@@ -31,6 +31,10 @@ DEVICE_LANES: Final = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
 """Those that have a stream on a CUDA device: their work is issued, and done later."""
 
 
+_TOLD_AT_ONCE: Final = 32
+"""Operations of a stream, after each computation: between sweeps the device would wait for it."""
+
+
 class _Issued(NamedTuple):
     """Work on a stream, between two events."""
 
@@ -130,12 +134,16 @@ class Executor(Generic[Made]):
         begin = _event(stream)
         tokens = self._perform(operation)
         self._issued[operation.lane].append(_Issued(operation, begin, _event(stream)))
+        if operation.lane is Lane.COMPUTE and not operation.is_last:
+            self._note_issued(_TOLD_AT_ONCE)
         return tokens
 
-    def _note_issued(self) -> None:
-        """Tell of what streams have done meanwhile."""
+    def _note_issued(self, most: int | None = None) -> None:
+        """Tell of what streams have done meanwhile, of each ``most`` at once."""
         for issued in self._issued.values():
-            while issued and issued[0].end.query():
+            for _ in range(len(issued) if most is None else min(most, len(issued))):
+                if not issued[0].end.query():
+                    break
                 assert self._begin is not None
                 operation, begin, end = issued.popleft()
                 first_s, first = self._begin
@@ -173,7 +181,6 @@ class Executor(Generic[Made]):
         must a device's arithmetic that no token is taken from."""
         for old in [number for number in self._submitted if number <= sweep]:
             self._wait(self._submitted.pop(old).items())
-        self._note_issued()
 
     def _submit(self, operation: Operation) -> None:
         lane = operation.lane

@@ -7,6 +7,7 @@ from a cache, and so do what is read and written. Knows no model and no policy.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -51,6 +52,7 @@ from freight.runtime.processor_probe import (
     exponent_matrices,
     integer_matrices,
     integer_s,
+    matrix_shape,
     pass_bytes_per_s,
     plain_per_s,
     product_s,
@@ -63,6 +65,7 @@ __all__ = ["identify_host", "profile"]
 _LOOPS: Final = "4"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
+_DEVICE_TIMES: Final = 16
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
@@ -160,7 +163,7 @@ class _UnitProbe:
         kept[self.fast] = torch.bfloat16 if self.fast == "float32" else _DTYPES[self.fast]
         self._memory = ColdMemory(self.where)
         self.weights = {
-            name: self._memory.tensors((COLUMNS, WIDTH), kept[name]) for name in self.names
+            name: self._memory.tensors(matrix_shape(self.where), kept[name]) for name in self.names
         }
         self._name = "cpu" if device.kind == "cpu" else "gpu"
         choose_kernels(
@@ -178,8 +181,9 @@ class _UnitProbe:
 
     def measure(self) -> dict[str, float]:
         where, fast = self.where, _DTYPES[self.fast]
+        pairs = 2.0 * math.prod(matrix_shape(where))
         found = {
-            f"{name} {rows}": 2.0 * rows * WIDTH * COLUMNS / self.product_s(name, rows)
+            f"{name} {rows}": pairs * rows / self.product_s(name, rows)
             for name in self.names
             for rows in ROWS
         }
@@ -210,7 +214,7 @@ class _UnitProbe:
 
     def _compressed_flops(self, weights: Sequence[CompressedRows], rows: int) -> float:
         seconds = compressed_s(weights, rows, _DTYPES[self.fast], self.where)
-        return 2.0 * rows * WIDTH * COLUMNS / seconds
+        return 2.0 * rows * math.prod(weights[0].shape) / seconds
 
     def product_s(self, name: str, rows: int, least_s: float = PRODUCT_S) -> float:
         return product_s(self.weights[name], rows, _DTYPES[name], self.where, least_s=least_s)
@@ -250,7 +254,7 @@ class _UnitProbe:
 
 
 def _prompt_attention_flops(dtype: torch.dtype, memory: ColdMemory, where: torch.device) -> float:
-    rows, tokens, heads, width = 8, 512, 32, 64
+    rows, tokens, heads, width = 8 * _times_as_much(where), 512, 32, 64
     spans = [_span(i, tokens, 0) for i in range(rows)]
     seconds = _attend_s(spans, heads, heads // 4, width, dtype, None, memory, where)
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
@@ -265,7 +269,7 @@ def _attended(
 ) -> tuple[float, float]:
     """Rows with one query: numbers of keys and values per second, and seconds for each row and
     key/value head beside, from many keys and from few; ``sharing`` queries have one key head."""
-    rows, heads, width = 8 * sharing, 32, 64
+    rows, heads, width = 8 * sharing * _times_as_much(where), 32, 64
     kv_heads = heads // sharing
     seconds = {}
     for tokens in (16, 256):
@@ -274,6 +278,12 @@ def _attended(
     token = 2 * rows * kv_heads * width
     rate = token * (256 - 16) / max(1e-9, seconds[256] - seconds[16])
     return rate, max(0.0, seconds[16] - 16 * token / rate) / (rows * kv_heads)
+
+
+def _times_as_much(where: torch.device) -> int:
+    """What two threads have enough of, many cores or a device are done with before they are all at
+    work."""
+    return _DEVICE_TIMES if where.type != "cpu" else max(1, torch.get_num_threads() // 2)
 
 
 def _span(number: int, num_new: int, kv_len: int) -> RowSpan:
