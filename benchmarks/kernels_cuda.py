@@ -146,7 +146,7 @@ class Attention:
         tables = [own.tolist() for own in order]
         self.pages = [
             Pages(
-                raw=torch.empty(shape, dtype=torch.uint8, device=bench.device),
+                raw=torch.zeros(shape, dtype=torch.uint8, device=bench.device),
                 num_heads=KV_HEADS,
                 page_tokens=PAGE,
                 width=WIDTH,

@@ -179,6 +179,9 @@ class _Bench:
         for _ in range(self.request.repeats):
             self._run_own()
             for peer, setting in best.items():
+                if self.request.repeats == 1:
+                    self._keep_trial(peer.name, setting)
+                    continue
                 forget_files(self.model_dir)
                 trial = peer.run(setting)
                 self._tell(peer.name, trial)
@@ -186,14 +189,21 @@ class _Bench:
                 if trial.result is not None:
                     self.runs[peer.name].append(trial.result)
 
+    def _keep_trial(self, name: str, setting: Setting) -> None:
+        """Where each is run once, that a peer's best was found is its run."""
+        (trial,) = (own for own in self.trials[name] if own.setting == setting)
+        assert trial.result is not None
+        self.runs[name] = [trial.result]
+
     def _run_own(self) -> None:
         forget_files(self.model_dir)
         job = {**self.job, "task": "freight"}
         result = run_or_raise(job, "Freight was to be measured.", self.request.group)
         self.runs.setdefault("freight", []).append(result)
         _say(describe_run("freight", result, self.request.work, self._ceiling_s))
-        again = run_or_raise(self.probe, "Rates of this machine were to be measured again.")
-        self.later.append(again)
+        if self.request.repeats > 1:
+            again = run_or_raise(self.probe, "Rates of this machine were to be measured again.")
+            self.later.append(again)
 
     def _find_settings(self) -> dict[Peer, Setting]:
         """The fastest batch size, or policy, of each peer that finishes with any."""
