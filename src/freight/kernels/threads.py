@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.helpers import work_together
 from freight.kernels.row_kinds import CodeRows, ExponentRows
 from freight.model.number_format import PAIR_COLUMNS, Grouped
 
@@ -130,11 +130,6 @@ def _tile_loops(name: str) -> Any:
     from freight.kernels.tile_registers import may_use_tiles
 
     return import_module(f"freight.kernels.{name}") if may_use_tiles() else None
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="kernel")
 
 
 def product_on_cpu(
@@ -259,13 +254,7 @@ def _take_turns(borders: list[int], work: Callable[[int, int], None]) -> None:
 def together(work: Callable[[], None], most: int) -> None:
     """Have as many cores as there are, but for ``most``, do the same work, which they share out
     themselves. Another one than the caller's may come late, or not at all."""
-    helpers = min(torch.get_num_threads(), most) - 1
-    others = [_pool().submit(work) for _ in range(helpers)]
-    work()
-    for other in others:
-        # One that has not begun, as others use its thread, has nothing left to do.
-        if not other.cancel():
-            other.result()
+    work_together(work, min(torch.get_num_threads(), most) - 1)
 
 
 def dequantise_on_cpu(
