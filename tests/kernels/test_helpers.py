@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from freight.kernels import helpers
 from freight.kernels.helpers import work_together
 
 
@@ -28,37 +29,37 @@ def test_others_help_and_all_are_done_in_the_end() -> None:
 
 def test_who_has_not_begun_is_not_waited_for() -> None:
     """All helpers are held up elsewhere."""
-    ends = threading.Event()
-    begun = threading.Barrier(3)
+    work_together(lambda: None, 2)
+    count = helpers._helpers[0]._num_threads
+    begun, ends = threading.Barrier(count + 2), threading.Event()
 
     def hold() -> None:
-        if threading.current_thread().name.startswith("kernel-helper"):
-            begun.wait(timeout=30)
-            ends.wait(timeout=30)
+        begun.wait(timeout=30)
+        ends.wait(timeout=30)
 
-    first = threading.Thread(target=lambda: work_together(hold, 2))
+    first = threading.Thread(target=lambda: work_together(hold, count))
     first.start()
     begun.wait(timeout=30)
     calls: list[int] = []
-    work_together(lambda: calls.append(1), 2)
-    assert calls
+    work_together(lambda: calls.append(1), count)
+    assert calls == [1]
     ends.set()
     first.join(timeout=30)
     assert not first.is_alive()
 
 
-@pytest.mark.parametrize("helpers", [0, 1, 5])
-def test_what_goes_wrong_is_raised(helpers: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_what_goes_wrong_is_raised(count: int) -> None:
     caller = threading.current_thread()
-    turn = threading.Barrier(helpers + 1)
+    turn = threading.Barrier(count + 1)
 
     def work() -> None:
         turn.wait(timeout=30)
-        if not helpers or threading.current_thread() is not caller:
+        if not count or threading.current_thread() is not caller:
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        work_together(work, helpers)
+        work_together(work, count)
 
 
 def test_a_forked_process_has_helpers_of_its_own() -> None:
