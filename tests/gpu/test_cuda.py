@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from freight.errors import BudgetError
@@ -109,8 +111,14 @@ def test_float32_gives_the_tokens_of_transformers(tmp_path: Path, placement: str
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
 
 
+NEW_MEANINGS = {"gpt-oss, all in sight", "minimax m2"}
+"""Whose configurations older releases of transformers read otherwise, on any device."""
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, "mistral, window", "qwen2, window layers"])
 def test_families_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
+    if name in NEW_MEANINGS and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("transformers 5.17 leaves out a limit, and how much of a head is rotated")
     model = tiny.make_model(tmp_path, config=CONFIGS[name]).cuda()
     prompts = tiny.prompts(5, 30)
     options = {**BLOCK, **PLACEMENTS["an odd mix"]}
@@ -174,6 +182,8 @@ def test_the_device_gives_no_more_than_its_budget(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
     free, total = torch.cuda.mem_get_info()
     context = total - free - torch.cuda.memory_reserved()
+    if context > 768 * MIB:
+        pytest.skip("other processes use the device, too: what of it this one takes is not known")
     prompts = [[1 + i] * 64 for i in range(16)]
     options = {"device": "cuda", "dtype": "bfloat16", "dummy_seed": 0, "gpu_memory_bytes": budget}
     with tiny.engine(tmp_path, prompts, 4, **options) as engine:

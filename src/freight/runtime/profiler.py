@@ -69,6 +69,8 @@ _DEVICE_TIMES: Final = 16
 _BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
+_ENOUGH_S: Final = 30.0
+"""No further round begins then."""
 _SHARING: Final = (1, 4, 8)
 _MOST_POOLS: Final = 16
 _SECONDS: Final = ("head", "call", "sweep")
@@ -86,7 +88,7 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     """Measure the machine; the disk is the one that ``directory`` is on. Takes about a minute.
 
     All is measured in turn, three times, and counts together: a shared machine is faster now and
-    slower a few seconds later. ``report`` is told in a few words what is being measured.
+    slower a few seconds later. Where a round takes long there are fewer. ``report`` is told in a few words what is being measured.
     BudgetError where the disk has no room for a scratch file of 1 GiB.
     """
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
@@ -97,7 +99,10 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     with DiskProbe(directory) as disk:
         cpu = _UnitProbe(host)
         gpu = _UnitProbe(device) if device.kind == "cuda" else None
+        started_s = time.perf_counter()
         for turn in range(1, _ROUNDS + 1):
+            if turn > 1 and time.perf_counter() - started_s > _ENOUGH_S:
+                break
             report(f"disk, products and attention, {turn} of {_ROUNDS}")
             reads.append(disk.measure_reads())
             writes.append(disk.measure_writes())
@@ -254,7 +259,9 @@ class _UnitProbe:
 
 
 def _prompt_attention_flops(dtype: torch.dtype, memory: ColdMemory, where: torch.device) -> float:
-    rows, tokens, heads, width = 8 * _times_as_much(where), 512, 32, 64
+    # Prompts are work enough for all cores.
+    times = 1 if where.type == "cpu" else _DEVICE_TIMES
+    rows, tokens, heads, width = 8 * times, 512, 32, 64
     spans = [_span(i, tokens, 0) for i in range(rows)]
     seconds = _attend_s(spans, heads, heads // 4, width, dtype, None, memory, where)
     return 4 * heads * width * rows * tokens * (tokens + 1) / 2 / seconds
