@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freight.kernels.helpers import work_together
 from freight.kernels.row_kinds import CodeRows, ExponentRows
+from freight.kernels.team import work_together
 from freight.model.number_format import PAIR_COLUMNS, Grouped
 
 __all__ = [

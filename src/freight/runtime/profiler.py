@@ -88,7 +88,8 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     """Measure the machine; the disk is the one that ``directory`` is on. Takes about a minute.
 
     All is measured in turn, three times, and counts together: a shared machine is faster now and
-    slower a few seconds later. Where a round takes long there are fewer. ``report`` is told in a few words what is being measured.
+    slower a few seconds later. Where a round takes long there are fewer. ``report`` is told in a
+    few words what is being measured.
     BudgetError where the disk has no room for a scratch file of 1 GiB.
     """
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))

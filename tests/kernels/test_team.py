@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from freight.kernels import helpers
-from freight.kernels.helpers import work_together
+from freight.kernels import team
+from freight.kernels.team import work_together
 
 
 def test_others_help_and_all_are_done_in_the_end() -> None:
@@ -30,7 +30,7 @@ def test_others_help_and_all_are_done_in_the_end() -> None:
 def test_who_has_not_begun_is_not_waited_for() -> None:
     """All helpers are held up elsewhere."""
     work_together(lambda: None, 2)
-    count = helpers._helpers[0]._num_threads
+    count = team._team[0]._num_threads
     begun, ends = threading.Barrier(count + 2), threading.Event()
 
     def hold() -> None:

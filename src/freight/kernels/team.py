@@ -57,7 +57,7 @@ class _Job:
             raise self._error
 
 
-class _Helpers:
+class _Team:
     """Threads that wait for jobs, as many as were ever wanted at once."""
 
     def __init__(self) -> None:
@@ -83,12 +83,12 @@ class _Helpers:
             self._jobs.get().help()
 
 
-_helpers: Final = [_Helpers()]
+_team: Final = [_Team()]
 
 
 def _forget_threads() -> None:
     """A process that is forked has none of them."""
-    _helpers[0] = _Helpers()
+    _team[0] = _Team()
 
 
 os.register_at_fork(after_in_child=_forget_threads)
@@ -101,7 +101,7 @@ def work_together(work: Callable[[], None], helpers: int) -> None:
         work()
         return
     job = _Job(work)
-    _helpers[0].call(job, helpers)
+    _team[0].call(job, helpers)
     try:
         work()
     finally:
