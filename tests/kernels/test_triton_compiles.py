@@ -25,7 +25,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from freight.kernels.cuda.attention import attend
-from freight.kernels.cuda.append import append
+from freight.kernels.cuda.append import append, append_plain
+from freight.kernels.cuda.tokens import normalise, rotate
 from freight.kernels.cuda.exponents import make_exponents_plain
 from freight.kernels.cuda.micro import make_micro_plain
 from freight.kernels.cuda.groups import make_plain, multiply
@@ -78,6 +79,12 @@ short = ShortExponents(spare=40)
 make_exponents_plain(on_meta(70, short.row_bytes(320)), short, on_meta(70, 320, dtype=dtype))
 micro = MicroFloats()
 make_micro_plain(on_meta(70, micro.row_bytes(96)), micro, on_meta(70, 96, dtype=dtype))
+x, gain = on_meta(5, 300, dtype=dtype), on_meta(300, dtype=dtype)
+for centred in (False, True):
+    assert normalise(x, x, gain, gain if centred else None, num_heads=1, eps=1e-5, centred=centred,
+                     adds_one=not centred)
+    assert normalise(x, x, gain[:100], None, num_heads=3, eps=1e-5, centred=centred, adds_one=False)
+assert rotate(x, 3, x[:, :40], x[:, :40], pairs=False)
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
@@ -86,8 +93,8 @@ for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
         raw=on_meta(100, 2 * 2 * 16 * size), num_heads=2, page_tokens=16, width=width, dtype=dtype,
         number_format=kept,
     )
-    if kept is not None:
-        append(pages, ids, ids, *[on_meta(2, 2, width, dtype=dtype)] * 2)
+    put = append_plain if kept is None else append
+    assert put(pages, ids, ids, *[on_meta(2, 2, width, dtype=dtype)] * 2) is not False
     q, lse = on_meta(2, 8, width, dtype=dtype), on_meta(2, 8, dtype=torch.float32)
     rows = on_meta(2 * 2 * 40, dtype=torch.int64)
     attend(q, pages, rows, ids, q, scale=0.1, softcap=30.0, window=None, lse=lse,
@@ -115,5 +122,6 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
     kernels |= {"_make_micro_plain"}
-    kernels |= {"_append", "_merge", "_attend_plain", "_attend_codes"}
+    kernels |= {"_append", "_append_plain", "_merge", "_attend_plain", "_attend_codes"}
+    kernels |= {"_normalise", "_rotate"}
     assert set(done.stdout.split()) == kernels

@@ -4,7 +4,7 @@ with all of them are those without. In Triton's interpreter where there is no de
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ STEP = Attend(
     softcap=20.0,
     kv_format=Grouped(bits=4, group_size=32),
 )
+PLAIN = replace(STEP, kv_format=None, window=None)
 WEIGHTS: list[Compressed | None] = [
     None,
     Grouped(bits=8, group_size=32, wide=True),
@@ -45,7 +46,12 @@ WEIGHTS: list[Compressed | None] = [
 def tried(kernels: Kernels, *steps: Attend) -> tuple[Kernels, list[str]]:
     said: list[str] = []
     chosen = try_kernels(
-        DEVICE, torch.float32, kernels, weights=WEIGHTS, steps=steps or [STEP], say=said.append
+        DEVICE,
+        torch.float32,
+        kernels,
+        weights=WEIGHTS,
+        steps=steps or [STEP, PLAIN],
+        say=said.append,
     )
     assert kernels_of(DEVICE) == NO_KERNELS
     return chosen, said
@@ -59,14 +65,14 @@ def test_all_are_chosen() -> None:
 
 def test_what_is_not_wanted_is_not_tried() -> None:
     """A run that keeps plain keys appends them plain."""
-    chosen, said = tried(loaded(), replace(STEP, kv_format=None, window=None))
+    chosen, said = tried(loaded(), PLAIN)
     assert said == []
     assert chosen == replace(loaded(), append=None)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["make_plain", "make_exponents_plain", "make_micro_plain", "multiply", "append", "attend"],
+    [field.name for field in fields(Kernels)],
 )
 @pytest.mark.parametrize("fault", ["raises", "finds other numbers"])
 def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
@@ -78,6 +84,8 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         found = kernel(*inputs, **more)
         # What it was to write, wherever that is.
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
+        changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
+        changed |= {"normalise": lambda: inputs[1]}
         for other in ("make_exponents_plain", "make_micro_plain"):
             changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
@@ -103,7 +111,9 @@ def test_a_run_with_all_kernels_answers_as_without(
         options |= {"kv_bits": 4, "weight_bits": 4}
     with tiny.engine(tmp_path, prompts, 3, **options) as engine:
         wanted = tiny.run(engine, prompts, 3)
-    counts = dict.fromkeys(("make_plain", "multiply", "append", "attend"), 0)
+    of_either = ("attend", "normalise", "rotate")
+    of_kind = ("make_plain", "multiply", "append") if compressed else ("append_plain",)
+    counts = dict.fromkeys((*of_either, *of_kind), 0)
 
     def counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def work(*inputs: Any, **more: Any) -> Any:
@@ -116,4 +126,4 @@ def test_a_run_with_all_kernels_answers_as_without(
     monkeypatch.setattr(engine_module, "choose_kernels", lambda *_, **__: None)
     with in_use(kernels), tiny.engine(tmp_path, prompts, 3, **options) as engine:
         assert tiny.run(engine, prompts, 3) == wanted
-    assert counts["attend"] and (all(counts.values()) == compressed)
+    assert all(counts.values())

@@ -46,6 +46,9 @@ def append_rows(
     """Keys and values k, v [T, K, H] into the pages, each token into its page and place there."""
     rows = pages.rows
     if pages.number_format is None:
+        append_plain = kernels_of(pages.raw.device).append_plain
+        if append_plain is not None and append_plain(pages, token_pages, token_places, k, v):
+            return
         rows[:, 0].transpose(1, 2)[token_pages, token_places] = k
         rows[:, 1].transpose(1, 2)[token_pages, token_places] = v
         return

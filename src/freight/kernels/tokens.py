@@ -1,5 +1,5 @@
 """Norms, rotations and activations of tokens: by loops of our own on a CPU, each number once from
-memory and back; by torch elsewhere, step by step.
+memory and back, on a device by kernels where they work; by torch elsewhere, step by step.
 
 Few tokens gain most: a step of torch's takes as long to call as their numbers do.
 """
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share_alike
 from freight.model.workspace import Workspace
 
@@ -34,11 +35,26 @@ def normalise(
     num_heads: int,
     eps: float,
     centred: bool,
+    adds_one: bool = False,
     workspace: Workspace,
 ) -> None:
     """out [T, D] = each head of x [T, D] divided by the root of its mean square, ``centred`` first
-    where asked for, times the gain [D / heads], or [D] where each has its own, float32, plus the
-    bias, float32. ``out`` may be x; torch's steps need the workspace."""
+    where asked for, times the gain [D / heads], or [D] where each has its own, with one added if it
+    ``adds_one``, plus the bias, each of any float type. ``out`` may be x; torch's steps need the
+    workspace."""
+    if (kernel := kernels_of(x.device).normalise) is not None and kernel(
+        x,
+        out,
+        gain,
+        bias,
+        num_heads=num_heads,
+        eps=eps,
+        centred=centred,
+        adds_one=adds_one,
+    ):
+        return
+    gain = gain.float() + 1.0 if adds_one else gain.float()
+    bias = None if bias is None else bias.float()
     loops = find_loops() if has_words(x) and has_words(out) and x.dtype == out.dtype else None
     if loops is None:
         _normalise_by_torch(x, out, gain, bias, num_heads, eps, workspace, centred=centred)
@@ -109,6 +125,10 @@ def rotate(
 ) -> None:
     """Turn the first numbers of each head of x [T, D], in place: as many as cos and sin [T, r] have
     with as many that follow, or as many ``pairs`` of neighbours."""
+    if (kernel := kernels_of(x.device).rotate) is not None and kernel(
+        x, num_heads, cos, sin, pairs=pairs
+    ):
+        return
     loops = find_loops() if has_words(x) and has_words(cos) and has_words(sin) else None
     if loops is None or not x.dtype == cos.dtype == sin.dtype:
         _rotate_by_torch(x, num_heads, cos, sin, workspace, pairs=pairs)

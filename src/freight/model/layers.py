@@ -121,15 +121,15 @@ def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
 def _norm(step: Norm, frame: Frame) -> None:
     x = frame.values[step.x]
     out = frame.new(step.out, x, x.shape[1])
-    gain = frame.vector(step.weight).float()
     normalise(
         x,
         out,
-        gain + 1.0 if step.kind == "rms_plus_one" else gain,
-        None if step.bias is None else frame.vector(step.bias).float(),
+        frame.vector(step.weight),
+        None if step.bias is None else frame.vector(step.bias),
         num_heads=step.num_heads,
         eps=step.eps,
         centred=step.kind == "layer",
+        adds_one=step.kind == "rms_plus_one",
         workspace=frame.workspace,
     )
 

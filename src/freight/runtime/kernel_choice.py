@@ -18,6 +18,7 @@ from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_k
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
+from freight.kernels.tokens import normalise, rotate
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
@@ -34,6 +35,9 @@ _NAMES: Final = {
     "make_micro_plain": "making MXFP4 plain",
     "multiply": "products of few tokens",
     "append": "compressing keys and values",
+    "append_plain": "keys and values into their pages",
+    "normalise": "norms",
+    "rotate": "rotations",
     "attend": "attention of single queries",
 }
 _KEY_COUNTS: Final = (530, 17)
@@ -95,12 +99,16 @@ def try_kernels(
     products = [own for own in rows if not own.across]
     attends = set(steps)
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
+    plain = [step for step in attends if step.kv_format is None][:1]
     trials: dict[str, tuple[Sequence[_Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
         "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
         "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
+        "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
+        "normalise": ([_norms(device, dtype)], _TOLERANCES[dtype]),
+        "rotate": ([_rotations(device, dtype)], _TOLERANCES[dtype]),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
     }
     chosen = NO_KERNELS
@@ -284,6 +292,45 @@ class _Case:
         yield out
         if lse is not None:
             yield lse
+
+
+def _norms(device: torch.device, dtype: torch.dtype) -> _Trial:
+    """One of whole tokens and one of heads, with all there is beside: each is code of its own."""
+
+    def trial() -> Iterator[torch.Tensor]:
+        for num_heads, width in ((1, 2500), (3, 96)):
+            x = _numbers(5, num_heads * width, device=device, dtype=dtype) + 1
+            gain = _numbers(width, device=device, dtype=dtype)
+            for centred, adds_one in product((False, True), (False, True)):
+                out = torch.empty_like(x)
+                workspace = Workspace(torch.empty(MIB, dtype=torch.uint8, device=device))
+                normalise(
+                    x,
+                    out,
+                    gain,
+                    gain.flip(0) if centred else None,
+                    num_heads=num_heads,
+                    eps=1e-5,
+                    centred=centred,
+                    adds_one=adds_one,
+                    workspace=workspace,
+                )
+                yield out
+
+    return trial
+
+
+def _rotations(device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        angles = _numbers(5, 72, device=device, dtype=dtype)
+        cos, sin = angles.cos(), angles.sin()
+        for pairs in (False, True):
+            x = _numbers(5, 17 * 160, device=device, dtype=dtype)
+            workspace = Workspace(torch.empty(MIB, dtype=torch.uint8, device=device))
+            rotate(x, 17, cos, sin, workspace, pairs=pairs)
+            yield x
+
+    return trial
 
 
 def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:

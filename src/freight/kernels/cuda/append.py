@@ -1,4 +1,4 @@
-"""New keys and values compressed straight into their pages, on a CUDA device.
+"""New keys and values put into their pages on a CUDA device, compressed on the way or as they are.
 
 The same bits as the reference in ``kernels.grouped`` makes: divisions are rounded to the nearest,
 ties of codes go to the even one.
@@ -15,7 +15,7 @@ import triton.language as tl
 from freight.kernels.cuda.launch import power_of_two
 from freight.kernels.pages import Pages
 
-__all__ = ["append"]
+__all__ = ["append", "append_plain"]
 
 _MOST = tl.constexpr(65504.0)
 _WHOLE = tl.constexpr(8388608.0)
@@ -23,6 +23,8 @@ _WHOLE = tl.constexpr(8388608.0)
 _BYTES: Final = 1024
 """Codes that a program makes: 8 for each thread of 4 warps."""
 _MOST_TOKENS: Final = 32
+_HEADS: Final = 8
+_COLUMNS: Final = 128
 
 
 @triton.jit
@@ -145,3 +147,70 @@ def append(
             block=block,
             enable_fp_fusion=False,  # to the bit
         )
+
+
+@triton.jit
+def _append_plain(  # type: ignore[no-untyped-def]
+    k,
+    v,
+    token_pages,
+    token_places,
+    raw,
+    heads,
+    width,
+    k_stride,
+    k_head,
+    v_stride,
+    v_head,
+    page_stride,
+    head_stride,
+    values_at,
+    block_heads: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Some heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
+    place = tl.load(token_places + token) * width
+    own = raw + tl.load(token_pages + token) * page_stride + place + head * head_stride
+    for first in range(0, width, block):
+        column = (first + tl.arange(0, block))[None, :]
+        inside = (head < heads) & (column < width)
+        keys = tl.load(k + token * k_stride + head * k_head + column, mask=inside)
+        tl.store(own + column, keys, mask=inside)
+        values = tl.load(v + token * v_stride + head * v_head + column, mask=inside)
+        tl.store(own + values_at + column, values, mask=inside)
+
+
+def append_plain(
+    pages: Pages,
+    token_pages: torch.Tensor,
+    token_places: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> bool:
+    """Keys and values k, v [T, K, H] into plain pages, each token into its page and place; False
+    where a head's numbers do not lie side by side, or are of another type."""
+    if k.stride(2) != 1 or v.stride(2) != 1 or not k.dtype == v.dtype == pages.dtype:
+        return False
+    raw = pages.raw.view(pages.dtype)
+    head_stride = pages.page_tokens * pages.width
+    _append_plain[(len(token_pages), triton.cdiv(pages.num_heads, _HEADS))](
+        k,
+        v,
+        token_pages,
+        token_places,
+        raw,
+        pages.num_heads,
+        pages.width,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        raw.stride(0),
+        head_stride,
+        pages.num_heads * head_stride,
+        block_heads=_HEADS,
+        block=_COLUMNS,
+    )
+    return True

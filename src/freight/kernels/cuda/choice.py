@@ -23,6 +23,9 @@ class Kernels:
     make_micro_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
     append: Callable[..., None] | None = None
+    append_plain: Callable[..., bool] | None = None
+    normalise: Callable[..., bool] | None = None
+    rotate: Callable[..., bool] | None = None
     attend: Callable[..., None] | None = None
 
 
@@ -43,7 +46,7 @@ def use_kernels(device: torch.device, kernels: Kernels) -> None:
 def load_kernels() -> Kernels | None:
     """All kernels, none of them tried; None where triton is not installed."""
     try:
-        from freight.kernels.cuda import append, attention, exponents, groups, micro
+        from freight.kernels.cuda import append, attention, exponents, groups, micro, tokens
     except ImportError:
         return None
     return Kernels(
@@ -52,5 +55,8 @@ def load_kernels() -> Kernels | None:
         make_micro_plain=micro.make_micro_plain,
         multiply=groups.multiply,
         append=append.append,
+        append_plain=append.append_plain,
+        normalise=tokens.normalise,
+        rotate=tokens.rotate,
         attend=attention.attend,
     )
