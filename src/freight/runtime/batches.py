@@ -5,7 +5,7 @@ Also counts what it moves, for the schedule. Knows tiers and pages; the layers s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -22,11 +22,11 @@ from freight.model.config import ModelConfig
 from freight.model.frame import Angles
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Programme
-from freight.model.rope import inverse_frequencies
-from freight.model.rope_config import RopeConfig, depends_on_length
+from freight.model.rope_config import RopeConfig
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.quantities import align_up
+from freight.runtime.angles import RotaryAngles
 from freight.runtime.recompute import LoadedPages, loaded_pages
 from freight.runtime.weights import EmbeddingTable
 
@@ -129,6 +129,7 @@ class BatchPreparer:
         self._embedding = embedding
         self._device = device
         self._dtype = dtype
+        self._angles = RotaryAngles(config, dtype, device)
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
         columns = config.hidden_size if programme.receives else config.embedding_size
         self._far_bytes = columns * dtype.itemsize
@@ -181,13 +182,17 @@ class BatchPreparer:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         spans, delegated = self._part(batch)
         homes, passage, far = self._find_rows(spans)
+        ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
+        positions = torch.from_numpy(np.concatenate(ranges))
         return PreparedBatch(
             batch=batch,
             token_ids=token_ids,
             far_places=self._embedding.far_places(token_ids),
             cut=self._cut(batch.num_tokens),
-            angles={rope: self._angles(batch, rope) for rope in self._config.rotations},
-            positions=self._positions(batch),
+            angles={
+                rope: self._angles.of(batch, positions, rope) for rope in self._config.rotations
+            },
+            positions=positions.to(self._device),
             chunks=tuple(self._chunks(batch, homes)),
             passage=passage,
             loaded=(
@@ -268,25 +273,6 @@ class BatchPreparer:
         if self._policy.compute_tier == "gpu":
             return TokenCut(resident=cut["gpu"], cpu=cut["cpu"], disk=cut["disk"])
         return TokenCut(resident=cut["cpu"], cpu=0, disk=cut["disk"])
-
-    def _positions(self, batch: MicroBatch) -> torch.Tensor:
-        ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
-        return torch.from_numpy(np.concatenate(ranges)).to(self._device)
-
-    def _angles(self, batch: MicroBatch, rope: RopeConfig) -> Angles:
-        most = self._config.max_positions
-        angles, scales = [], []
-        frequencies, scale = inverse_frequencies(rope, 1, most)
-        for first, last, length in _stretches(batch, by_length=depends_on_length(rope)):
-            if length:
-                frequencies, scale = inverse_frequencies(rope, length, most)
-            positions = torch.arange(first, last, dtype=torch.float32)
-            angles.append(positions[:, None] * frequencies)
-            scales.append(torch.full((last - first, 1), scale))
-        angle, factor = torch.cat(angles), torch.cat(scales)
-        cos = (angle.cos() * factor).to(self._dtype)
-        sin = (angle.sin() * factor).to(self._dtype)
-        return Angles(cos=cos.to(self._device), sin=sin.to(self._device))
 
     def _chunks(self, batch: MicroBatch, homes: _Homes) -> list[Chunk]:
         chunks = []
@@ -394,20 +380,6 @@ class BatchPreparer:
                 device, self._config.head_dim, self._dtype, self._config.kv_format
             ),
         )
-
-
-def _stretches(batch: MicroBatch, *, by_length: bool) -> Iterator[tuple[int, int, int]]:
-    """Positions of the batch's tokens as ranges [first, last) with one set of frequencies each, and
-    where these go ``by_length`` the length: of the prompt, or up to a token that was made."""
-    for span in batch.rows:
-        if not by_length:
-            yield span.kv_len, span.total_len, 0
-            continue
-        border = min(max(span.prompt_len, span.kv_len), span.total_len)
-        if span.kv_len < border:
-            yield span.kv_len, border, span.prompt_len
-        for position in range(border, span.total_len):
-            yield position, position + 1, position + 1
 
 
 def _passed(passage: Passage, page_bytes: int) -> Passed:
