@@ -9,6 +9,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # Tests side by side, one for each core; more than some are held up by memory.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+# On a device a test is mostly its imports, and kernels that are compiled.
+GPU_JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 12 ? n : 12)))
 
 .PHONY: demo test check gpu gpu-matrix
 
@@ -34,12 +36,14 @@ check: $(VENV)/.installed
 	$(BIN)/python -m ruff check src tests examples benchmarks tools
 	$(BIN)/python -m mypy
 
+# The budget is counted by the driver, for all processes: its test runs alone.
 gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu tests/kernels \
-		tests/runtime/test_kernel_choice.py
+	PYTHONPATH=src $(PYTHON) -m pytest -W default -n $(GPU_JOBS) --dist worksteal tests/gpu \
+		tests/kernels/test_triton*.py tests/runtime/test_kernel_choice.py
+	PYTHONPATH=src $(PYTHON) -m pytest -W default tests/gpu -k no_more_than_its_budget
 	PYTHONPATH=src $(PYTHON) benchmarks/kernels_cuda.py
 	PYTHONPATH=src $(PYTHON) -m freight bench offload --model benchmarks/llama-7b --device cuda \
-		--gpu-memory 6GiB --shape 128:32 --rows 64
+		--gpu-memory 6GiB --shape 128:32 --rows 64 --repeats 1 --unwritten-weights
 
 gpu-matrix:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_matrix.py $(MATRIX)

@@ -2,10 +2,12 @@
 
     python benchmarks/gpu_matrix.py [--only opt-30b] [--peers accelerate flexgen] [--seconds 540]
 
-Each case is a call of ``freight bench offload`` in a process of its own: ceiling, prediction, what
-was reached and, with --peers, others under the same caps. The object that a call ends with goes
-into the file as one line; cases that are there already are left out, so that a call that was cut
-short goes on where it was. No case is begun after so many seconds. --list names them all.
+The machine is measured first, if it has no profile. Each case is a call of ``freight bench
+offload`` in a process of its own: ceiling, prediction, what was reached and, with --peers, others
+under the same caps, of as many rows as they are done with in minutes. Weights are made in memory.
+The object that a call ends with goes into the file as one line; cases that are there already are
+left out, so that a call that was cut short goes on where it was. No case is begun after so many
+seconds. --list names them all.
 """
 
 from __future__ import annotations
@@ -23,12 +25,26 @@ from typing import Any
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "src" / "freight" / "model" / "configs"
 MODELS = {
-    "opt-6.7b": (CONFIGS / "opt-6.7b.json", 256),
-    "opt-30b": (CONFIGS / "opt-30b.json", 288),
-    "qwen2.5-32b": (HERE / "qwen2.5-32b" / "config.json", 384),
-    "mixtral-8x7b": (HERE / "mixtral-8x7b" / "config.json", 384),
+    "opt-30b": (CONFIGS / "opt-30b.json", 96),
+    "opt-6.7b": (CONFIGS / "opt-6.7b.json", 192),
+    "qwen2.5-32b": (HERE / "qwen2.5-32b" / "config.json", 192),
+    "mixtral-8x7b": (HERE / "mixtral-8x7b" / "config.json", 192),
 }
 """Configurations, and how many rows."""
+PEER_ROWS = {"opt-30b": 48, "opt-6.7b": 64}
+OTHERS_ROWS = 16
+BATCHES = {"opt-6.7b": "64,32"}
+OTHERS_BATCHES = "16"
+"""That Accelerate is tried with: what fits beside a layer that comes and goes."""
+FLEXGEN = {
+    "opt-30b": ("--percent 20 80 0 100 0 100 --gpu-batch-size 48 --num-gpu-batches 1",),
+    "opt-6.7b": (
+        "--percent 100 0 100 0 100 0 --gpu-batch-size 2",
+        "--percent 100 0 0 100 100 0 --gpu-batch-size 32",
+    ),
+}
+"""Its published policies, of as many batches as the host has room for; and one with larger batches.
+"""
 SHAPES = ("512:32", "128:128")
 WAYS = {
     "exact": (),
@@ -69,13 +85,15 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=540.0, help="begin none after so many")
     parser.add_argument("--out", type=Path, default=Path("gpu-matrix.jsonl"))
-    parser.add_argument("--work-dir", default="freight-bench", help="where weights are kept")
+    parser.add_argument("--work-dir", default="freight-bench", help="where configurations go")
     parser.add_argument("--cpu-memory", help="most memory of the process, such as 64GiB")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rows", type=int, help="instead of each model's own")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     begun_s = time.monotonic()
+    if not arguments.list:
+        measure(arguments.device)
     known = read(arguments.out)
     for case in cases():
         if arguments.only not in case.name:
@@ -94,6 +112,16 @@ def main() -> None:
     print(*table(known), sep="\n")
 
 
+def measure(device: str) -> None:
+    """Without a profile plans go by nominal rates."""
+    from freight.entrypoints.profile import default_path
+
+    if not default_path().exists():
+        command = [sys.executable, "-m", "freight", "profile"]
+        command += ["--device", "cpu" if device == "sim" else device]
+        subprocess.run(command, check=False)
+
+
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """What was measured before, but not what failed."""
     if not path.exists():
@@ -108,11 +136,17 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "freight", "bench", "offload", "--model", str(config)]
     command += ["--shape", case.shape, "--rows", str(arguments.rows or rows), "--repeats", "1"]
     command += ["--device", arguments.device, "--gpu-memory", GPU_MEMORY]
-    command += ["--work-dir", arguments.work_dir, *WAYS[case.way]]
+    command += ["--work-dir", arguments.work_dir, "--unwritten-weights", *WAYS[case.way]]
     if arguments.cpu_memory:
         command += ["--cpu-memory", arguments.cpu_memory]
     for peer in peers(case, arguments):
-        command += ["--peer", peer, "--peer-timeout", "240"]
+        command += ["--peer", peer, "--peer-timeout", "200"]
+        command += ["--peer-rows", str(PEER_ROWS.get(case.model, OTHERS_ROWS))]
+        if peer == "flexgen":
+            for policy in FLEXGEN[case.model]:
+                command += ["--flexgen", policy]
+        else:
+            command += ["--peer-batch-sizes", BATCHES.get(case.model, OTHERS_BATCHES)]
     print(f"\n{case.name}\n  {' '.join(command[1:])}", flush=True)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -209,11 +209,13 @@ def test_systems_run_in_turn_with_what_suits_them_best(
         resident_bytes=None,
         repeats=3,
         is_unwritten=False,
+        peer_rows=2,
+        peer_work=Work(num_rows=2, prompt_tokens=8, new_tokens=2),
     )
     measured = offload._Bench(
         request=request,
         model_dir=tmp_path,
-        job={"model": str(tmp_path), "work": {}, "dtype": "float32"},
+        job={"model": str(tmp_path), "dtype": "float32"},
         probe={"task": "probe"},
         probed={
             "paths": [{"name": "disk", "room_bytes": 1}],
@@ -229,7 +231,7 @@ def test_systems_run_in_turn_with_what_suits_them_best(
     assert order[1::2] == [4, 2, 1, *["freight", 1] * 3]
     assert record["systems"]["freight"]["median"]["generate_s"] == 3.0
     assert record["systems"]["accelerate"]["median"]["generate_s"] == 24.0
-    assert record["times_peer"] == {"accelerate": 8.0}
+    assert record["times_peer"] == {"accelerate": 16.0}, "for each of its two rows"
     assert record["share_of_ceiling"] == 0.5
     trials = record["systems"]["accelerate"]["trials"]
     assert [(t["batch_size"], t["generate_s"]) for t in trials] == [(4, None), (2, 31.0), (1, 20.0)]
@@ -318,6 +320,7 @@ def test_bytes_are_those_of_the_closed_form(
         "--shape 4:0-3",
         "--rows 0",
         "--repeats 0",
+        "--peer-rows 0",
         "--peer-timeout -1",
         "--peer-timeout nan",
         "--peer vllm",

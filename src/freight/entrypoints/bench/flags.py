@@ -83,6 +83,12 @@ def _add_comparison(parser: argparse.ArgumentParser) -> None:
         help="batch sizes to try with each peer (default: all rows, halved while that helps)",
     )
     group.add_argument(
+        "--peer-rows",
+        type=int,
+        metavar="N",
+        help="peers answer the first N rows only, and are compared by tokens per second",
+    )
+    group.add_argument(
         "--flexgen",
         action="append",
         default=[],

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,14 @@ class _Request:
     timeout_s: float
     resident_bytes: int | None
     repeats: int
-    is_unwritten: bool = False
+    peer_rows: int
+    """How many of the rows peers answer."""
+    is_unwritten: bool
     """Whether each run makes its weights anew."""
+
+    @property
+    def peer_work(self) -> Work:
+        return replace(self.work, num_rows=self.peer_rows)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -105,6 +111,8 @@ def _read(arguments: argparse.Namespace) -> _Request:
     work = parse_shape(arguments.shape, arguments.rows)
     if arguments.repeats < 1:
         raise _refuse_number("--repeats", arguments.repeats, "At least one run is measured.")
+    if arguments.peer_rows is not None and arguments.peer_rows < 1:
+        raise _refuse_number("--peer-rows", arguments.peer_rows, "A peer answers at least one row.")
     if not (math.isfinite(arguments.peer_timeout) and arguments.peer_timeout > 0):
         raise _refuse_number("--peer-timeout", arguments.peer_timeout, "It is a time in seconds.")
     options = engine_options(arguments)
@@ -137,6 +145,7 @@ def _read(arguments: argparse.Namespace) -> _Request:
         timeout_s=arguments.peer_timeout,
         resident_bytes=None if resident is None else parse_bytes(resident),
         repeats=arguments.repeats,
+        peer_rows=min(work.num_rows, arguments.peer_rows or work.num_rows),
         is_unwritten=arguments.unwritten_weights,
     )
 
@@ -229,7 +238,7 @@ class _Bench:
         def tell(trial: Trial) -> None:
             self._tell(f"{peer.name}, looking for what suits it", trial)
 
-        return sweep(run, self.request.settings[peer.name], self.request.work.num_rows, tell)
+        return sweep(run, self.request.settings[peer.name], self.request.peer_rows, tell)
 
     def _peer(self, name: str) -> Peer:
         on_cuda = any(path["name"] == "link" for path in self.probed["paths"])
@@ -239,7 +248,8 @@ class _Bench:
         return Peer(
             name=name,
             job={
-                **{key: self.job[key] for key in ("model", "work", "dtype")},
+                **{key: self.job[key] for key in ("model", "dtype")},
+                "work": asdict(self.request.peer_work),
                 "budget_bytes": budget,
                 "resident_bytes": self.request.resident_bytes,
                 "on_cuda": on_cuda,
@@ -247,7 +257,7 @@ class _Bench:
                 "gpu_budget_bytes": near,
             },
             config=read_config(self.request.model),
-            work=self.request.work,
+            work=self.request.peer_work,
             weight_bytes=self.probed["parameter_bytes"],
             budget_bytes=budget,
             groups=self.request.group,
@@ -267,16 +277,23 @@ class _Bench:
         if trial.result is None:
             _say([f"{name} ({describe_setting(trial.setting)}): {trial.reason}"])
         else:
-            _say(describe_run(name, trial.result, self.request.work, None))
+            _say(describe_run(name, trial.result, self.request.peer_work, None))
+
+    def _measure_of(self, name: str) -> tuple[Work, float]:
+        """What a system did, and the ceiling of as much."""
+        if name == "freight":
+            return self.request.work, self._ceiling_s
+        work = self.request.peer_work
+        return work, self._ceiling_s * work.total_new_tokens / self.request.work.total_new_tokens
 
     def record(self, arguments: argparse.Namespace) -> dict[str, Any]:
         """Everything, as one object."""
         request, own = self.request, self.runs["freight"]
         systems = {
-            name: summarise(runs, request.work, self._ceiling_s) for name, runs in self.runs.items()
+            name: summarise(runs, *self._measure_of(name)) for name, runs in self.runs.items()
         }
         for name, trials in self.trials.items():
-            systems.setdefault(name, summarise([], request.work, self._ceiling_s))
+            systems.setdefault(name, summarise([], *self._measure_of(name)))
             systems[name]["trials"] = [_trial_record(trial) for trial in trials]
             systems[name]["same_first_tokens"] = _agreement(own, self.runs.get(name, []))
         systems |= {name: {"refused": reason} for name, reason in self.refusals.items()}
@@ -306,11 +323,11 @@ def _trial_record(trial: Trial) -> dict[str, Any]:
 
 
 def _times_peer(systems: Mapping[str, Any]) -> dict[str, float]:
-    """How many times as long each peer took to generate, by medians."""
-    own = systems["freight"]["median"]["generate_s"]
+    """How many times as long each peer took for a token, by medians."""
+    own = systems["freight"]["median"]["new_tokens_per_s"]
     medians = {name: system.get("median") for name, system in systems.items()}
     return {
-        name: median["generate_s"] / own
+        name: own / median["new_tokens_per_s"]
         for name, median in medians.items()
         if median is not None and name != "freight"
     }
@@ -320,7 +337,7 @@ def _agreement(own: Sequence[Mapping[str, Any]], peer: Sequence[Mapping[str, Any
     """Share of rows whose first new token is the same; number formats of few bits make ties."""
     if not peer or "first_tokens" not in peer[0]:
         return None
-    pairs = list(zip(own[0]["first_tokens"], peer[0]["first_tokens"], strict=True))
+    pairs = list(zip(own[0]["first_tokens"], peer[0]["first_tokens"], strict=False))
     return sum(bool(a == b) for a, b in pairs) / len(pairs)
 
 

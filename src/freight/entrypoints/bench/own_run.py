@@ -123,8 +123,18 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         "busy_s": {lane.value: seconds for lane, seconds in engine.meter.busy_s.items()},
         "summary": engine.summary(),
     }
+    if engine.device.kind == "cuda":
+        result["device_peak_bytes"] = _device_peak(engine.device.torch_device)
     engine.close()
     return result
+
+
+def _device_peak(device: torch.device) -> dict[str, int]:
+    """What the allocator gave at most, and what the driver counts as in use by all processes."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return {"allocator": torch.cuda.max_memory_reserved(device), "driver": total - free}
 
 
 def _end_rows(engine: Engine, work: Work, end: int) -> None:
