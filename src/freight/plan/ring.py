@@ -22,7 +22,7 @@ __all__ = ["choose_piece_bytes", "forecast_pieces", "ring_blocks", "staging_piec
 _MOST_STAGED: Final = 64
 _MOST_PIECE_BYTES: Final = 8 * MIB
 _LEAST_LINK_BYTES: Final = 4 * MIB
-_MOST_LINK_BYTES: Final = 32 * MIB
+_MOST_LINK_BYTES: Final = 16 * MIB
 _LINK_PIECES: Final = 16
 """Of a unit that is large enough: as many as let keys, and what is computed, come between."""
 _PIECES: Final = (8, 16)
