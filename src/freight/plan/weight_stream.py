@@ -53,6 +53,10 @@ class WeightStream:
     residents: dict[Target, _Resident] = field(default_factory=dict)
     pending: deque[tuple[Target, int]] = field(default_factory=deque)
     blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    has_pieces: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_pieces = any(unit.pieces for unit in self.model.units)
 
     def begin(self, sweep: int, unit: int, oldest: int) -> None:
         """A unit's first computation comes next; units before ``oldest`` are not needed again."""
@@ -119,6 +123,8 @@ class WeightStream:
     def _streamed_from(self, sweep: int, unit: int) -> Target | None:
         """The first unit with anything to bring, from this one on, also in the next sweep; None
         where that cannot be told yet."""
+        if not self.has_pieces:
+            return None
         units = self.model.units
         later = ((sweep, number) for number in range(unit, len(units)))
         for target in chain(later, ((sweep + 1, number) for number in range(unit))):

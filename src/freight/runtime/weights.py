@@ -67,6 +67,8 @@ class WeightStore:
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
         self._pieces = [unit.pieces for unit in layout.all_units]
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
+        self._resident: dict[int, Mapping[str, WeightParts]] = {}
+        """Units of which nothing passes through the ring, as ``parts`` tells them."""
 
     @property
     def ring_blocks(self) -> int:
@@ -108,12 +110,15 @@ class WeightStore:
 
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
         """The unit's weights on the compute tier, by name; streamed ones from block ``slot``."""
+        if (kept := self._resident.get(unit)) is not None:
+            return kept
         found: dict[str, list[tuple[int, Rows]]] = {}
         for part, tensor in self._units[unit].resident:
             own = _as_rows(part, tensor)
             found.setdefault(part.weight.name, []).append((part.first_row, own))
         offset = 0
-        for streamed in self._layout.all_units[unit].streamed:
+        own_streamed = self._layout.all_units[unit].streamed
+        for streamed in own_streamed:
             part = streamed.part
             if streamed.is_foreign:
                 tensor = _view(self._decoded, offset, part)
@@ -122,6 +127,8 @@ class WeightStore:
                 tensor = _view(self.slot(slot), streamed.slot_offset, part)
             own = _as_rows(part, tensor)
             found.setdefault(part.weight.name, []).append((part.first_row, own))
+        if not own_streamed:
+            self._resident[unit] = found
         return found
 
     def resident_rows(self, name: str) -> list[tuple[int, TableRows]]:
