@@ -20,3 +20,4 @@ def test_waiting_for_tokens_is_no_work() -> None:
     meter.record(take, 12.0, 17.0)
     assert meter.busy_s == {Lane.COMPUTE: pytest.approx(2.0)}
     assert meter.prefill_s == pytest.approx(7.0)
+    assert meter.idle_shares() == {"prefill": pytest.approx(5 / 7)}

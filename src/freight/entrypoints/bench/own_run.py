@@ -121,6 +121,7 @@ def run_freight(job: Mapping[str, Any]) -> dict[str, Any]:
         "expected_bytes": expected,
         "first_tokens": [ids[0] if ids else end for ids in in_order],
         "busy_s": {lane.value: seconds for lane, seconds in engine.meter.busy_s.items()},
+        "idle_shares": engine.meter.idle_shares(),
         "summary": engine.summary(),
     }
     if engine.device.kind == "cuda":

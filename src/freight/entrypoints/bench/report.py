@@ -98,6 +98,9 @@ def describe_run(
     ]
     if "plan" in result:
         lines.append(f"  {result['plan']}{_predicted(result)}")
+    if idle := result.get("idle_shares"):
+        shares = ", ".join(f"{share:.2f} of {phase}" for phase, share in idle.items())
+        lines.append(f"  nothing is computed in {shares}")
     if "moved_bytes" in result:
         ratios = byte_ratios(result)
         moved = [
