@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from freight.model.checkpoint import TensorSource, imagined_sources, resolve
 from freight.model.compression import choose_formats, compressed_places
-from freight.model.config import ModelConfig, read_config
+from freight.model.config import ModelConfig, parse_config, read_config
 from freight.model.decoder import build_programme, tensor_shapes
 from freight.model.number_format import Compression, Grouped
 from freight.model.programme import Programme
@@ -42,6 +42,15 @@ NAMES = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+}
+
+
+SIZES: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
 }
 
 
@@ -370,3 +379,28 @@ def test_groups_across_rows_are_never_cut(
             assert first % own.group_size == part.num_rows % own.group_size == 0
             factors = 2 * 16 * part.num_elements // own.group_size
             assert 8 * part.num_bytes == 4 * part.num_elements + factors
+
+
+@pytest.mark.parametrize("vocab", [1024, 1036, 1061, 5000])
+@pytest.mark.parametrize("tier", ["gpu", "cpu"])
+def test_no_row_is_left_over(vocab: int, tier: str) -> None:
+    """A large matrix is cut between tiles, and ends where it ends."""
+    config = parse_config({**SIZES, "vocab_size": vocab})
+    split = Split(gpu=0.3, cpu=0.7) if tier == "gpu" else Split(cpu=1.0)
+    policy = Policy(
+        compute_tier="gpu" if tier == "gpu" else "cpu",
+        weights=split,
+        kv=split,
+        activations=split,
+        micro_batch_size=1,
+        num_micro_batches=1,
+        max_batch_tokens=8,
+    )
+    layout = lay_out(
+        build_programme(config),
+        imagined_sources(config, "float32"),
+        policy,
+        dtype="float32",
+        tied_embeddings=False,
+    )
+    assert layout.tier_bytes()["disk"] == 0

@@ -247,8 +247,11 @@ def _split(
         granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
         granule = math.lcm(granule, rows_together(held))
         for tier, border in (*borders, ("disk", float(total))):
-            last = granule * round((border - before) / (weight.num_columns * granule))
-            last = weight.num_rows if tier == "disk" else min(max(last, first), weight.num_rows)
+            rows = (border - before) / weight.num_columns
+            last = granule * round(rows / granule)
+            if tier == "disk" or rows > weight.num_rows - 0.5:  # the end is no multiple
+                last = weight.num_rows
+            last = min(max(last, first), weight.num_rows)
             if last > first:
                 count = last - first
                 parts.append(
