@@ -16,6 +16,9 @@ from typing import Final
 __all__ = ["work_together"]
 
 
+def _nothing() -> None: ...
+
+
 class _Job:
     """One piece of work that several threads do, and share out themselves."""
 
@@ -53,6 +56,8 @@ class _Job:
             is_over = not self._num_working
         if not is_over:
             self._ended.acquire()
+        # Who comes late may come much later: what the work holds must not wait for it.
+        self._work = _nothing
         if self._error is not None:
             raise self._error
 

@@ -78,6 +78,8 @@ class Placement:
             attention = self.host.take(plan.geometry.attention_bytes, "attention")
             self.host_workspace = Workspace(attention)
             self._place_weights(sources, dummy_seed)
+            if self._device.kind == "cuda":
+                torch.cuda.empty_cache()  # what was needed to make them is in no plan
         except BaseException:
             if self._device.kind == "cuda":
                 torch.cuda.synchronize(self._device.torch_device)
