@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from freight.entrypoints.bundled import bundled_configs
 from freight.entrypoints.cli import main
 from freight.entrypoints.profile import default_path, read_own_profile
 from freight.errors import InputError
-from freight.hardware.storage import find_machine, write_machine
+from freight.hardware.storage import find_machine, read_machine, write_machine
+from freight.plan.operation import Lane
 from freight.quantities import GIB
 
 SMALL = ["--workload", "64:8", "--rows", "16"]

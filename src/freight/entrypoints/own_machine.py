@@ -81,30 +81,37 @@ def own_machine(
 
 
 def recalibrate(
-    machine: Machine, predicted_s: Mapping[str, float], measured_s: Mapping[str, float]
+    machine: Machine,
+    predicted_s: Mapping[str, float],
+    measured_s: Mapping[str, float],
+    *,
+    unit: str = "cpu",
 ) -> Machine:
     """The machine with each part's rates as a run has found them: scaled by how long the part was
-    to work, over how long it did. Parts that hardly worked are left as they are."""
+    to work, over how long it did. Parts that hardly worked are left as they are. ``unit`` is what
+    computed."""
     most = max(measured_s.values(), default=0.0)
     factors = {}
     for part, told_s in predicted_s.items():
         was_s = measured_s.get(part, 0.0)
         if told_s > 0 and was_s > _LEAST_SHARE * most:
             factors[part] = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, told_s / was_s))
-    return machine.scaled(factors)
+    return machine.scaled(factors, unit=unit)
 
 
 def keep_recalibrated(engine: Any, machine: Machine | None, say: Callable[[str], None]) -> None:
     """Write the profile anew from what a run measured, or say why not. Of the real machine's parts
     only: a simulated link is as fast as it was told to be."""
     told = getattr(engine, "forecast", None)
-    if machine is None or told is None or engine.device.kind == "cuda":
-        say("not recalibrated: there is no profile, or a GPU's own time was not measured")
+    if machine is None or told is None:
+        say("not recalibrated: there is no profile")
         return
-    parts = {"compute", "disk read", "disk write"}
+    parts, unit = {"compute", "disk read", "disk write"}, "cpu"
+    if engine.device.kind == "cuda":
+        parts, unit = parts | {"host to device", "device to host"}, "gpu"
     predicted = {lane.value: s for lane, s in told.busy_s.items() if lane.value in parts}
     measured = {lane.value: s for lane, s in engine.meter.busy_s.items()}
-    write_machine(recalibrate(machine, predicted, measured), default_path())
+    write_machine(recalibrate(machine, predicted, measured, unit=unit), default_path())
     say(f"recalibrated {default_path()}")
 
 

@@ -182,18 +182,18 @@ class Machine:
         """Where the arithmetic is done: the GPU where there is one."""
         return self.units.get("gpu", self.units["cpu"])
 
-    def scaled(self, factors: Mapping[str, float]) -> Machine:
-        """The same with some parts faster or slower: links by name, "compute" for the CPU."""
-        cpu, factor = self.units["cpu"], factors.get("compute", 1.0)
-        codes = cpu.attended_codes_per_s
-        cpu = replace(
-            cpu,
-            memory_bytes_per_s=cpu.memory_bytes_per_s * factor,
-            products={dtype: rate.scaled(factor) for dtype, rate in cpu.products.items()},
-            attention_flops={d: rate * factor for d, rate in cpu.attention_flops.items()},
-            attended_bytes_per_s=cpu.attended_bytes_per_s.scaled(factor),
+    def scaled(self, factors: Mapping[str, float], *, unit: str = "cpu") -> Machine:
+        """The same with some parts faster or slower: links by name, "compute" for a unit."""
+        own, factor = self.units[unit], factors.get("compute", 1.0)
+        codes = own.attended_codes_per_s
+        own = replace(
+            own,
+            memory_bytes_per_s=own.memory_bytes_per_s * factor,
+            products={dtype: rate.scaled(factor) for dtype, rate in own.products.items()},
+            attention_flops={d: rate * factor for d, rate in own.attention_flops.items()},
+            attended_bytes_per_s=own.attended_bytes_per_s.scaled(factor),
             attended_codes_per_s=codes and codes.scaled(factor),
-            attended_head_s=cpu.attended_head_s / factor,
+            attended_head_s=own.attended_head_s / factor,
         )
         links = {
             name: replace(
@@ -203,7 +203,7 @@ class Machine:
             )
             for name, link in self.links.items()
         }
-        return replace(self, units={**self.units, "cpu": cpu}, links=links)
+        return replace(self, units={**self.units, unit: own}, links=links)
 
     def with_pageable_links(self) -> Machine:
         """The same for a program whose memory on the host is not pinned: the driver then copies
