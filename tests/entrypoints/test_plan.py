@@ -425,3 +425,29 @@ def test_recalibrating_meets_what_was_measured() -> None:
         latency = machine.links[name].latency_s
         assert seconds[0] - latency == pytest.approx((seconds[1] - latency) * factor)
     assert found.host == machine.host
+
+
+def test_a_device_is_recalibrated_with_its_links(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where it computes, the CPU's rates are not what was measured."""
+    path, said = tmp_path / "machine.json", list[str]()
+    monkeypatch.setattr(own, "default_path", lambda: path)
+    machine = find_machine("h100")
+    lanes = Lane.COMPUTE, Lane.TO_DEVICE, Lane.ATTENTION
+    engine = SimpleNamespace(
+        device=SimpleNamespace(kind="cuda"),
+        forecast=SimpleNamespace(busy_s=dict.fromkeys(lanes, 10.0)),
+        meter=SimpleNamespace(busy_s=dict(zip(lanes, (20.0, 5.0, 40.0), strict=True))),
+    )
+    own.keep_recalibrated(engine, None, said.append)
+    assert said == ["not recalibrated: there is no profile"] and not path.exists()
+    own.keep_recalibrated(engine, machine, said.append)
+    found = read_machine(path)
+    gpu, cpu = (
+        [m.units[name].products["bfloat16"].at(64) for m in (machine, found)]
+        for name in ("gpu", "cpu")
+    )
+    assert gpu[1] == pytest.approx(gpu[0] / 2) and cpu[1] == cpu[0]
+    rates = [m.links["host to device"].bytes_per_s.at(1e9) for m in (machine, found)]
+    assert rates[1] == pytest.approx(2 * rates[0])
