@@ -445,7 +445,7 @@ def test_a_device_is_recalibrated_with_its_links(
     own.keep_recalibrated(engine, machine, said.append)
     found = read_machine(path)
     gpu, cpu = (
-        [m.units[name].products["bfloat16"].at(64) for m in (machine, found)]
+        [m.units[name].products["float32"].at(64) for m in (machine, found)]
         for name in ("gpu", "cpu")
     )
     assert gpu[1] == pytest.approx(gpu[0] / 2) and cpu[1] == cpu[0]
