@@ -12,7 +12,8 @@ Integers: tokens and rows in 8 bits, each with a scale, of 2048 numbers times 56
 other way round, from codes to results in bfloat16.
 Exponents: tokens of either type times rows of bfloat16 of those sizes, plain and with short
 exponents. Floats: tokens in bfloat16 times rows of 2880 and of 1152 numbers, plain, in MXFP4, FP8
-and 4-bit integers. The last line is one JSON object, in milliseconds.
+and 4-bit integers. Helpers: a hundred calls of so many threads that have nothing to do, beside a
+pool of futures. The last line is one JSON object, in milliseconds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -51,6 +53,7 @@ from freight.kernels.micro import join_micro_rows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
+from freight.kernels.team import work_together
 from freight.memory.tier import host_arena
 from freight.model.number_format import (
     EIGHT_COLUMNS,
@@ -84,6 +87,7 @@ PROMPTS = (
     (1, 2048, 8, 128),
 )
 PROMPT_HEADS = 32
+CALLS = 100
 Turns = Mapping[str, Callable[[], object]]
 
 
@@ -389,6 +393,28 @@ def multiplying_kept(
     return {f"{name}: {kind}": partial(multiply_by, matrices) for kind, matrices in kinds.items()}
 
 
+def calling(helpers: int) -> Turns:
+    """What it costs to hand work over."""
+    pool = ThreadPoolExecutor(helpers)
+
+    def nothing() -> None: ...
+
+    def by_futures() -> None:
+        for _ in range(CALLS):
+            others = [pool.submit(nothing) for _ in range(helpers)]
+            nothing()
+            for other in others:
+                if not other.cancel():
+                    other.result()
+
+    def by_team() -> None:
+        for _ in range(CALLS):
+            work_together(nothing, helpers)
+
+    name = f"{CALLS} calls of {helpers} helpers"
+    return {f"{name}: team": by_team, f"{name}: futures": by_futures}
+
+
 def reading(size: int) -> Turns:
     """How fast this memory is read: the ceiling."""
     numbers = torch.ones(size // 4)
@@ -398,7 +424,7 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parts = ("dequantise", "attention", "prompts", "products", "integers", "exponents", "floats")
+    parts = "dequantise attention prompts products integers exponents floats helpers".split()
     parser.add_argument("--part", choices=parts)
     options = parser.parse_args()
     turns, part = options.turns, options.part
@@ -437,6 +463,9 @@ def main() -> None:
         for size, num_tokens in itertools.product((2880, 1152), FLOAT_TOKENS):
             own = multiplying_kept(num_tokens, (size, size), torch.bfloat16, float_rows)
             found |= timed(own, turns)
+    if part in (None, "helpers"):
+        for helpers in (1, 15):
+            found |= timed(calling(helpers), turns)
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
