@@ -22,15 +22,13 @@ import torch
 from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker
 from freight.plan.operation import Lane, Operation
 
-__all__ = ["DEVICE_LANES", "Executor"]
+__all__ = ["Executor"]
 
 Made = TypeVar("Made")
 """What the last computation of a micro-batch makes: its new tokens, whatever form they have."""
 
-DEVICE_LANES: Final = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
+_DEVICE_LANES: Final = (Lane.COMPUTE, Lane.TO_DEVICE, Lane.FROM_DEVICE)
 """Those that have a stream on a CUDA device: their work is issued, and done later."""
-
-
 _TOLD_AT_ONCE: Final = 32
 """Operations of a stream, after each computation: between sweeps the device would wait for it."""
 
@@ -64,7 +62,7 @@ class Executor(Generic[Made]):
         self._error: Exception | None = None
         streams: Mapping[Lane, Any] = {}
         if device.type == "cuda":
-            streams = {lane: _stream(device, lane) for lane in DEVICE_LANES}
+            streams = {lane: _stream(device, lane) for lane in _DEVICE_LANES}
         self._timelines = {lane: LaneTimeline(streams.get(lane)) for lane in Lane}
         self._workers: dict[Lane, LaneWorker] = {}
         self._handed: dict[Lane, int] = {}

@@ -101,6 +101,7 @@ def test_weights_that_nobody_writes(config: Path, capfd: pytest.CaptureFixture[s
     assert not [*config.parent.rglob("*.safetensors")]
     assert record["systems"]["freight"]["runs"][0]["new_tokens"] == 15
     peer = record["systems"]["transformers"]
+    assert peer["same_first_tokens"] is None, "their weights are others"
     assert peer["trials"][0]["generate_s"] == peer["runs"][0]["generate_s"], "its trial is its run"
 
 

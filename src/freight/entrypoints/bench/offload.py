@@ -295,7 +295,9 @@ class _Bench:
         for name, trials in self.trials.items():
             systems.setdefault(name, summarise([], *self._measure_of(name)))
             systems[name]["trials"] = [_trial_record(trial) for trial in trials]
-            systems[name]["same_first_tokens"] = _agreement(own, self.runs.get(name, []))
+            # Weights that nobody wrote are not the same ones.
+            runs = [] if request.is_unwritten else self.runs.get(name, [])
+            systems[name]["same_first_tokens"] = _agreement(own, runs)
         systems |= {name: {"refused": reason} for name, reason in self.refusals.items()}
         return {
             "benchmark": "offload",

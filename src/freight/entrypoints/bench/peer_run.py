@@ -137,7 +137,6 @@ def _make(
     job: Mapping[str, Any], memory: Mapping[int | str, int] | None, dtype: torch.dtype
 ) -> Any:
     """The model with random weights that no file has, placed as a loaded one would be."""
-    accelerate = importlib.import_module("accelerate")
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(job["model"])
@@ -153,6 +152,7 @@ def _make(
         rows.copy_(host)
     if memory is None:
         return model
+    accelerate = importlib.import_module("accelerate")
     whole = model._no_split_modules
     places = accelerate.infer_auto_device_map(model, dict(memory), no_split_module_classes=whole)
     return accelerate.dispatch_model(model, places, offload_dir=job["offload_dir"])
