@@ -173,9 +173,10 @@ def test_sampling_is_fixed_by_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_device_gives_no_more_than_its_budget(tmp_path: Path) -> None:
-    """Weights of about 1.2 GiB under a cap of 1.25 GiB, of which the context takes its part."""
+    """Weights of about 1.2 GiB under a cap of 1.4 GiB, of which the context takes its part: all that
+    the driver counts for this process."""
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
-    budget = 1280 * MIB
+    budget = 1440 * MIB
     torch.mm(torch.ones(64, 64, device="cuda"), torch.ones(64, 64, device="cuda"))
     gc.collect()
     torch.cuda.empty_cache()
@@ -190,8 +191,10 @@ def test_the_device_gives_no_more_than_its_budget(tmp_path: Path) -> None:
         held = engine.plan.layout.tier_bytes()
         assert held["cpu"] + held["disk"] > 0
         tiny.run(engine, prompts, 4)
+        free, total = torch.cuda.mem_get_info()
     assert torch.cuda.max_memory_allocated() <= budget
-    assert torch.cuda.max_memory_reserved() <= budget - min(context, 768 * MIB)
+    given_back = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+    assert total - free + given_back <= budget
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:

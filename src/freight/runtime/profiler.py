@@ -23,6 +23,7 @@ import torch
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.grouped import CompressedRows
+from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
@@ -62,7 +63,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "5"
+_LOOPS: Final = "6"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
@@ -341,6 +342,7 @@ def _attend_s(
         head_dim=width,
         element_bytes=dtype.itemsize,
         device=where,
+        by_loop=loops_attend(where, width, dtype, kept),
     )
     token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
     shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)

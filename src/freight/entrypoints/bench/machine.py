@@ -50,11 +50,12 @@ _COPY_BYTES: Final = 256 * MIB
 _CHUNKS: Final = (512, 2048)
 _HALVINGS: Final = 4
 _MOST_SHAPES: Final = 4
-_MOST_MATRIX_BYTES: Final = 64 * MIB
+_MOST_MATRIX_BYTES: Final = {"cpu": 64 * MIB, "cuda": 256 * MIB}
+"""A device is not filled by less than a large model's matrix."""
 _COLD_BYTES: Final = 256 * MIB
+"""Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
 _EIGHTS: Final = 0x78
 """Floats of 8 bits that are positive and no larger than half of the largest."""
-"""Matrices are used in turn: as in a sweep, they come from memory and not from a cache."""
 _ROUNDS: Final = 2
 _LEAST_TRIES: Final = 4
 _MOST_TRIES: Final = 1000
@@ -151,7 +152,7 @@ def measure_products(
     ``kept`` as. Two rounds, some time apart: a machine that is busy for a moment must not lower a
     ceiling."""
     rates: dict[int, Rate] = {}
-    for num_out, num_in in [*_shapes(config, dtype.itemsize)] * _ROUNDS:
+    for num_out, num_in in [*_shapes(config, dtype.itemsize, device)] * _ROUNDS:
         copies = max(1, _COLD_BYTES // (num_out * num_in * dtype.itemsize))
         weights = _random((min(copies, 64), num_out, num_in), dtype, device)
         out_dtype = torch.int32 if dtype is torch.int8 else dtype
@@ -234,13 +235,16 @@ def _by_codes(
     return multiply_once
 
 
-def _shapes(config: ModelConfig, element_size: int) -> Iterator[tuple[int, int]]:
+def _shapes(
+    config: ModelConfig, element_size: int, device: torch.device
+) -> Iterator[tuple[int, int]]:
     """(rows, columns) of the model's matrices, the largest few, cut where they are very large."""
     units = build_programme(config).units[1:]
     shapes = {(w.num_rows, w.num_columns) for u in units for w in u.weights if w.is_matrix}
     largest = sorted(shapes, key=lambda shape: shape[0] * shape[1], reverse=True)[:_MOST_SHAPES]
     for num_out, num_in in largest:
-        yield min(num_out, max(1, _MOST_MATRIX_BYTES // (num_in * element_size))), num_in
+        most = _MOST_MATRIX_BYTES[device.type] // (num_in * element_size)
+        yield min(num_out, max(1, most)), num_in
 
 
 def _rate(amount: float, device: torch.device, work: Callable[[int], object]) -> Rate:
