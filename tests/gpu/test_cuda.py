@@ -173,8 +173,8 @@ def test_sampling_is_fixed_by_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_device_gives_no_more_than_its_budget(tmp_path: Path) -> None:
-    """Weights of about 1.2 GiB under a cap of 1.4 GiB, of which the context takes its part: all that
-    the driver counts for this process."""
+    """Weights of about 1.2 GiB under a cap of 1.4 GiB, of which the context takes its part: all
+    that the driver counts for this process."""
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     budget = 1440 * MIB
     torch.mm(torch.ones(64, 64, device="cuda"), torch.ones(64, 64, device="cuda"))

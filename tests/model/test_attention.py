@@ -96,9 +96,17 @@ decodes = st.builds(
 class Run:
     """A case with random keys in a pool of shuffled pages."""
 
-    def __init__(self, case: Case, shuffle: int = 0, *, by_loop: bool = False) -> None:
+    def __init__(
+        self,
+        case: Case,
+        shuffle: int = 0,
+        *,
+        by_loop: bool = False,
+        without_scores: bool = False,
+    ) -> None:
         self.case = case
         self.by_loop = by_loop
+        self.without_scores = without_scores
         generator = torch.Generator().manual_seed(case.seed)
         heads, kv_heads, width = case.shape
         self.spans = case.spans()
@@ -129,6 +137,7 @@ class Run:
             element_bytes=4,
             device=torch.device("cpu"),
             by_loop=self.by_loop,
+            without_scores=self.without_scores,
         )
 
     @property
@@ -246,6 +255,43 @@ def test_neither_do_groups_and_blocks(case: Case, size: int, block: int, by_loop
         patch.setattr(kv_view, "QUERY_BLOCK", block)
         for mine, wanted in zip(Run(case, by_loop=by_loop).attend(), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lens=st.lists(st.sampled_from([2, 2, 2, 7]), min_size=2, max_size=7),
+    softcap=st.sampled_from([None, 3.0]),
+    size=st.integers(1, 4000),
+    times=st.integers(1, 8),
+)
+def test_prompts_that_need_no_scores_are_more_at_once(
+    lens: list[int], softcap: float | None, size: int, times: int
+) -> None:
+    """Where scores are held all the same, a group is attended in parts."""
+    rows = [(0, count) for count in lens]
+    case = Case(rows=rows, shape=(4, 2, 8), window=None, seed=len(lens), softcap=softcap)
+    expected, sums = plain(Run(case))
+    at_once: list[int] = []
+
+    def block(step, q, keys, *others):  # type: ignore[no-untyped-def]
+        at_once.append(keys.shape[0] // step.num_kv_heads)
+        whole_block(step, q, keys, *others)
+
+    whole_block = attention._attend_block
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_view, "GROUP_BYTES", size)
+        patch.setattr(kv_view, "PROMPT_BYTES", times * size)
+        patch.setattr(attention, "_attend_block", block)
+        patch.setattr(attention, "attend_queries", lambda *_, **__: False)
+        run = Run(case, without_scores=True)
+        with_scores = Run(case).view.groups
+        assert len(run.view.groups) <= len(with_scores)
+        for is_fused in (True, False):
+            patch.setattr(attention, "_is_fused", lambda *_, own=is_fused: own and softcap is None)
+            found, own_sums = run.attend()
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(own_sums, sums, rtol=1e-5, atol=1e-5)
+    assert max(at_once) <= max(group.num_rows for group in with_scores)
 
 
 def test_rows_attended_in_place_are_one_group() -> None:

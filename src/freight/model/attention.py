@@ -29,7 +29,7 @@ from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
-__all__ = ["append", "attend", "attend_stems", "merge", "sink"]
+__all__ = ["append", "attend", "attend_stems", "attends_without_scores", "merge", "sink"]
 
 _MOST_FUSED: Final = 256
 """Numbers of a head that torch's kernel for devices takes."""
@@ -64,19 +64,27 @@ def attend(
     for group in view.groups:
         if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
-        with workspace.frame():
-            keys = _gather(pool, group.key_rows, group.num_keys, step, workspace)
-            values = _gather(pool, group.value_rows, group.num_keys, step, workspace)
-            if (is_fused and not _is_sparse(step, group)) or _is_fused_on_device(
-                step, q, group, lse
-            ):
+        has_no_scores = is_fused and not _is_sparse(step, group)
+        if has_no_scores or _is_fused_on_device(step, q, group, lse):
+            with workspace.frame():
+                keys, values = _gather_both(step, pool, group, workspace)
                 _attend_fused(step, q, keys, values, view.start, group, out, lse)
-                continue
-            for block in range(0, group.num_queries, QUERY_BLOCK):
-                with workspace.frame():
-                    _attend_block(
-                        step, q, keys, values, view.start, group, block, out, workspace, lse
-                    )
+            continue
+        for part in group.parts():
+            with workspace.frame():
+                keys, values = _gather_both(step, pool, part, workspace)
+                for block in range(0, part.num_queries, QUERY_BLOCK):
+                    with workspace.frame():
+                        _attend_block(
+                            step, q, keys, values, view.start, part, block, out, workspace, lse
+                        )
+
+
+def attends_without_scores(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a device has a kernel for whole prompts with heads of this width that holds none:
+    torch's, for 16 bits."""
+    is_suited = head_dim <= _MOST_FUSED and head_dim % 8 == 0
+    return device.type == "cuda" and dtype.itemsize == 2 and is_suited
 
 
 def _is_fused(step: Attend, device: torch.device) -> bool:
@@ -86,14 +94,11 @@ def _is_fused(step: Attend, device: torch.device) -> bool:
 def _is_fused_on_device(
     step: Attend, q: torch.Tensor, group: RowGroup, lse: torch.Tensor | None
 ) -> bool:
-    """Whether torch's kernel for whole prompts takes them: it holds no scores."""
+    """Whether torch's kernel for whole prompts takes them."""
     return (
-        q.device.type == "cuda"
-        and q.dtype != torch.float32
+        attends_without_scores(q.device, q.dtype, step.head_dim)
         and step.softcap is None
         and lse is None
-        and step.head_dim <= _MOST_FUSED
-        and step.head_dim % 8 == 0
         and group.num_queries > 1
         and _is_whole(step, group)
     )
@@ -240,6 +245,17 @@ def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
     return None if mask is None else mask.logical_not_()
 
 
+def _gather_both(
+    step: Attend, pool: Pages, group: RowGroup | Stem, workspace: Workspace
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and the values of a group, or of a stem."""
+    keys, values = (
+        _gather(pool, rows, group.num_keys, step, workspace)
+        for rows in (group.key_rows, group.value_rows)
+    )
+    return keys, values
+
+
 def _gather(
     pool: Pages, rows: torch.Tensor, num_keys: int, step: Attend, workspace: Workspace
 ) -> torch.Tensor:
@@ -345,8 +361,7 @@ def attend_stems(
         is_fused = _is_fused(step, q.device) and not is_cut
         size = _stem_block(step, stem, q.element_size(), is_fused)
         with workspace.frame():
-            keys = _gather(pool, stem.key_rows, stem.num_keys, step, workspace)
-            values = _gather(pool, stem.value_rows, stem.num_keys, step, workspace)
+            keys, values = _gather_both(step, pool, stem, workspace)
             for first in range(0, len(stem.tokens), size):
                 tokens = stem.tokens[first : first + size]
                 hidden = None

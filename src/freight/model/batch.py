@@ -14,6 +14,7 @@ __all__ = [
     "GROUP_BYTES",
     "LEAST_SHARERS",
     "LOOP_BYTES",
+    "PROMPT_BYTES",
     "QUERY_BLOCK",
     "STEM_BYTES",
     "MicroBatch",
@@ -28,6 +29,10 @@ may exceed it). Enough to keep the cores busy, and near the caches."""
 
 LOOP_BYTES: Final = 4 << 20
 """Likewise of single queries, and what they find, which loops attend where the keys are."""
+
+PROMPT_BYTES: Final = 64 << 20
+"""Likewise of whole prompts, which a device attends without holding scores: it wants much at once.
+"""
 
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""

@@ -8,12 +8,12 @@ over a view is another file's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from freight.kernels.paged import attends_any_rows
-from freight.model.batch import GROUP_BYTES, LOOP_BYTES, QUERY_BLOCK, RowSpan
+from freight.model.batch import GROUP_BYTES, LOOP_BYTES, PROMPT_BYTES, QUERY_BLOCK, RowSpan
 from freight.quantities import align_up
 
 __all__ = ["KVCopy", "KVView", "RowGroup", "Stem", "index_rows", "index_stem"]
@@ -26,6 +26,7 @@ class RowGroup:
     ``start`` is the first token of the group in its view, ``key_rows`` and ``value_rows`` index
     the pool's [page, head] rows (R·K·pages of them), ``kv_lens`` [R] counts earlier keys. A fresh
     group has none. Of the keys of ``is_made`` ones, which follow the prompts, a share may count.
+    Where scores are held, so many ``rows_at_once`` are attended.
     """
 
     start: int
@@ -39,6 +40,28 @@ class RowGroup:
     is_ragged: bool
     is_fresh: bool
     is_made: bool = True
+    rows_at_once: int = 0
+
+    def parts(self) -> Iterator[RowGroup]:
+        """The group, some rows at a time if need be."""
+        size = self.rows_at_once or self.num_rows
+        if size >= self.num_rows:
+            yield self
+            return
+        for first in range(0, self.num_rows, size):
+            last = min(first + size, self.num_rows)
+            key_rows, value_rows = (
+                own.view(self.num_rows, -1)[first:last].flatten()
+                for own in (self.key_rows, self.value_rows)
+            )
+            yield replace(
+                self,
+                start=self.start + first * self.num_queries,
+                num_rows=last - first,
+                key_rows=key_rows,
+                value_rows=value_rows,
+                kv_lens=self.kv_lens[first:last],
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +126,14 @@ def index_rows(
     stems: Sequence[Stem] = (),
     share_of_keys: float = 1.0,
     by_loop: bool = False,
+    without_scores: bool = False,
 ) -> KVView:
     """Index ``rows`` whose row i has the pages ``pages[i]``, in order, in one pool.
 
     ``copies`` are further rows in that pool: the first token they copy, whose, and their pages.
     ``share_of_keys`` is what attention will be asked for. ``by_loop``: single queries will be
-    attended where their keys are, by loops of the CPU.
+    attended where their keys are, by loops of the CPU. ``without_scores``: so will whole prompts
+    be, where nothing else is asked for.
     """
     places = [
         _index_tokens(span, table, page_tokens) for span, table in zip(rows, pages, strict=True)
@@ -124,22 +149,34 @@ def index_rows(
     place = 0
     has_kernel = attends_any_rows(device, share_of_keys)
 
-    def row_share(num_new: int, num_keys: int) -> float:
-        """Of the memory that a group may take."""
-        if num_new == 1 and has_kernel:
-            return 0.0
-        if num_new == 1 and by_loop:  # queries, and what they find, in float32
-            return 2 * 4 * num_heads * head_dim / LOOP_BYTES
+    def is_prompt(span: RowSpan) -> bool:
+        return without_scores and span.num_new > 1 and not span.kv_len
+
+    def share_with_scores(num_new: int, num_keys: int) -> float:
         numbers = max(2 * num_kv_heads * head_dim, num_heads * min(num_new, QUERY_BLOCK))
         return align_up(num_keys, page_tokens) * numbers * element_bytes / GROUP_BYTES
 
-    def kind(span: RowSpan) -> tuple[int, bool]:
-        return span.num_new, share_of_keys < 1 and span.brings_made
+    def row_share(span: RowSpan, num_keys: int) -> float:
+        """Of the memory that a group may take."""
+        if span.num_new == 1 and has_kernel:
+            return 0.0
+        if span.num_new == 1 and by_loop:  # queries, and what they find, in float32
+            return 2 * 4 * num_heads * head_dim / LOOP_BYTES
+        if is_prompt(span):
+            numbers = 2 * num_kv_heads * head_dim
+            return align_up(num_keys, page_tokens) * numbers * element_bytes / PROMPT_BYTES
+        return share_with_scores(span.num_new, num_keys)
+
+    def kind(span: RowSpan) -> tuple[int, bool, bool]:
+        return span.num_new, share_of_keys < 1 and span.brings_made, is_prompt(span)
 
     for first, last in _group_ranges(rows, row_share, kind):
         group = _index_group(
             rows[first:last], pages[first:last], place, page_tokens, num_kv_heads, device
         )
+        if is_prompt(rows[first]):
+            share = share_with_scores(group.num_queries, group.num_keys)
+            group = replace(group, rows_at_once=max(1, int(1 / share)))
         groups.append(group)
         place += group.num_rows * group.num_queries
     return KVView(
@@ -198,8 +235,8 @@ def _index_tokens(
 
 def _group_ranges(
     rows: Sequence[RowSpan],
-    row_share: Callable[[int, int], float],
-    kind: Callable[[RowSpan], tuple[int, bool]],
+    row_share: Callable[[RowSpan, int], float],
+    kind: Callable[[RowSpan], tuple[int, bool, bool]],
 ) -> Iterator[tuple[int, int]]:
     """Ranges of rows of one ``kind``, which have equally many new tokens, bounded by what they
     take: each a ``row_share`` by its new tokens and the longest one's keys."""
@@ -207,7 +244,7 @@ def _group_ranges(
     longest = 0
     for place, span in enumerate(rows):
         longest = max(longest, span.total_len)
-        fits = (place - first + 1) * row_share(span.num_new, longest) <= 1
+        fits = (place - first + 1) * row_share(span, longest) <= 1
         if place > first and not (fits and kind(span) == kind(rows[first])):
             yield first, place
             first, longest = place, span.total_len

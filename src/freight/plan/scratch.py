@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.batch import GROUP_BYTES, PROMPT_BYTES, QUERY_BLOCK, STEM_BYTES
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import DTYPE_BYTES, TILE_ROWS, PerRow, integer_scratch
 from freight.model.programme import (
@@ -205,7 +205,9 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
     if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         is_cut = step.window is not None and step.window < keys
         return gathered + stems + (scores if stems and is_cut else 0)
-    return gathered + stems + 2 * scores + tokens * step.num_heads * step.head_dim * size
+    by_scores = gathered + stems + 2 * scores + tokens * step.num_heads * step.head_dim * size
+    # Whole prompts, of which a device holds no scores.
+    return max(by_scores, _gathered_bytes(step, keys, size, policy.most_spans, PROMPT_BYTES))
 
 
 def _stem_bytes(step: Attend, policy: Policy, tokens: int, size: int) -> int:
@@ -218,15 +220,17 @@ def _stem_bytes(step: Attend, policy: Policy, tokens: int, size: int) -> int:
     return together * numbers * (2 * size + 4) + tokens * step.num_heads * 4
 
 
-def _gathered_bytes(step: Attend, keys: int, size: int, num_rows: int) -> int:
+def _gathered_bytes(
+    step: Attend, keys: int, size: int, num_rows: int, limit: int = GROUP_BYTES
+) -> int:
     """Keys and values of a group put together; compressed ones lie beside them as they are kept,
     first keys, then values."""
     plain = step.head_dim * size
     kept = 0 if step.kv_format is None else step.kv_format.row_bytes(step.head_dim)
-    group = _group_bytes(2 * keys * step.num_kv_heads * plain, num_rows)
+    group = _group_bytes(2 * keys * step.num_kv_heads * plain, num_rows, limit)
     return group + group * kept // (2 * plain)
 
 
-def _group_bytes(row_bytes: int, num_rows: int) -> int:
+def _group_bytes(row_bytes: int, num_rows: int, limit: int = GROUP_BYTES) -> int:
     """What a group of rows takes: up to a limit, or one row that is larger."""
-    return max(row_bytes, min(GROUP_BYTES, num_rows * row_bytes))
+    return max(row_bytes, min(limit, num_rows * row_bytes))

@@ -17,6 +17,7 @@ from freight.kernels.paged import loops_attend
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
+from freight.model.attention import attends_without_scores
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles
@@ -379,6 +380,7 @@ class BatchPreparer:
             by_loop=loops_attend(
                 device, self._config.head_dim, self._dtype, self._config.kv_format
             ),
+            without_scores=attends_without_scores(device, self._dtype, self._config.head_dim),
         )
 
 

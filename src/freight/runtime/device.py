@@ -47,8 +47,8 @@ _GROWTH_BYTES_PER_CORE: Final = 2 * MIB
 """What the process still takes beside its arenas: threads, the libraries' own scratch. Runs in a
 budget were seen to take 4 to 16 MiB."""
 _CUDA_CONTEXT_BYTES: Final = 896 * MIB
-"""What a process takes of a device beside the tensors: a context with the libraries' code was 685 MiB
-on an H200, and the scratch of their products 86."""
+"""What a process takes of a device beside the tensors: a context with the libraries' code was
+685 MiB on an H200, and the scratch of their products 86."""
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
 
 _TRIM_MARGIN_BYTES: Final = 32 * MIB

@@ -27,7 +27,7 @@ from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
 from freight.memory.tier import device_arena, host_arena, system_memory_bytes
 from freight.memory.transfer import copy_bytes
-from freight.model.attention import attend
+from freight.model.attention import attend, attends_without_scores
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import index_rows
 from freight.model.number_format import Grouped, ShortExponents
@@ -343,6 +343,7 @@ def _attend_s(
         element_bytes=dtype.itemsize,
         device=where,
         by_loop=loops_attend(where, width, dtype, kept),
+        without_scores=attends_without_scores(where, dtype, width),
     )
     token_bytes = width * dtype.itemsize if kept is None else kept.row_bytes(width)
     shape = (len(spans) * pages, 2 * kv_heads * page * token_bytes)
