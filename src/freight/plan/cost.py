@@ -300,8 +300,9 @@ class Cost:
         products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
         products_s += short / self.unit.product_flops(self.dtype, num_tokens, "exponents")
         passed = num_tokens * sum(_bytes_passed(unit, self.size))
-        plain_s = products_s + passed / self.unit.memory_bytes_per_s + self.unit.call_s
-        return plain_s + self._made_plain_s(num_codes, num_short)
+        own_s = products_s + passed / self.unit.memory_bytes_per_s
+        own_s += self._made_plain_s(num_codes, num_short)
+        return self.unit.called_s(own_s, is_device=self.policy.compute_tier == "gpu")
 
     def _made_plain_s(self, num_codes: float, num_short: float) -> float:
         """Of compressed numbers that become plain for a chunk: none where products by them are

@@ -217,7 +217,8 @@ def compressed_s(
 def pass_bytes_per_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> float:
     """A product of two values of a chunk in the MLP: two are read, one is written. As between two
     products of matrices, none is in a cache."""
-    shape = (ROWS[-1] // 4, COLUMNS)
+    # A device is done with a smaller one before the next is asked for.
+    shape = (ROWS[-1] // 4 if where.type == "cpu" else 4 * ROWS[-1], COLUMNS)
     pool = memory.tensors(shape, dtype)
     changed = [torch.ones(shape, dtype=dtype, device=where) for _ in range(_CHANGED)]
 
