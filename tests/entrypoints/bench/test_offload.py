@@ -297,6 +297,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
         "sim: KV on disk",
         "sim: all on disk",
         "sim: odd mix",
+        "sim: attention on the CPU, KV on disk",
+        "sim: attention on both",
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])

@@ -35,8 +35,9 @@ _State = tuple[int, Sequence[int], int]
 """A row in a sweep: its keys so far, the tokens it brings, and for how many the last sweep wrote
 keys, where some of them do not count."""
 
-_Way = tuple[str, str]
-"""The tier that a row's keys are on before a sweep, and after it."""
+_Way = tuple[str, str, bool]
+"""The tier that a row's keys are on before a sweep, and after it; and whether the CPU attends it
+when it brings its next token."""
 
 
 class SweepLog:
@@ -85,7 +86,14 @@ class SweepLog:
             for span in batch.rows
         ]
         pages = [self._rows[span.row] for span in batch.rows]
-        ways = [(self._tier((own.origin or own).home), self._tier(own.home)) for own in pages]
+        ways = [
+            (
+                self._tier((own.origin or own).home),
+                self._tier(own.home),
+                own.is_delegated and own.origin is None and span.is_single,
+            )
+            for own, span in zip(pages, batch.rows, strict=True)
+        ]
         self.sweeps.setdefault(sweep, []).append((states, ways))
 
     def _tier(self, home: str) -> str:
@@ -141,6 +149,10 @@ class _ClosedForm:
         element_bytes = engine.plan.layout.element_bytes
         self._row_bytes = engine.plan.layout.embedding[0].weight.num_columns * element_bytes
         self._stream_bytes = build_programme(engine.config).stream_columns * element_bytes
+        layers = sum(unit.unit.kind == "attention" for unit in engine.plan.layout.units)
+        config = engine.config
+        self._attended_bytes = layers * config.attended_bytes_per_token(element_bytes)
+        self._new_key_bytes = layers * config.kv_bytes_per_token_per_layer(element_bytes)
         self._weights: Counter[str] = Counter()
         self._experts: list[dict[int, dict[str, int]]] = []
         for unit in engine.plan.layout.units:
@@ -177,45 +189,57 @@ class _ClosedForm:
     def add_batch(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
         """A micro-batch in a sweep, with the tiers of each row's keys."""
         self.add_kv(rows, ways)
-        self.add_activations(sum(len(ids) for _, ids, _ in rows))
+        is_begun = any(
+            is_attended and _is_next(state)
+            for state, (_, _, is_attended) in zip(rows, ways, strict=True)
+        )
+        self.add_activations(sum(len(ids) for _, ids, _ in rows), is_begun=is_begun)
         self.add_embedding([token for _, ids, _ in rows for token in ids])
 
     def ways_of(self, num_rows: int) -> list[_Way]:
-        """Of the rows of a micro-batch, in order: they stay where they are."""
-        on_gpu, on_cpu = _cut(num_rows, self._plan.policy.kv)
-        tiers = ["gpu"] * on_gpu + ["cpu"] * on_cpu + ["disk"] * (num_rows - on_gpu - on_cpu)
-        return [(tier, tier) for tier in tiers]
+        """Of the rows of a micro-batch, all equally long: they stay where they are."""
+        return [
+            (tier, tier, is_attended)
+            for tier, is_attended, count in self._plan.policy.homes(num_rows)
+            for _ in range(count)
+        ]
 
     def add_kv(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
         """Pages of offloaded rows: all they had comes, all that were touched go, or of rows that
-        move all."""
+        move all. Of those that the CPU attends queries and new keys go, and what it finds comes."""
         page = self._plan.policy.page_tokens
         size = sum(self._plan.geometry.far_page_bytes)
         near = self._plan.policy.compute_tier
-        for (before, ids, written), (source, target) in zip(rows, ways, strict=True):
+        for state, (source, target, is_attended) in zip(rows, ways, strict=True):
+            before, ids, written = state
             after, pages = before + len(ids), -(-before // page)
             kept = before // page if source == target else 0
+            into, back = pages * size, (-(-after // page) - kept) * size
+            if is_attended and _is_next(state):
+                into, back = self._attended_bytes, self._attended_bytes + self._new_key_bytes
             if source != near:
-                self.moved["host to device"] += pages * size * self._on_device
+                self.moved["host to device"] += into * self._on_device
             if target != near:
-                self.moved["device to host"] += (-(-after // page) - kept) * size * self._on_device
+                self.moved["device to host"] += back * self._on_device
             if source == "disk":
                 self.moved["disk read"] += min(pages, max(before, written) // page) * size
             if target == "disk":
                 self.moved["disk write"] += (after // page - kept) * size
 
-    def add_activations(self, num_tokens: int) -> None:
-        """Out and in again between any two units up to the head."""
+    def add_activations(self, num_tokens: int, *, is_begun: bool) -> None:
+        """Out and in again between any two units up to the head; in once more for attention that
+        begins, and is finished when the CPU has attended."""
         kinds = [unit.unit.kind for unit in self._plan.layout.units]
         crossings = len(kinds) - kinds.count("head") + 1
         on_gpu, on_cpu = _cut(num_tokens, self._plan.policy.activations)
         on_disk = num_tokens - on_gpu - on_cpu
-        disk = align_up(on_disk * self._stream_bytes, BLOCK) * crossings
-        host = on_cpu * self._stream_bytes * crossings
-        self.moved["disk read"] += disk
-        self.moved["disk write"] += disk
-        self.moved["host to device"] += (host + disk) * self._on_device
-        self.moved["device to host"] += (host + disk) * self._on_device
+        again = crossings + kinds.count("attention") * is_begun
+        disk = align_up(on_disk * self._stream_bytes, BLOCK)
+        host = on_cpu * self._stream_bytes
+        self.moved["disk read"] += disk * again
+        self.moved["disk write"] += disk * crossings
+        self.moved["host to device"] += (host + disk) * again * self._on_device
+        self.moved["device to host"] += (host + disk) * crossings * self._on_device
 
     def add_embedding(self, token_ids: Sequence[int]) -> None:
         """Rows that are not where the arithmetic is; from disk, near neighbours together."""
@@ -247,6 +271,12 @@ class _ClosedForm:
         offset, file_bytes = self._source.offset, self._source.path.stat().st_size
         last = min(align_up(offset + end, BLOCK), file_bytes)
         return last - align_down(offset + begin, BLOCK)
+
+
+def _is_next(state: _State) -> bool:
+    """Whether it brings one token, behind others."""
+    before, ids, _ = state
+    return before > 0 and len(ids) == 1
 
 
 def _cut(count: int, split: Split) -> tuple[int, int]:
