@@ -51,10 +51,24 @@ _ROWS: Final = 8192
 _MADV_DONTNEED: Final = 4
 
 
-def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | None) -> None:
+def warm_up(
+    dtype: torch.dtype,
+    *,
+    weights: Iterable[str],
+    kv_format: Grouped | None,
+    cpu_computes: bool = True,
+) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
-    formats, keys and values so."""
-    names = set(weights)
+    formats, keys and values so. Where not ``cpu_computes``, it attends single queries at most."""
+    kept = None if kv_format is None else _FORMAT
+    if cpu_computes:
+        _warm_up_arithmetic(dtype, set(weights), kv_format)
+        _warm_up_prompts(dtype, kept)
+    _warm_up_single_queries(dtype, kept)
+    _let_go_of_compiler()
+
+
+def _warm_up_arithmetic(dtype: torch.dtype, names: set[str], kv_format: Grouped | None) -> None:
     kinds = set(map(find_compressed, names))
     grouped = [own for own in (*kinds, kv_format) if isinstance(own, Grouped)]
     for own in {_alike(each) for each in grouped}:
@@ -69,8 +83,6 @@ def warm_up(dtype: torch.dtype, *, weights: Iterable[str], kv_format: Grouped | 
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
-    _warm_up_attention(dtype, None if kv_format is None else _FORMAT)
-    _let_go_of_compiler()
 
 
 def _let_go_of_compiler() -> None:
@@ -164,9 +176,9 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
     activate(x, "silu", x.clone())
 
 
-def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+def _one_page(dtype: torch.dtype, kv_format: Grouped | None) -> Pages:
     token_bytes = 64 * dtype.itemsize if kv_format is None else kv_format.row_bytes(64)
-    pages = Pages(
+    return Pages(
         raw=torch.zeros(1, 2 * token_bytes, dtype=torch.uint8),
         num_heads=1,
         page_tokens=1,
@@ -174,10 +186,19 @@ def _warm_up_attention(dtype: torch.dtype, kv_format: Grouped | None) -> None:
         dtype=dtype,
         number_format=kv_format,
     )
+
+
+def _warm_up_single_queries(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+    pages = _one_page(dtype, kv_format)
     zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
     append_rows(pages, zero, zero, x, x)
     attend_single_queries(
         x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
     )
+
+
+def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:
+    pages = _one_page(dtype, kv_format)
+    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
     attend_queries(x, pages, zero, zero, x, scale=1.0, softcap=None, window=None)
     loop_attends_faster(dtype)

@@ -150,7 +150,12 @@ def open_model(
     # tokenizer with a large vocabulary as much.
     kept = {source.dtype for source in sources.values()}
     weights = set(map(find_compressed, kept))
-    warm_up(torch_dtype(dtype), weights=kept, kv_format=config.kv_format)
+    warm_up(
+        torch_dtype(dtype),
+        weights=kept,
+        kv_format=config.kv_format,
+        cpu_computes=device.kind != "cuda",
+    )
     choose_kernels(
         device.torch_device,
         torch_dtype(dtype),
