@@ -173,10 +173,10 @@ def test_sampling_is_fixed_by_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_device_gives_no_more_than_its_budget(tmp_path: Path) -> None:
-    """Weights of about 1.2 GiB under a cap of 1.4 GiB, of which the context takes its part: all
+    """Weights of about 1.2 GiB under a cap of 1.5 GiB, of which the context takes its part: all
     that the driver counts for this process."""
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
-    budget = 1440 * MIB
+    budget = 1536 * MIB
     torch.mm(torch.ones(64, 64, device="cuda"), torch.ones(64, 64, device="cuda"))
     gc.collect()
     torch.cuda.empty_cache()
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> Non
     torch.cuda.init()
     before = torch.cuda.memory_allocated()
     options = {"device": "cuda", "dtype": "bfloat16", "dummy_seed": 0}
-    options |= {"gpu_memory_bytes": 900 * MIB, "weights_percent": (100.0, 0.0, 0.0)}
+    options |= {"gpu_memory_bytes": 1100 * MIB, "weights_percent": (100.0, 0.0, 0.0)}
     with pytest.raises(BudgetError, match="on gpu"), tiny.engine(tmp_path, [[1]], 4, **options):
         pass
     assert torch.cuda.memory_allocated() == before

@@ -19,7 +19,7 @@ from freight.errors import BudgetError, DeviceError, InputError
 from freight.kernels.trial import best_times
 from freight.memory.tier import process_bytes, system_memory_bytes
 from freight.plan.policy import Tier
-from freight.quantities import GIB, MIB, format_bytes
+from freight.quantities import GIB, KIB, MIB, format_bytes
 
 __all__ = [
     "ComputeDevice",
@@ -46,9 +46,12 @@ _GROWTH_BYTES: Final = 36 * MIB
 _GROWTH_BYTES_PER_CORE: Final = 2 * MIB
 """What the process still takes beside its arenas: threads, the libraries' own scratch. Runs in a
 budget were seen to take 4 to 16 MiB."""
-_CUDA_CONTEXT_BYTES: Final = 896 * MIB
+_CUDA_CONTEXT_BYTES: Final = 960 * MIB
 """What a process takes of a device beside the tensors: a context with the libraries' code was
-685 MiB on an H200, and the scratch of their products 86."""
+685 MiB on an H200, and the scratch of their products 86; with attention of prompts it is more."""
+_BYTES_PER_COLUMN: Final = 16 * KIB
+"""Of the residual stream: results of torch's own that lie beside the arena, each of a chunk's
+tokens."""
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
 
 _TRIM_MARGIN_BYTES: Final = 32 * MIB
@@ -72,8 +75,9 @@ class ComputeDevice:
     def tier(self) -> Tier:
         return "cpu" if self.kind == "cpu" else "gpu"
 
-    def room_bytes(self, budget_bytes: int | None) -> int:
-        """What may be taken of its own memory, everything it needs for itself left out."""
+    def room_bytes(self, budget_bytes: int | None, columns: int = 0) -> int:
+        """What may be taken of its own memory, everything it needs for itself left out, and for
+        what a model whose residual stream has so many ``columns`` computes."""
         if self.kind == "sim":
             return _SIM_DEFAULT_BYTES if budget_bytes is None else budget_bytes
         # torch keeps what an earlier engine has let go of, and the driver counts it as in use.
@@ -87,7 +91,7 @@ class ComputeDevice:
                 f"The device has {format_bytes(free)} free.",
                 "Lower it, or leave it out.",
             )
-        return budget_bytes - _CUDA_CONTEXT_BYTES
+        return budget_bytes - _CUDA_CONTEXT_BYTES - columns * _BYTES_PER_COLUMN
 
 
 def find_device(name: str) -> ComputeDevice:

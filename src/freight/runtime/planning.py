@@ -58,7 +58,7 @@ def plan_run(
     room: dict[Tier, int] = {}
     if device.tier == "gpu":
         # Before the host is measured: asking a CUDA device makes its context, which takes RAM.
-        room["gpu"] = device.room_bytes(options.gpu_memory_bytes)
+        room["gpu"] = device.room_bytes(options.gpu_memory_bytes, config.hidden_size)
     room_bytes, own_bytes = room_on_cpu(options.cpu_memory_bytes, held_bytes)
     room["cpu"] = room_bytes - bounce_bytes(sources)
     planner = Planner(

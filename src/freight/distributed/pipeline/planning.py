@@ -183,7 +183,8 @@ def _measure(model: OpenedModel) -> Capacity:
     """What this process may take, on all its tiers but the disk, and how fast it multiplies."""
     flops_per_s, on_device = product_flops(model.dtype, model.device), 0
     if model.device.tier == "gpu":  # asked first: a CUDA device's context takes RAM
-        on_device = model.device.room_bytes(model.options.gpu_memory_bytes)
+        budget = model.options.gpu_memory_bytes
+        on_device = model.device.room_bytes(budget, model.config.hidden_size)
     return Capacity(
         flops_per_s=flops_per_s,
         memory_bytes=on_device + room_on_cpu(model.options.cpu_memory_bytes)[0],

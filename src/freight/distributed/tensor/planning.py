@@ -210,7 +210,7 @@ def _open(
             "Raise --cpu-memory.",
         )
     if device.tier == "gpu":
-        room = device.room_bytes(options.gpu_memory_bytes)
+        room = device.room_bytes(options.gpu_memory_bytes, config.hidden_size)
     path = options.trace_path
     timeline = None if path is None else Timeline(path, ranks.rank)
     return _Opened(
