@@ -11,6 +11,8 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import PageShape, cap, exponential, head_at, make_plain
+from freight.kernels.open_mp import call_together
+from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -30,7 +32,7 @@ from freight.kernels.vectors import (
     total,
 )
 
-__all__ = ["PageShape", "attend_heads"]
+__all__ = ["PageShape", "attend_heads", "heads_together"]
 
 U = np.uintp
 F = np.float32
@@ -311,3 +313,18 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 )
         if keep >= seen:
             _sum(raw, halves, shape, table, start, end, sums, own, count, plain, scores, stride)
+
+
+@njit(nogil=True, cache=True)
+def _heads_by_ranges(counters, borders, others):  # type: ignore[no-untyped-def]
+    """Those from each border to the next, the first come first served."""
+    turn = take(counters, U(0), 1)
+    while turn + 1 < len(borders):
+        attend_heads(borders[turn], borders[turn + 1], *others)
+        turn = take(counters, U(0), 1)
+
+
+@njit(nogil=True, cache=True)
+def heads_together(threads, counters, borders, *others):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(_heads_by_ranges, (counters, borders, others), threads)

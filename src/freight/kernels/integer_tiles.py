@@ -12,8 +12,9 @@ import torch
 from freight.kernels import threads
 from freight.kernels.product import LEAST_SHARED
 from freight.kernels.row_kinds import FourRows
+from freight.kernels.sharing import together
 from freight.kernels.sums import ADDS, PUTS
-from freight.kernels.threads import as_numbers, has_words, together
+from freight.kernels.threads import as_numbers, has_words
 from freight.model.number_format import LAID_TOKENS
 from freight.quantities import align_up
 

@@ -16,7 +16,8 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.pages import Pages
-from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share, share_alike
+from freight.kernels.sharing import share, share_alike
+from freight.kernels.threads import Loops, as_numbers, find_loops, has_words
 from freight.model.number_format import Grouped
 from freight.model.workspace import Workspace
 
@@ -187,24 +188,18 @@ def attend_single_queries(
     sums, lses = found.view(-1).numpy(), logs.view(-1).numpy()
     limit = np.float32(softcap or 0.0)
 
-    def work(first: int, last: int) -> None:
-        loops.attention.attend_heads(
-            first,
-            last,
-            raw,
-            halves,
-            shape,
-            table,
-            starts,
-            ends,
-            queries.view(-1).numpy(),
-            sums,
-            lses,
-            limit,
-            share_of_keys,
-        )
+    rest = (
+        *(raw, halves, shape, table, starts, ends),
+        *(queries.view(-1).numpy(), sums, lses, limit, share_of_keys),
+    )
 
-    share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS)
+    def work(first: int, last: int) -> None:
+        loops.attention.attend_heads(first, last, *rest)
+
+    def in_team(threads: int, *turns: npt.NDArray[np.int64]) -> None:
+        loops.attention.heads_together(threads, *turns, *rest)
+
+    share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS, in_team)
     out.copy_(found[..., :width])
     if lse is not None:
         lse.copy_(logs)
@@ -248,13 +243,16 @@ def attend_queries(
     sums = blocks.Tokens(_NO_SUMS, np.uintp(0)) if lse is None else _tokens(loops, lse)
     earlier = kv_lens.numpy()
 
+    rest = raw, halves, shape, table, earlier, rule, queries, target, sums
+
     def work(first: int, last: int) -> None:
-        blocks.attend_queries(
-            first, last, raw, halves, shape, table, earlier, rule, queries, target, sums
-        )
+        blocks.attend_queries(first, last, *rest)
+
+    def in_team(threads: int, *turns: npt.NDArray[np.int64]) -> None:
+        blocks.queries_together(threads, *turns, *rest)
 
     parts = -(-(len(q) // num_rows) * (num_heads // pages.num_heads) // blocks.PART_ROWS)
-    share_alike(num_rows * pages.num_heads * parts, work, 1, in_turns=True)
+    share_alike(num_rows * pages.num_heads * parts, work, 1, in_turns=True, team=in_team)
     return True
 
 

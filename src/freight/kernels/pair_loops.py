@@ -12,6 +12,7 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
+from freight.kernels.open_mp import call_together
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
@@ -26,8 +27,11 @@ __all__ = [
     "MOST_TOKENS_OF_CODES",
     "columns_together",
     "few_in_turns",
+    "few_together",
     "lay_in_turns",
+    "lay_together",
     "many_in_turns",
+    "many_together",
     "rows_of_a_turn",
     "wait_for",
 ]
@@ -75,6 +79,12 @@ def few_in_turns(counters, number, rows, x, bias, adds, out, pitch):  # type: ig
         first = take(counters, U(number), _FEW_ROWS)
 
 
+@njit(nogil=True, cache=True)
+def few_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(few_in_turns, arguments, threads)
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: ignore[no-untyped-def]
     """As ``lay_in_tiles`` of all tokens: the first counter says how many tiles are taken, the
@@ -88,6 +98,12 @@ def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: i
         take(counters, U(1), last - first)
         first = take(counters, U(0), _TILES)
     wait_for(counters, U(1), count)
+
+
+@njit(nogil=True, cache=True)
+def lay_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(lay_in_turns, arguments, threads)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -115,6 +131,12 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
         take(counters, U(2), height)
         first = take(counters, U(number), most)
+
+
+@njit(nogil=True, cache=True)
+def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(many_in_turns, arguments, threads)
 
 
 def _add_rows(  # type: ignore[no-untyped-def]

@@ -22,16 +22,9 @@ from freight.kernels.product import (
     Target,
 )
 from freight.kernels.row_kinds import PairRows
+from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import GATES
-from freight.kernels.threads import (
-    Loops,
-    as_words,
-    exponent_rows,
-    find_loops,
-    has_words,
-    pair_rows,
-    together,
-)
+from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import EightFloats, Grouped, MicroFloats
 
@@ -163,12 +156,17 @@ def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
     """Rows one by one, as fast as they can be read."""
     pairs, targets = as_words(x.contiguous()).view(np.uint32), _targets(products)
     counters = np.zeros(len(targets), np.int64)
+    shares = _shares(x, targets, LEAST_SHARED_OF_FEW)
+    if threads := team_threads(shares):
+        for number, own in enumerate(targets):
+            loops.pairs.few_together(threads, counters, number, own.rows, pairs, *own.results)
+        return
 
     def work() -> None:
         for number, own in enumerate(targets):
             loops.pairs.few_in_turns(counters, number, own.rows, pairs, *own.results)
 
-    together(work, _shares(x, targets, LEAST_SHARED_OF_FEW))
+    together(work, shares)
 
 
 def _multiply_many(
@@ -182,21 +180,31 @@ def _multiply_many(
     laid, cores = tiles.view(np.float32), torch.get_num_threads()
     length = own_loops.columns_together(columns, tokens)
     counters = np.zeros(_COUNTERS + len(targets), np.int64)
+    turns = [own_loops.rows_of_a_turn(own.count, length < columns, cores) for own in targets]
+    shares = _shares(x, targets, LEAST_SHARED)
+    if threads := team_threads(shares):
+        loops.pairs.lay_together(threads, counters, source, pitch, columns, tokens, length, laid)
+        for number, own in enumerate(targets):
+            place, turn = _COUNTERS + number, turns[number]
+            own_loops.many_together(
+                threads, counters, place, turn, own.rows, tiles, tokens, length, *own.results
+            )
+        return
 
     def work() -> None:
         loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
         made = 0
-        for number, own in enumerate(targets, _COUNTERS):
+        for number, own in enumerate(targets):
             if own.adds == GATES:
                 # What it gates must be there: products before this one make it.
                 loops.pairs.wait_for(counters, _ROWS_DONE, made)
-            turn = own_loops.rows_of_a_turn(own.count, length < columns, cores)
+            place, turn = _COUNTERS + number, turns[number]
             own_loops.many_in_turns(
-                counters, number, turn, own.rows, tiles, tokens, length, *own.results
+                counters, place, turn, own.rows, tiles, tokens, length, *own.results
             )
             made += own.count
 
-    together(work, _shares(x, targets, LEAST_SHARED))
+    together(work, shares)
 
 
 def _loops_of_many(loops: Loops) -> Any:

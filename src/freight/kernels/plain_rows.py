@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from freight.kernels.row_kinds import EightRows, MicroRows
+from freight.kernels.sharing import share_alike
 from freight.kernels.threads import (
     LEAST_PAIRS,
     as_numbers,
@@ -15,7 +16,6 @@ from freight.kernels.threads import (
     find_loops,
     has_words,
     lay_pairs,
-    share_alike,
 )
 
 __all__ = ["eight_rows", "eights_on_cpu", "exponents_on_cpu", "micro_on_cpu", "micro_rows"]

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import CompressedRows
+from freight.kernels.sharing import ranges_alike, share_alike, team_threads
 from freight.kernels.sums import ADDS, GATES, PUTS
-from freight.kernels.threads import as_numbers, share_alike
+from freight.kernels.threads import as_numbers
 from freight.model.number_format import Grouped
 
 __all__ = [
@@ -69,9 +70,18 @@ class Target:
 
 
 def share_targets(
-    targets: Sequence[Target], work: Callable[[Target, int, int], None], least: int
+    targets: Sequence[Target],
+    work: Callable[[Target, int, int], None],
+    least: int,
+    team: Callable[[Target, int, npt.NDArray[np.int64], npt.NDArray[np.int64]], None],
 ) -> None:
-    """Share the units of all targets out as one row of units, no fewer than ``least`` at a time."""
+    """Share the units of all targets out as one row of units, no fewer than ``least`` at a time; or
+    have a ``team`` work on one after the other, as ``Team`` says."""
+    if threads := team_threads(sum(own.units for own in targets) // least):
+        for own in targets:
+            borders = ranges_alike(own.units, least, in_turns=True)
+            team(own, threads, np.zeros(1, np.int64), np.array(borders, np.int64))
+        return
 
     def work_range(first: int, last: int) -> None:
         begin = 0

@@ -20,6 +20,7 @@ from numba.extending import overload
 from freight.kernels.exponent_lines import lay_wide
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
+from freight.kernels.open_mp import call_together
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -46,6 +47,7 @@ from freight.kernels.row_kinds import (
 )
 from freight.kernels.sums import ADDS, GATES
 from freight.kernels.token_loops import silu
+from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -63,8 +65,10 @@ __all__ = [
     "PANEL_COLUMNS",
     "PANEL_ROWS",
     "ROWS_TOGETHER",
+    "few_together",
     "few_tokens",
     "lay_in_tiles",
+    "many_together",
     "many_tokens",
     "multiply_few",
     "put_sums",
@@ -159,6 +163,21 @@ def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no
                 put_number(out, token * pitch + place, found)
 
 
+@njit(nogil=True, cache=True)
+def _few_by_ranges(counters, borders, rows, others):  # type: ignore[no-untyped-def]
+    """Those from each border to the next, the first come first served."""
+    turn = take(counters, U(0), 1)
+    while turn + 1 < len(borders):
+        few_tokens(rows, borders[turn], borders[turn + 1], *others)
+        turn = take(counters, U(0), 1)
+
+
+@njit(nogil=True, cache=True)
+def few_together(threads, counters, borders, rows, *others):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(_few_by_ranges, (counters, borders, rows, others), threads)
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def lay_in_tiles(x, pitch, columns, tokens, length, first, last, out):  # type: ignore[no-untyped-def]
     """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out:
@@ -210,6 +229,21 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
                     _add_panel(panel, tiles, column, width, num_tiles, sums, most, row)
         own = bias[first : first + height]
         put_sums(sums, most, tokens, height, own, adds, out[first:], pitch, turned)
+
+
+@njit(nogil=True, cache=True)
+def _many_by_ranges(counters, borders, rows, others):  # type: ignore[no-untyped-def]
+    """Those from each border to the next, the first come first served."""
+    turn = take(counters, U(0), 1)
+    while turn + 1 < len(borders):
+        many_tokens(rows, borders[turn], borders[turn + 1], *others)
+        turn = take(counters, U(0), 1)
+
+
+@njit(nogil=True, cache=True)
+def many_together(threads, counters, borders, rows, *others):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(_many_by_ranges, (counters, borders, rows, others), threads)
 
 
 def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:

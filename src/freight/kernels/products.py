@@ -30,6 +30,7 @@ from freight.kernels.product import (
     share_targets,
 )
 from freight.kernels.row_kinds import CodeRows, ExponentRows, NumberRows, SummedCodeRows
+from freight.kernels.sharing import share_alike
 from freight.kernels.threads import (
     Loops,
     as_numbers,
@@ -37,7 +38,6 @@ from freight.kernels.threads import (
     exponent_rows,
     find_loops,
     has_words,
-    share_alike,
 )
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import TILE_ROWS, EightFloats, Grouped, MicroFloats, ShortExponents
@@ -274,7 +274,21 @@ def _by_loops(
                 own.rows, top, bottom, tiles, n, own.bias, own.adds, out, own.pitch
             )
 
-        share_targets(targets, panels, -(-LEAST_SHARED // (height * columns * count)))
+        def in_team(
+            own: Target,
+            threads: int,
+            counters: npt.NDArray[np.int64],
+            borders: npt.NDArray[np.int64],
+            begin: int = begin,
+            n: int = count,
+        ) -> None:
+            out = own.out[begin * own.pitch :]
+            tops = np.minimum(height * borders, own.count)
+            loops.products.many_together(
+                threads, counters, tops, own.rows, tiles, n, own.bias, own.adds, out, own.pitch
+            )
+
+        share_targets(targets, panels, -(-LEAST_SHARED // (height * columns * count)), in_team)
 
 
 def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
@@ -282,6 +296,14 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
 
     def multiply_rows(own: Target, first: int, last: int) -> None:
         loops.products.few_tokens(own.rows, first, last, flat, *own.results)
+
+    def in_team(
+        own: Target,
+        threads: int,
+        counters: npt.NDArray[np.int64],
+        borders: npt.NDArray[np.int64],
+    ) -> None:
+        loops.products.few_together(threads, counters, borders, own.rows, flat, *own.results)
 
     sums: dict[int, npt.NDArray[np.float32]] = {}
     targets = []
@@ -292,7 +314,7 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
                 sums[own.size] = _group_sums(flat.reshape(x.shape), own.size)
             own = SummedCodeRows(*own, sums[own.size])
         targets.append(Target(product, 1, own))
-    share_targets(targets, multiply_rows, -(-LEAST_SHARED_OF_FEW // x.numel()))
+    share_targets(targets, multiply_rows, -(-LEAST_SHARED_OF_FEW // x.numel()), in_team)
 
 
 def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:

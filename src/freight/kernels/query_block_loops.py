@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
+from freight.kernels.open_mp import call_together
 from freight.kernels.query_blocks import (
     KEYS,
     Rule,
@@ -28,6 +29,7 @@ from freight.kernels.register_blocks import (
     add_products,
     add_products_of_tiles,
 )
+from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     load,
@@ -38,7 +40,15 @@ from freight.kernels.vectors import (
     transpose,
 )
 
-__all__ = ["COLUMNS", "MOST_COLUMNS", "PART_ROWS", "Rule", "Tokens", "attend_queries"]
+__all__ = [
+    "COLUMNS",
+    "MOST_COLUMNS",
+    "PART_ROWS",
+    "Rule",
+    "Tokens",
+    "attend_queries",
+    "queries_together",
+]
 
 U = np.uintp
 F = np.float32
@@ -181,3 +191,18 @@ def attend_queries(first, last, raw, halves, shape, pages, kv_lens, rule, q, out
     """As ``attend_parts``, of PART_ROWS queries each."""
     room, size = _new_room(shape.padded), (U(PANEL_ROWS), U(PART_ROWS))
     attend_parts(first, last, room, size, (raw, halves, shape), pages, kv_lens, rule, q, out, lses)
+
+
+@njit(nogil=True, cache=True)
+def _queries_by_ranges(counters, borders, others):  # type: ignore[no-untyped-def]
+    """Those from each border to the next, the first come first served."""
+    turn = take(counters, U(0), 1)
+    while turn + 1 < len(borders):
+        attend_queries(borders[turn], borders[turn + 1], *others)
+        turn = take(counters, U(0), 1)
+
+
+@njit(nogil=True, cache=True)
+def queries_together(threads, counters, borders, *others):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(_queries_by_ranges, (counters, borders, others), threads)

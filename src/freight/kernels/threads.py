@@ -7,7 +7,6 @@ wanted; where it is not installed, or fails, the caller uses the reference.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.row_kinds import CodeRows, ExponentRows
-from freight.kernels.team import work_together
+from freight.kernels.sharing import share_alike
 from freight.model.number_format import PAIR_COLUMNS, Grouped
 
 __all__ = [
@@ -40,9 +39,6 @@ __all__ = [
     "put_short_rows",
     "quantise_on_cpu",
     "scale_on_cpu",
-    "share",
-    "share_alike",
-    "together",
 ]
 
 _LEAST_ROWS = 16
@@ -54,8 +50,6 @@ _WIDTH = 16
 """Codes that a loop takes at once."""
 LEAST_PAIRS = 1 << 20
 """A share of those: made in less time than a thread is woken in."""
-_SHORTEST = 16
-"""Of ranges that cores take in turns: a core's share over this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,53 +202,6 @@ def exponent_rows(raw: torch.Tensor, columns: int) -> ExponentRows | None:
     if not raw.is_contiguous():
         return None
     return ExponentRows(raw.numpy().reshape(-1), columns, raw.shape[1])
-
-
-def share(weights: npt.NDArray[np.int64], work: Callable[[int, int], None], least: int) -> None:
-    """Call ``work`` for ranges that make up all of ``weights`` and weigh the same, one for each
-    core, but for none that weighs less than ``least``."""
-    grown = np.concatenate((np.zeros(1, np.int64), np.cumsum(weights)))
-    whole = int(grown[-1])
-    shares = max(1, min(torch.get_num_threads(), whole // least))
-    inner = np.searchsorted(grown, [whole * number // shares for number in range(1, shares)])
-    _take_turns([0, *inner.tolist(), len(weights)], work)
-
-
-def share_alike(
-    count: int, work: Callable[[int, int], None], least: int, *, in_turns: bool = False
-) -> None:
-    """As ``share``, of ``count`` that weigh 1. ``in_turns``: in more ranges, the first ones long
-    and later ones shorter, that cores take as they come: one that is held up, or begins late, is
-    not waited for long."""
-    cores = torch.get_num_threads()
-    borders = [0]
-    if in_turns:
-        shortest = max(least, count // (_SHORTEST * cores))
-        while count - borders[-1] >= 2 * shortest and cores > 1:
-            left = count - borders[-1]
-            borders.append(borders[-1] + max(shortest, left // (2 * cores)))
-    else:
-        shares = max(1, min(cores, count // least))
-        borders.extend(count * number // shares for number in range(1, shares))
-    _take_turns([*borders, count], work)
-
-
-def _take_turns(borders: list[int], work: Callable[[int, int], None]) -> None:
-    """Work from each border to the next, the first come first served."""
-    ranges = iter(list(itertools.pairwise(borders)))
-
-    def take_turns() -> None:
-        # Taking the next one is a single step of the interpreter.
-        for first, last in ranges:
-            work(first, last)
-
-    together(take_turns, len(borders) - 1)
-
-
-def together(work: Callable[[], None], most: int) -> None:
-    """Have as many cores as there are, but for ``most``, do the same work, which they share out
-    themselves. Another one than the caller's may come late, or not at all."""
-    work_together(work, min(torch.get_num_threads(), most) - 1)
 
 
 def dequantise_on_cpu(

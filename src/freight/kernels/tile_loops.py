@@ -18,6 +18,7 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
+from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, PairRows, kind_of
 from freight.kernels.tile_registers import (
@@ -41,6 +42,7 @@ __all__ = [
     "MOST_TOKENS",
     "columns_together",
     "many_in_turns",
+    "many_together",
     "rows_of_a_turn",
 ]
 
@@ -143,6 +145,12 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
         take(counters, U(2), height)
         first = next_first
     release()
+
+
+@njit(nogil=True, cache=True)
+def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(many_in_turns, arguments, threads)
 
 
 def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from freight.kernels.cuda.choice import kernels_of
-from freight.kernels.threads import Loops, as_numbers, find_loops, has_words, share_alike
+from freight.kernels.sharing import share_alike
+from freight.kernels.threads import Loops, as_numbers, find_loops, has_words
 from freight.model.workspace import Workspace
 
 __all__ = ["activate", "normalise", "rotate"]

@@ -21,12 +21,8 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
-from freight.kernels.threads import (
-    dequantise_on_cpu,
-    product_on_cpu,
-    quantise_on_cpu,
-    scale_on_cpu,
-)
+from freight.kernels.sharing import team_threads, without_team
+from freight.kernels.threads import dequantise_on_cpu, product_on_cpu, quantise_on_cpu, scale_on_cpu
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.number_format import (
     DTYPE_BYTES,
@@ -48,6 +44,9 @@ _OTHER_SIZE: Final = 48
 """Of a group that some loops do not take."""
 _COLUMNS: Final = 192
 _ROWS: Final = 8192
+_KEYS: Final = 520
+"""Enough for two threads."""
+_TEAM_SHARES: Final = 2
 _MADV_DONTNEED: Final = 4
 
 
@@ -60,11 +59,18 @@ def warm_up(
 ) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
     formats, keys and values so. Where not ``cpu_computes``, it attends single queries at most."""
-    kept = None if kv_format is None else _FORMAT
-    if cpu_computes:
-        _warm_up_arithmetic(dtype, set(weights), kv_format)
-        _warm_up_prompts(dtype, kept)
-    _warm_up_single_queries(dtype, kept)
+    names = set(weights)
+
+    def call_all() -> None:
+        if cpu_computes:
+            _warm_up_arithmetic(dtype, names, kv_format)
+            _warm_up_prompts(dtype, None if kv_format is None else _FORMAT)
+        _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
+
+    if team_threads(_TEAM_SHARES):
+        with without_team():
+            call_all()
+    call_all()
     _let_go_of_compiler()
 
 
@@ -192,13 +198,15 @@ def _warm_up_single_queries(dtype: torch.dtype, kv_format: Grouped | None) -> No
     pages = _one_page(dtype, kv_format)
     zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
     append_rows(pages, zero, zero, x, x)
+    # The same page again and again.
+    table, lens = torch.zeros(_KEYS, dtype=torch.long), torch.full((1,), _KEYS - 1)
     attend_single_queries(
-        x, pages, zero, zero, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
+        x, pages, table, lens, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
     )
 
 
 def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:
     pages = _one_page(dtype, kv_format)
-    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
-    attend_queries(x, pages, zero, zero, x, scale=1.0, softcap=None, window=None)
+    zeros, x = torch.zeros(2, dtype=torch.long), torch.zeros(2, 1, 64, dtype=dtype)
+    attend_queries(x, pages, zeros, zeros, x, scale=1.0, softcap=None, window=None)
     loop_attends_faster(dtype)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freight.kernels.threads import share, share_alike
+from freight.kernels.sharing import share, share_alike
 
 
 @given(weights=st.lists(st.integers(0, 50), max_size=60), least=st.integers(1, 100))
