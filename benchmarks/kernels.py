@@ -13,7 +13,8 @@ other way round, from codes to results in bfloat16.
 Exponents: tokens of either type times rows of bfloat16 of those sizes, plain and with short
 exponents. Floats: tokens in bfloat16 times rows of 2880 and of 1152 numbers, plain, in MXFP4, FP8
 and 4-bit integers. Helpers: a hundred calls of so many threads that have nothing to do, beside a
-pool of futures. The last line is one JSON object, in milliseconds.
+pool of futures. Threads: attention, and products of tokens in bfloat16, on so many threads, by
+Python's and by OpenMP's. The last line is one JSON object, in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -33,6 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from freight.kernels import sharing
 from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
@@ -66,12 +69,17 @@ from freight.model.number_format import (
     integer_scratch,
 )
 
+PARTS = (
+    *("dequantise", "attention", "prompts", "products", "integers"),
+    *("exponents", "floats", "helpers", "threads"),
+)
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
 SCALE = WIDTH**-0.5
 TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024)
 EXPONENT_TOKENS = (1, 16, 64, 256, 512, 1024)
 FLOAT_TOKENS = (1, 2, 4, 16, 64, 256)
+SPREAD_TOKENS = (1, 16, 64, 512)
 INTEGER_TOKENS = (16, 64, 256, 512, 1024, 2048)
 KINDS = (
     (torch.float32, torch.float32),
@@ -415,6 +423,31 @@ def calling(helpers: int) -> Turns:
     return {f"{name}: team": by_team, f"{name}: futures": by_futures}
 
 
+def on_threads(count: int) -> Turns:
+    """Of Python, and of OpenMP, which are given all that is worth two of them."""
+
+    def run(work: Callable[[], object], is_team: bool) -> None:
+        torch.set_num_threads(count)
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(sharing, "_MOST_HELPERS", 0))
+            if not is_team:
+                stack.enter_context(sharing.without_team())
+            work()
+
+    found: dict[str, Callable[[], object]] = {}
+    kinds = {
+        f"{tokens} tokens": multiplying_kept(tokens, (2048, 5632), torch.bfloat16, lambda _: {})
+        for tokens in SPREAD_TOKENS
+    }
+    works = {f"{count} threads, {name}": next(iter(own.values())) for name, own in kinds.items()}
+    lengths = np.full(ROWS, 1024)
+    works[f"{count} threads, attention"] = next(iter(Attention(lengths).turns("").values()))
+    for name, work in works.items():
+        found[f"{name}: Python"] = partial(run, work, False)
+        found[f"{name}: OpenMP"] = partial(run, work, True)
+    return found
+
+
 def reading(size: int) -> Turns:
     """How fast this memory is read: the ceiling."""
     numbers = torch.ones(size // 4)
@@ -424,8 +457,7 @@ def reading(size: int) -> Turns:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=30, metavar="N")
-    parts = "dequantise attention prompts products integers exponents floats helpers".split()
-    parser.add_argument("--part", choices=parts)
+    parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
     turns, part = options.turns, options.part
     torch.manual_seed(0)
@@ -466,6 +498,11 @@ def main() -> None:
     if part in (None, "helpers"):
         for helpers in (1, 15):
             found |= timed(calling(helpers), turns)
+    if part in (None, "threads"):
+        most = torch.get_num_threads()
+        for count in sorted({1 << n for n in range(1, most.bit_length())} | {most}):
+            found |= timed(on_threads(count), turns)
+        torch.set_num_threads(most)
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))
