@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,38 @@ def test_what_is_read() -> None:
     assert (found.bits, found.group_size, found.symmetric) == (8, None, False)
 
 
+def eights(**own: Any) -> dict[str, Any]:
+    """Of compressed-tensors, as FP8-dynamic checkpoints have it."""
+    stored = own.pop("format", "float-quantized")
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False, **own}
+    tokens = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens}
+    return {**COMPRESSED, "format": stored, "config_groups": {"group_0": group}}
+
+
+def test_floats_of_8_bits() -> None:
+    """Scales of rows or of matrices show by their shapes; tokens and keys stay plain."""
+    by_rows = Packing(scheme="fp8", bits=8, group_size=None)
+    found = read({**eights(), "kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+    assert found is not None and found.skips("lm_head")
+    assert found == replace(by_rows, skipped=found.skipped)
+    assert read({**eights(strategy="tensor"), "ignore": []}) == by_rows
+    blocks = eights(strategy="block", block_structure=[128, 128])
+    assert read({**blocks, "ignore": None}) == replace(by_rows, group_size=128)
+    static = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    assert read(static) == replace(by_rows, skipped=("lm_head",))
+    assert read({**static, "weight_block_size": [128, 128]}) == replace(
+        by_rows, group_size=128, skipped=("lm_head",)
+    )
+    rows = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn"]}
+    assert read(rows) == replace(by_rows, skipped=("self_attn",))
+    nvidia = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_*", "x"]}
+    found = read(nvidia)
+    assert found is not None and found == replace(by_rows, skipped=found.skipped)
+    assert found.skips("lm_head") and found.skips("x")
+    assert not found.skips("a.x") and not found.skips("x.y")
+
+
 def test_modules_that_stay() -> None:
     compressed, awq = read(COMPRESSED), read({**AWQ, "modules_to_not_convert": ["o_proj"]})
     assert compressed is not None and awq is not None
@@ -67,7 +100,12 @@ def compressed(**group: Any) -> dict[str, Any]:
     ("config", "way"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "fp8", "fmt": "e4m3"}, "fp8 (blocks of None)"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8 (blocks of [64, 64])"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (NVFP4)"),
+        ({"quant_method": "modelopt"}, "modelopt (None)"),
+        (eights(format="int-quantized"), "compressed-tensors (int-quantized)"),
+        (eights(strategy="group"), "(one scale for each group)"),
+        (eights(strategy="block", block_structure=[64, 64]), "(one scale for each block)"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 (e5m2)"),
         ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "nvfp4"}, "nvfp4"),

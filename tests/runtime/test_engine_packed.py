@@ -321,7 +321,7 @@ def test_fp8(name: str, scale_dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"scale": None}, "scale_inv is missing"),
+        ({"scale": None}, "weight_scale is missing"),
         ({"scale": torch.ones(2, 1)}, "blocks of 128 make it [2, 2]"),
         ({"code": 0x7F}, "infinite or not numbers"),
     ],
@@ -342,6 +342,101 @@ def test_fp8_that_is_wrong(change: dict[str, Any], words: str, tmp_path: Path) -
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=re.escape(words)):
         plain_tensors(tmp_path / "model", tmp_path / "kept")
+
+
+EIGHTS = {"num_bits": 8, "type": "float"}
+FP8_WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "FP8-dynamic": (
+        "rows",
+        "weight_scale",
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {**EIGHTS, "strategy": "channel"},
+                    "input_activations": {**EIGHTS, "strategy": "token", "dynamic": True},
+                }
+            },
+            "ignore": ["lm_head"],
+        },
+    ),
+    "static": ("matrix", "weight_scale", {"quant_method": "fp8", "activation_scheme": "static"}),
+    "by its inverse": ("one of one", "weight_scale_inv", {"quant_method": "fp8"}),
+    "fbgemm": ("rows", "weight_scale", {"quant_method": "fbgemm_fp8"}),
+    "modelopt": (
+        "matrix",
+        "weight_scale",
+        {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    ),
+}
+
+
+def make_fp8_with(
+    directory: Path, config: PretrainedConfig, scaled: str, name: str, given: dict[str, Any]
+) -> PreTrainedModel:
+    """Scales of rows or of whole matrices, and of tokens, which nobody reads."""
+    model = tiny.make_model(directory, config=config)
+    tensors = load_file(directory / "model.safetensors")
+    with torch.no_grad():
+        for module_name, module in model.named_modules():
+            if not isinstance(module, torch.nn.Linear) or module_name == "lm_head":
+                continue
+            weight = module.weight
+            most = (
+                weight.abs().amax(dim=1, keepdim=True) if scaled == "rows" else weight.abs().max()
+            )
+            scales = (most / 448).to(torch.bfloat16)
+            codes = (weight / scales.float()).to(torch.float8_e4m3fn)
+            weight.copy_(codes.float() * scales.float())
+            tensors[f"{module_name}.weight"] = codes
+            shape = (1,) if scaled == "one of one" else scales.shape
+            tensors[f"{module_name}.{name}"] = scales.reshape(shape).contiguous()
+            tensors[f"{module_name}.input_scale"] = torch.ones(1)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((directory / "config.json").read_text())
+    if given["quant_method"] == "modelopt":
+        beside = {"producer": {"name": "modelopt"}, "quantization": {**given}}
+        del beside["quantization"]["quant_method"]
+        (directory / "hf_quant_config.json").write_text(json.dumps(beside))
+    else:
+        raw["quantization_config"] = given
+    (directory / "config.json").write_text(json.dumps(raw))
+    return model
+
+
+@pytest.mark.parametrize("way", FP8_WAYS)
+def test_fp8_with_scales_of_rows_and_of_matrices(way: str, tmp_path: Path) -> None:
+    config = FP8_MODELS["qwen3"]
+    model = make_fp8_with(tmp_path / "model", config, *FP8_WAYS[way])
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    attention = model.model.layers[1].self_attn
+    assert torch.equal(found["layers.1.attention.out"], attention.o_proj.weight)
+    assert torch.equal(found["layers.1.attention.k"], attention.k_proj.weight)
+    own = read_config(tmp_path / "model")
+    formats = packed_formats(resolve(own, tmp_path / "model"))
+    assert announced_formats(own, imagined_sources(own, "float32")) == formats
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    options = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path / "model", PROMPTS[:5], STEPS, **options) as engine:
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+def test_fp8_in_fused_matrices(tmp_path: Path) -> None:
+    """Queries, keys and values begin at different rows of one matrix, which has scales by rows."""
+    config = Phi3Config(
+        **{**tiny.SIZES, "hidden_size": 192, "intermediate_size": 320}, pad_token_id=0
+    )
+    model = make_fp8_with(tmp_path / "model", config, *FP8_WAYS["FP8-dynamic"])
+    found = plain_tensors(tmp_path / "model", tmp_path / "kept")
+    whole = model.model.layers[0].self_attn.qkv_proj.weight
+    own = [found[f"layers.0.attention.{name}"] for name in "qkv"]
+    assert torch.equal(torch.cat(own), whole)
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:4], STEPS))
+    options = {**tiny.ON_CPU, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path / "model", PROMPTS[:4], STEPS, **options) as engine:
+        assert tiny.run(engine, PROMPTS[:4], STEPS) == answers
 
 
 @pytest.fixture(scope="module")

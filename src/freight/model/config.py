@@ -80,7 +80,20 @@ def read_config(model_dir: Path) -> ModelConfig:
         raise refusal(asked, [f"its config.json is not JSON ({error})"]) from error
     if not isinstance(raw, dict):
         raise refusal(asked, ["its config.json holds no JSON object"])
-    return parse_config(raw, str(path))
+    return parse_config({**_quantised_beside(path), **raw}, str(path))
+
+
+def _quantised_beside(path: Path) -> dict[str, Any]:
+    """What a file of NVIDIA's Model Optimizer beside config.json says of how weights are kept:
+    older versions say it nowhere else."""
+    try:
+        said = json.loads(path.with_name("hf_quant_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    own = said.get("quantization") if isinstance(said, dict) else None
+    if not isinstance(own, dict) or not own.get("quant_algo"):
+        return {}
+    return {"quantization_config": {"quant_method": "modelopt", **own}}
 
 
 def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelConfig:

@@ -58,7 +58,7 @@ def find_packed(
     if packing.scheme == "mxfp4":
         return _find_fours(found, tensor, shape, packing)
     if packing.scheme == "fp8":
-        return _find_eights(found, tensor, shape)
+        return _find_eights(found, tensor, shape, packing)
     base = tensor.removesuffix(".weight")
     turned = packing.scheme != "compressed-tensors"
     names = _TURNED if turned else _upright(packing)
@@ -114,27 +114,42 @@ def _find_fours(
 
 
 def _find_eights(
-    found: Mapping[str, TensorSource], tensor: str, shape: Shape
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape, packing: Packing
 ) -> tuple[TensorSource | None, list[str]]:
-    """Of FP8: the matrix has its own name, and scales of blocks lie beside it."""
-    codes, scales = found.get(tensor), found.get(f"{tensor}_scale_inv")
+    """Of FP8: the matrix has its own name, and scales lie beside it, of blocks, or else of each row
+    or of all. What they are called says nothing of whether numbers are multiplied or divided by
+    them: they always are multiplied."""
+    codes = found.get(tensor)
     if codes is None or codes.dtype != FP8_DTYPE:
         return None, []
+    scales = next((found[name] for name in _scale_names(tensor) if name in found), None)
     blocks = tuple(-(-size // EIGHT_COLUMNS) for size in shape)
+    expected: tuple[Shape, ...] = ((), (1,), (1, 1), (shape[0],), (shape[0], 1))
+    what = "rows, or a matrix,"
+    if packing.group_size is not None:
+        expected, what = (blocks,), f"blocks of {EIGHT_COLUMNS}"
     problems = []
     if codes.shape != shape or shape[1] % 4:
         problems.append(f"{tensor} has shape {list(codes.shape)}, expected {list(shape)}")
     if scales is None:
-        problems.append(f"{tensor}_scale_inv is missing")
-    elif scales.shape != blocks or scales.dtype not in _FLOATS:
+        problems.append(f"{' or '.join(_scale_names(tensor))} is missing")
+    elif scales.shape not in expected or scales.dtype not in _FLOATS:
+        shapes = " or ".join(str(list(own)) for own in expected)
         problems.append(
-            f"{tensor}_scale_inv has shape {list(scales.shape)} and type {scales.dtype}, blocks of "
-            f"{EIGHT_COLUMNS} make it {list(blocks)}, in one of {', '.join(_FLOATS)}"
+            f"the scale of {tensor} has shape {list(scales.shape)} and type {scales.dtype}, {what} "
+            f"make it {shapes}, in one of {', '.join(_FLOATS)}"
         )
     if problems or scales is None:
         return None, problems
-    packed = Packed(scheme="fp8", parts={"rows": codes, "scales": scales}, bits=8)
+    size = packing.group_size or 0
+    flat = scales if size else replace(scales, shape=(prod(scales.shape),))
+    parts = {"rows": codes, "scales": flat}
+    packed = Packed(scheme="fp8", parts=parts, bits=8, group_size=size)
     return replace(codes, dtype=EightFloats().name, packed=packed), []
+
+
+def _scale_names(tensor: str) -> tuple[str, str]:
+    return f"{tensor}_scale_inv", f"{tensor}_scale"
 
 
 def _upright(packing: Packing) -> tuple[str, ...]:

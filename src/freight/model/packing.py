@@ -1,14 +1,17 @@
 """What config.json says of a checkpoint whose matrices are quantised already.
 
-Three ways are read: AWQ, GPTQ and compressed-tensors, where they keep whole numbers of 4 or 8 bits
-for the weights alone. Everything else is refused by its name. Knows no files and no bytes.
+AWQ, GPTQ and compressed-tensors are read where they keep whole numbers of 4 or 8 bits for the
+weights alone, and floats of 8 or 4 bits however they are told of. Tokens, and keys and values,
+which checkpoints with floats of 8 bits were run with in 8 bits, too, stay plain. Everything else is
+refused by its name. Knows no files and no bytes.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from freight.errors import ModelError
@@ -18,9 +21,11 @@ __all__ = ["Packing", "read_packing"]
 
 _READABLE: Final = (
     "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
-    "(pack-quantized, weights of 4 and 8 bits), MXFP4, FP8 (e4m3, blocks of 128) and "
-    "GGUF."
+    "(pack-quantized, weights of 4 and 8 bits), MXFP4, FP8 (e4m3, with scales of blocks of 128, of "
+    "rows or of matrices) and GGUF."
 )
+_FP8_BITS: Final = 8
+_FP8_BLOCKS: Final = ([EIGHT_COLUMNS, EIGHT_COLUMNS], (EIGHT_COLUMNS, EIGHT_COLUMNS))
 _ADVICE: Final = (
     "Fetch the model in one of these, or as it was before: --weight-bits 4 makes it small here."
 )
@@ -61,6 +66,8 @@ def read_packing(raw: Mapping[str, Any], place: str) -> Packing | None:
         "compressed-tensors": _compressed_tensors,
         "mxfp4": _mxfp4,
         "fp8": _fp8,
+        "fbgemm_fp8": _fp8_rows,
+        "modelopt": _modelopt,
     }
     if method not in readers:
         raise _refusal(place, method if "quant_method" in given else "an unnamed way")
@@ -105,13 +112,17 @@ def _gptq(given: Mapping[str, Any], place: str) -> Packing:
 
 
 def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
-    for name in ("kv_cache_scheme", "transform_config"):
-        if given.get(name):
-            raise _refusal(place, f"compressed-tensors ({name})")
+    if given.get("transform_config"):
+        raise _refusal(place, "compressed-tensors (transform_config)")
     sparsity = (given.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise _refusal(place, f"compressed-tensors ({sparsity})")
     groups = list(given["config_groups"].values())
+    skipped = tuple(_pattern(str(name)) for name in given.get("ignore") or ())
+    if groups and all(map(_has_eights, groups)):
+        return _compressed_eights(groups, given.get("format"), skipped, place)
+    if given.get("kv_cache_scheme"):
+        raise _refusal(place, "compressed-tensors (kv_cache_scheme)")
     found = {_scheme_of(group, given.get("format"), place) for group in groups}
     if len(found) != 1:
         raise _refusal(place, f"compressed-tensors ({len(found)} different schemes)")
@@ -121,8 +132,38 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
         bits=bits,
         group_size=group_size,
         symmetric=symmetric,
-        skipped=tuple(_pattern(str(name)) for name in given.get("ignore") or ()),
+        skipped=skipped,
     )
+
+
+def _has_eights(group: Mapping[str, Any]) -> bool:
+    weights = group["weights"] or {}
+    return weights.get("type") == "float" and weights.get("num_bits") == _FP8_BITS
+
+
+def _compressed_eights(
+    groups: Sequence[Mapping[str, Any]],
+    stored: str | None,
+    skipped: tuple[str, ...],
+    place: str,
+) -> Packing:
+    """Floats of 8 bits; scales show by their shapes whether they are of rows or of matrices."""
+    sizes: set[int | None] = set()
+    for group in groups:
+        own = group.get("format") or stored
+        if own not in ("float-quantized", "naive-quantized"):
+            raise _refusal(place, f"compressed-tensors ({own})")
+        weights = group["weights"]
+        strategy = weights.get("strategy")
+        if strategy == "block" and weights.get("block_structure") in _FP8_BLOCKS:
+            sizes.add(EIGHT_COLUMNS)
+        elif strategy in ("tensor", "channel"):
+            sizes.add(None)
+        else:
+            raise _refusal(place, f"compressed-tensors (one scale for each {strategy})")
+    if len(sizes) != 1:
+        raise _refusal(place, "compressed-tensors (blocks for some modules only)")
+    return Packing(scheme="fp8", bits=_FP8_BITS, group_size=sizes.pop(), skipped=skipped)
 
 
 def _mxfp4(given: Mapping[str, Any], place: str) -> Packing:
@@ -132,14 +173,30 @@ def _mxfp4(given: Mapping[str, Any], place: str) -> Packing:
 
 
 def _fp8(given: Mapping[str, Any], place: str) -> Packing:
-    """Tokens, which such models were run with in 8 bits, too, stay plain."""
     if given.get("fmt", "e4m3") != "e4m3":
         raise _refusal(place, f"fp8 ({given['fmt']})")
-    if given.get("weight_block_size") != [EIGHT_COLUMNS, EIGHT_COLUMNS]:
-        raise _refusal(place, f"fp8 (blocks of {given.get('weight_block_size')})")
+    blocks = given.get("weight_block_size")
+    if blocks is None:
+        return _fp8_rows(given, place)
+    if blocks not in _FP8_BLOCKS:
+        raise _refusal(place, f"fp8 (blocks of {blocks})")
+    return replace(_fp8_rows(given, place), group_size=EIGHT_COLUMNS)
+
+
+def _fp8_rows(given: Mapping[str, Any], place: str) -> Packing:
+    """With scales of rows or of whole matrices."""
     skipped = given.get("modules_to_not_convert") or given.get("ignored_layers") or ()
     patterns = tuple(re.escape(str(name)) for name in skipped)
-    return Packing(scheme="fp8", bits=8, group_size=EIGHT_COLUMNS, skipped=patterns)
+    return Packing(scheme="fp8", bits=_FP8_BITS, group_size=None, skipped=patterns)
+
+
+def _modelopt(given: Mapping[str, Any], place: str) -> Packing:
+    algorithm = str(given.get("quant_algo")).upper()
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        raise _refusal(place, f"modelopt ({given.get('quant_algo')})")
+    names = given.get("exclude_modules") or given.get("ignore") or ()
+    skipped = tuple(f"^{fnmatch.translate(str(name))}" for name in names)
+    return Packing(scheme="fp8", bits=_FP8_BITS, group_size=None, skipped=skipped)
 
 
 def _scheme_of(

@@ -17,11 +17,11 @@ class Packed:
     """What has to be done to a tensor before its rows can be read in place.
 
     ``parts`` are the checkpoint's tensors that hold it, whole; its own rows begin there with
-    ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``.
-    ``zero_shift`` is what stored zero points lack. The rows of each ``head_rows`` come with their
-    halves woven together (0: they do not). ``minus_one``: the checkpoint has them plus one. Of the
-    rows behind the first only every ``every``-th is meant; those of a ``turned`` tensor are its
-    columns.
+    ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``
+    (0: of a row, or of all). ``zero_shift`` is what stored zero points lack. The rows of each
+    ``head_rows`` come with their halves woven together (0: they do not). ``minus_one``: the
+    checkpoint has them plus one. Of the rows behind the first only every ``every``-th is meant;
+    those of a ``turned`` tensor are its columns.
     """
 
     scheme: str

@@ -127,7 +127,7 @@ def _eight_rows(
         count = min(step, num_rows - begin)
         codes = _every_row(files, packed.parts["rows"], packed, begin, count)
         rows = packed.first_row + packed.every * torch.arange(begin, begin + count)
-        own = scales[rows // EIGHT_COLUMNS]
+        own = _scales_of(scales, rows, columns, in_blocks=packed.group_size > 0)
         if not are_numbers(codes) or not bool(torch.isfinite(own).all()):
             raise ModelError(
                 f"{name} of {source.path.name} was to be converted.",
@@ -135,6 +135,17 @@ def _eight_rows(
                 "Fetch the weights again.",
             )
         yield join_eight_rows(codes, own)
+
+
+def _scales_of(
+    scales: torch.Tensor, rows: torch.Tensor, columns: int, *, in_blocks: bool
+) -> torch.Tensor:
+    """Of every group of some rows, [rows, groups], from those of blocks, of rows or of all."""
+    if in_blocks:
+        return scales[rows // EIGHT_COLUMNS]
+    flat = scales.flatten()
+    own = flat.expand(len(rows)) if len(flat) == 1 else flat[rows]
+    return own[:, None].expand(-1, -(-columns // EIGHT_COLUMNS))
 
 
 def _plain_rows(
