@@ -27,11 +27,12 @@ from triton.runtime.jit import JITFunction
 from freight.kernels.cuda.attention import attend
 from freight.kernels.cuda.append import append, append_plain
 from freight.kernels.cuda.tokens import normalise, rotate
+from freight.kernels.cuda.eights import make_eights_plain
 from freight.kernels.cuda.exponents import make_exponents_plain
 from freight.kernels.cuda.micro import make_micro_plain
 from freight.kernels.cuda.groups import make_plain, multiply
 from freight.kernels.pages import Pages
-from freight.model.number_format import Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import EightFloats, Grouped, MicroFloats, ShortExponents
 from freight.model.workspace import Workspace
 
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -77,6 +78,8 @@ across = Grouped(bits=4, group_size=64, across=True)
 make_plain(on_meta(128, across.row_bytes(256)), across, on_meta(128, 256, dtype=dtype))
 short = ShortExponents(spare=40)
 make_exponents_plain(on_meta(70, short.row_bytes(320)), short, on_meta(70, 320, dtype=dtype))
+eights = EightFloats()
+make_eights_plain(on_meta(70, eights.row_bytes(320)), eights, on_meta(70, 320, dtype=dtype))
 micro = MicroFloats()
 make_micro_plain(on_meta(70, micro.row_bytes(96)), micro, on_meta(70, 96, dtype=dtype))
 x, gain = on_meta(5, 300, dtype=dtype), on_meta(300, dtype=dtype)
@@ -121,7 +124,7 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
-    kernels |= {"_make_micro_plain"}
+    kernels |= {"_make_micro_plain", "_make_eights_plain"}
     kernels |= {"_append", "_append_plain", "_merge", "_attend_plain", "_attend_codes"}
     kernels |= {"_normalise", "_rotate"}
     assert set(done.stdout.split()) == kernels

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freight.kernels.eights import join_eight_rows
 from freight.kernels.grouped import (
     CompressedRows,
     dequantise,
@@ -17,7 +18,7 @@ from freight.kernels.grouped import (
     join_rows,
     small_product,
 )
-from freight.model.number_format import Grouped
+from freight.model.number_format import EightFloats, Grouped
 
 from .test_exponents import KINDS, make_numbers, shortened
 from .test_micro import make_rows as make_micro_rows
@@ -134,6 +135,36 @@ def test_mxfp4(
     is_tiny = (wanted.abs() < torch.finfo(dtype).tiny) & (dtype is torch.bfloat16)
     found = held[:, :columns].cpu()
     assert torch.equal(found[~is_tiny], wanted[~is_tiny])
+    assert (held[:, columns:] == 7.0).all()
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(
+    rows=st.integers(1, 70),
+    columns=st.sampled_from([4, 128, 132, 320]),
+    spare=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 99),
+)
+def test_fp8(rows: int, columns: int, spare: int, dtype: torch.dtype, seed: int) -> None:
+    """All floats of 8 bits, the tiny ones too, and scales that keep them in float16."""
+    dice = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, generator=dice)
+    codes[(codes & 127) == 127] = 0
+    scales = torch.rand(rows, -(-columns // 128), generator=dice) + 0.5
+    raw = join_eight_rows(codes, scales)
+    own = CompressedRows(raw=raw, columns=columns, number_format=EightFloats())
+    wanted = torch.empty(rows, columns, dtype=dtype)
+    dequantise_reference(own, wanted)
+    held = torch.full((rows, columns + spare), 7.0, dtype=dtype, device=DEVICE)
+    with in_use(loaded()):
+        dequantise(replace(own, raw=raw.to(DEVICE)), held[:, :columns])
+    found = held[:, :columns].cpu()
+    if dtype is torch.bfloat16 and not ON_DEVICE:
+        # The interpreter cuts off instead of rounding.
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)
+    else:
+        assert torch.equal(found, wanted)
     assert (held[:, columns:] == 7.0).all()
 
 

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, kernels_of
-from freight.model.number_format import Compressed, Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import (
+    Compressed,
+    EightFloats,
+    Grouped,
+    MicroFloats,
+    ShortExponents,
+)
 from freight.model.programme import Attend
 from freight.runtime import engine as engine_module
 from freight.runtime.kernel_choice import try_kernels
@@ -40,6 +46,7 @@ WEIGHTS: list[Compressed | None] = [
     Grouped(bits=4, group_size=64, across=True),
     ShortExponents(spare=0),
     MicroFloats(),
+    EightFloats(),
 ]
 
 
@@ -86,7 +93,7 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
         changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
         changed |= {"normalise": lambda: inputs[1]}
-        for other in ("make_exponents_plain", "make_micro_plain"):
+        for other in ("make_exponents_plain", "make_micro_plain", "make_eights_plain"):
             changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
         out.add_(1)

@@ -141,6 +141,7 @@ def dequantise(rows: CompressedRows, out: torch.Tensor) -> None:
         Grouped: kernels.make_plain,
         ShortExponents: kernels.make_exponents_plain,
         MicroFloats: kernels.make_micro_plain,
+        EightFloats: kernels.make_eights_plain,
     }
     if (make_plain := by_kernel.get(type(own))) is not None:
         make_plain(rows.raw, own, out)

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, load_kernels, use_kernels
+from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
 from freight.kernels.grouped import CompressedRows, dequantise, quantise, small_product
 from freight.kernels.pages import Pages
@@ -22,7 +23,14 @@ from freight.kernels.tokens import normalise, rotate
 from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
-from freight.model.number_format import Compressed, Grouped, MicroFloats, ShortExponents
+from freight.model.number_format import (
+    EIGHT_COLUMNS,
+    Compressed,
+    EightFloats,
+    Grouped,
+    MicroFloats,
+    ShortExponents,
+)
 from freight.model.programme import Attend, Programme
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
@@ -33,6 +41,7 @@ _NAMES: Final = {
     "make_plain": "dequantising",
     "make_exponents_plain": "making short exponents plain",
     "make_micro_plain": "making MXFP4 plain",
+    "make_eights_plain": "making FP8 plain",
     "multiply": "products of few tokens",
     "append": "compressing keys and values",
     "append_plain": "keys and values into their pages",
@@ -94,6 +103,7 @@ def try_kernels(
     kinds = set(weights)
     rows = [own for own in kinds if isinstance(own, Grouped)]
     has_micro = any(isinstance(own, MicroFloats) for own in kinds)
+    has_eights = any(isinstance(own, EightFloats) for own in kinds)
     has_short = any(isinstance(own, ShortExponents) for own in kinds)
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
@@ -104,6 +114,7 @@ def try_kernels(
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
         "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
         "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
+        "make_eights_plain": ([_plain_eights(device, dtype)] if has_eights else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
         "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
         "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
@@ -182,6 +193,22 @@ def _plain_exponents(device: torch.device, dtype: torch.dtype) -> _Trial:
         out = torch.empty(rows.shape, dtype=dtype, device=device)
         dequantise(rows, out)
         yield out
+
+    return trial
+
+
+def _plain_eights(device: torch.device, dtype: torch.dtype) -> _Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        dice = torch.Generator().manual_seed(0)
+        for num_rows in _NUM_ROWS:
+            codes = torch.randn(num_rows, _SHORT_COLUMNS, generator=dice).to(torch.float8_e4m3fn)
+            groups = -(-_SHORT_COLUMNS // EIGHT_COLUMNS)
+            scales = torch.rand(num_rows, groups, generator=dice)
+            raw = join_eight_rows(codes.view(torch.uint8), scales).to(device)
+            rows = CompressedRows(raw=raw, columns=_SHORT_COLUMNS, number_format=EightFloats())
+            out = torch.empty(rows.shape, dtype=dtype, device=device)
+            dequantise(rows, out)
+            yield out
 
     return trial
 

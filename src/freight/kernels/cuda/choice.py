@@ -21,6 +21,7 @@ class Kernels:
     make_plain: Callable[..., None] | None = None
     make_exponents_plain: Callable[..., None] | None = None
     make_micro_plain: Callable[..., None] | None = None
+    make_eights_plain: Callable[..., None] | None = None
     multiply: Callable[..., torch.Tensor | None] | None = None
     append: Callable[..., None] | None = None
     append_plain: Callable[..., bool] | None = None
@@ -46,13 +47,22 @@ def use_kernels(device: torch.device, kernels: Kernels) -> None:
 def load_kernels() -> Kernels | None:
     """All kernels, none of them tried; None where triton is not installed."""
     try:
-        from freight.kernels.cuda import append, attention, exponents, groups, micro, tokens
+        from freight.kernels.cuda import (
+            append,
+            attention,
+            eights,
+            exponents,
+            groups,
+            micro,
+            tokens,
+        )
     except ImportError:
         return None
     return Kernels(
         make_plain=groups.make_plain,
         make_exponents_plain=exponents.make_exponents_plain,
         make_micro_plain=micro.make_micro_plain,
+        make_eights_plain=eights.make_eights_plain,
         multiply=groups.multiply,
         append=append.append,
         append_plain=append.append_plain,
