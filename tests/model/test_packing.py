@@ -57,6 +57,24 @@ def eights(**own: Any) -> dict[str, Any]:
     return {**COMPRESSED, "format": stored, "config_groups": {"group_0": group}}
 
 
+def in_bytes(**own: Any) -> dict[str, Any]:
+    """Of compressed-tensors, as W8A8 checkpoints have it."""
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, **own}
+    tokens = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens}
+    return {**COMPRESSED, "format": "int-quantized", "config_groups": {"group_0": group}}
+
+
+def test_numbers_in_bytes() -> None:
+    found = read(in_bytes())
+    assert found is not None and found.skips("lm_head")
+    by_rows = Packing(scheme="int-quantized", bits=8, group_size=None, symmetric=True)
+    assert found == replace(by_rows, skipped=found.skipped)
+    assert read({**in_bytes(strategy="tensor"), "ignore": []}) == by_rows
+    groups = in_bytes(strategy="group", group_size=64, symmetric=False)
+    assert read({**groups, "ignore": []}) == replace(by_rows, group_size=64, symmetric=False)
+
+
 def test_floats_of_8_bits() -> None:
     """Scales of rows or of matrices show by their shapes; tokens and keys stay plain."""
     by_rows = Packing(scheme="fp8", bits=8, group_size=None)
@@ -104,6 +122,8 @@ def compressed(**group: Any) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (NVFP4)"),
         ({"quant_method": "modelopt"}, "modelopt (None)"),
         (eights(format="int-quantized"), "compressed-tensors (int-quantized)"),
+        (in_bytes(num_bits=4), "compressed-tensors (4 bits)"),
+        (in_bytes(strategy="block"), "(one scale for each block)"),
         (eights(strategy="group"), "(one scale for each group)"),
         (eights(strategy="block", block_structure=[64, 64]), "(one scale for each block)"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 (e5m2)"),

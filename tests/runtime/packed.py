@@ -51,6 +51,7 @@ def quantise(
     group_size: int = -1,
     symmetric: bool = False,
     dtype: torch.dtype = torch.float16,
+    has_one_scale: bool = False,
 ) -> Quantised:
     """Whole numbers near ``weight``; how near does not matter here."""
     out, columns = weight.shape
@@ -59,7 +60,9 @@ def quantise(
     lowest, highest = groups.amin(-1), groups.amax(-1)
     levels = 2**bits - 1
     if symmetric:
-        scales = (groups.abs().amax(-1) * 2 / levels).to(dtype)
+        most = groups.abs().amax(-1)
+        most = most.amax().expand_as(most) if has_one_scale else most
+        scales = (most * 2 / levels).to(dtype)
         zeros = torch.full(scales.shape, 2.0 ** (bits - 1))
     else:
         scales = ((highest - lowest) / levels).to(dtype)
@@ -120,6 +123,17 @@ def compressed_tensors(own: Quantised, symmetric: bool = True, packs_zeros: bool
         half = 2 ** (own.bits - 1)
         zeros = torch.from_numpy(own.zeros.astype(np.int64) - half).to(torch.int8)
     return {**tensors, "weight_zero_point": zeros}
+
+
+def in_bytes(own: Quantised, symmetric: bool = True, has_one_scale: bool = False) -> Tensors:
+    """As compressed-tensors' int-quantized; ``has_one_scale``: a scale for the whole matrix."""
+    half = 2 ** (own.bits - 1)
+    codes, zeros = (
+        torch.from_numpy(x.astype(np.int64) - half).to(torch.int8) for x in (own.codes, own.zeros)
+    )
+    scales = own.scales[0, 0].clone() if has_one_scale else own.scales
+    tensors = {"weight": codes, "weight_scale": scales}
+    return tensors if symmetric else {**tensors, "weight_zero_point": zeros}
 
 
 def rewrite(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,21 @@ def compressed(
     )
 
 
+def in_bytes(strategy: str, *, symmetric: bool = True, dtype: torch.dtype = torch.bfloat16) -> Way:
+    """As W8A8 checkpoints are, whose tokens stay plain here."""
+    has_one_scale = strategy == "tensor"
+    own = compressed(8, 64 if strategy == "group" else -1, symmetric=symmetric, dtype=dtype)
+    (group,) = own.config["config_groups"].values()
+    group["weights"]["strategy"] = strategy
+    group["input_activations"] = {"num_bits": 8, "type": "int", "strategy": "token"}
+    return replace(
+        own,
+        config={**own.config, "format": "int-quantized"},
+        turn=lambda codes: packed.in_bytes(codes, symmetric, has_one_scale),
+        quantise={**own.quantise, "has_one_scale": has_one_scale},
+    )
+
+
 WAYS = {
     "awq": awq(64),
     "awq, rows": awq(-1),
@@ -138,6 +153,11 @@ WAYS = {
     "compressed-tensors, bfloat16": compressed(4, 64, symmetric=True, dtype=torch.bfloat16),
     "compressed-tensors, 8 bits": compressed(8, -1, symmetric=True),
     "compressed-tensors, 8 bits, asymmetric": compressed(8, 128, symmetric=False),
+    "bytes": in_bytes("channel"),
+    "bytes, asymmetric": in_bytes("channel", symmetric=False),
+    "bytes, groups": in_bytes("group"),
+    "bytes, one scale": in_bytes("tensor"),
+    "bytes, float16": in_bytes("channel", dtype=torch.float16),
 }
 
 

@@ -20,6 +20,7 @@ from freight.model.sources import Packed
 
 __all__ = ["Unpacked", "exact_rows", "unpack_blocks", "unpack_words"]
 
+_HALF_OF_BYTES: Final = 128
 # Of eight neighbours, in which place of the word each one is.
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -100,10 +101,25 @@ def _upright(packed: Packed, parts: Mapping[str, torch.Tensor], first: int, last
     return codes, parts["weight_scale"][first:last], zeros
 
 
+def _bytes(packed: Packed, parts: Mapping[str, torch.Tensor], first: int, last: int) -> _Layout:
+    """Signed numbers, one to a byte; scales and zero points of each row, or of all."""
+    codes = (parts["rows"][first:last].int() + _HALF_OF_BYTES).to(torch.uint8)
+    count, columns = codes.shape
+    groups = columns // packed.group_size
+
+    def of_rows(name: str) -> torch.Tensor:
+        own = parts[name]
+        return own.expand(count, groups) if len(own) == 1 else own[first:last]
+
+    zeros = of_rows("zero_point").int() if "zero_point" in parts else torch.tensor(0)
+    return codes, of_rows("scale"), zeros + _HALF_OF_BYTES
+
+
 _LAYOUTS: Final[Mapping[str, Callable[..., _Layout]]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _upright,
+    "int-quantized": _bytes,
 }
 
 

@@ -18,7 +18,7 @@ from freight.model.families import FAMILIES, Place
 from freight.model.gguf import read_gguf
 from freight.model.gguf_tensors import adapt, find_gguf, gguf_tensors, names_of
 from freight.model.number_format import find_compressed, is_widened
-from freight.model.packed_tensors import FP8_DTYPE, find_packed
+from freight.model.packed_tensors import PACKED_DTYPES, find_packed
 from freight.model.places import Located, locate
 from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
 from freight.model.sources import TensorSource
@@ -106,7 +106,7 @@ def _find(
 ) -> tuple[TensorSource | None, list[str]]:
     names = _spellings(tensor)
     source = next((found[name] for name in names if name in found), None)
-    is_packed = source is None or source.dtype == FP8_DTYPE
+    is_packed = source is None or source.dtype in PACKED_DTYPES
     if is_packed and config.packing is not None and len(shape) == 2:
         for name in names:
             packed, problems = find_packed(found, name, shape, config.packing)

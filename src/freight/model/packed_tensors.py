@@ -2,9 +2,9 @@
 
 AWQ and GPTQ keep it turned, [in, out], as ``qweight``, ``qzeros`` and ``scales``;
 compressed-tensors as ``weight_packed``, ``weight_scale`` and, where it is not symmetric,
-``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. MXFP4 keeps
-fours of bits as ``_blocks`` of 32, and their exponents as ``_scales``. Knows names, types and
-shapes; reads no file.
+``weight_zero_point``. All are whole numbers in 32-bit words with a scale per group. Its numbers of
+8 bits may also be a ``weight`` of bytes. MXFP4 keeps fours of bits as ``_blocks`` of 32, and their
+exponents as ``_scales``. Knows names, types and shapes; reads no file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from freight.model.number_format import (
 from freight.model.packing import Packing
 from freight.model.sources import Packed, TensorSource
 
-__all__ = ["FP8_DTYPE", "becomes", "find_packed"]
+__all__ = ["PACKED_DTYPES", "becomes", "find_packed"]
 
-FP8_DTYPE: Final = "F8_E4M3"
+_FP8: Final = "F8_E4M3"
+_INT8: Final = "I8"
+PACKED_DTYPES: Final = (_FP8, _INT8)
+"""Of matrices that have the name of a plain one."""
 
 _FLOATS: Final = ("float16", "bfloat16", "float32")
 _TURNED: Final[tuple[str, ...]] = ("qweight", "qzeros", "scales")
@@ -57,6 +60,8 @@ def find_packed(
     no problems where the checkpoint has nothing under its name."""
     if packing.scheme == "mxfp4":
         return _find_fours(found, tensor, shape, packing)
+    if packing.scheme == "int-quantized":
+        return _find_bytes(found, tensor, shape, packing)
     if packing.scheme == "fp8":
         return _find_eights(found, tensor, shape, packing)
     base = tensor.removesuffix(".weight")
@@ -120,7 +125,7 @@ def _find_eights(
     or of all. What they are called says nothing of whether numbers are multiplied or divided by
     them: they always are multiplied."""
     codes = found.get(tensor)
-    if codes is None or codes.dtype != FP8_DTYPE:
+    if codes is None or codes.dtype != _FP8:
         return None, []
     scales = next((found[name] for name in _scale_names(tensor) if name in found), None)
     blocks = tuple(-(-size // EIGHT_COLUMNS) for size in shape)
@@ -146,6 +151,45 @@ def _find_eights(
     parts = {"rows": codes, "scales": flat}
     packed = Packed(scheme="fp8", parts=parts, bits=8, group_size=size)
     return replace(codes, dtype=EightFloats().name, packed=packed), []
+
+
+def _find_bytes(
+    found: Mapping[str, TensorSource], tensor: str, shape: Shape, packing: Packing
+) -> tuple[TensorSource | None, list[str]]:
+    """Of whole numbers of 8 bits, one to a byte, with scales of groups, of rows or of all."""
+    codes = found.get(tensor)
+    if codes is None or codes.dtype != _INT8:
+        return None, []
+    rows, columns = shape
+    size = packing.group_size or columns
+    own: tuple[Shape, ...] = ((rows, columns // size),)
+    if packing.group_size is None:
+        own = ((rows, 1), (rows,), (), (1,), (1, 1))
+    names = ("scale",) if packing.symmetric else ("scale", "zero_point")
+    parts = {name: found[f"{tensor}_{name}"] for name in names if f"{tensor}_{name}" in found}
+    problems = [f"{tensor}_{name} is missing" for name in names if name not in parts]
+    if codes.shape != shape or columns % size:
+        problems.append(f"{tensor} has shape {list(codes.shape)}, expected {list(shape)}")
+    for name, part in parts.items():
+        allowed = _FLOATS if name == "scale" else (_INT8,)
+        if part.shape not in own or part.dtype not in allowed:
+            shapes = " or ".join(str(list(each)) for each in own)
+            problems.append(
+                f"{tensor}_{name} has shape {list(part.shape)} and type {part.dtype}, it must be "
+                f"{shapes}, in one of {', '.join(allowed)}"
+            )
+    if problems:
+        return None, problems
+    kind = _groups(packing, columns, parts["scale"].dtype)
+    groups = columns // size
+    flat = {
+        name: replace(part, shape=(prod(part.shape) // groups, groups))
+        for name, part in parts.items()
+    }
+    packed = Packed(
+        scheme=packing.scheme, parts={"rows": codes, **flat}, bits=8, group_size=kind.group_size
+    )
+    return replace(codes, dtype=kind.name, packed=packed), []
 
 
 def _scale_names(tensor: str) -> tuple[str, str]:

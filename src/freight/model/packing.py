@@ -1,9 +1,9 @@
 """What config.json says of a checkpoint whose matrices are quantised already.
 
 AWQ, GPTQ and compressed-tensors are read where they keep whole numbers of 4 or 8 bits for the
-weights alone, and floats of 8 or 4 bits however they are told of. Tokens, and keys and values,
-which checkpoints with floats of 8 bits were run with in 8 bits, too, stay plain. Everything else is
-refused by its name. Knows no files and no bytes.
+weights, and floats of 8 or 4 bits however they are told of. Tokens, and keys and values, with which
+some of these checkpoints were run in 8 bits, too, stay plain. Everything else is refused by its
+name. Knows no files and no bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Packing", "read_packing"]
 
 _READABLE: Final = (
     "Freight reads AWQ (gemm), GPTQ (4 and 8 bits, without act-order), compressed-tensors "
-    "(pack-quantized, weights of 4 and 8 bits), MXFP4, FP8 (e4m3, with scales of blocks of 128, of "
-    "rows or of matrices) and GGUF."
+    "(pack-quantized, weights of 4 and 8 bits, and int-quantized), MXFP4, FP8 (e4m3, with scales "
+    "of blocks of 128, of rows or of matrices) and GGUF."
 )
 _FP8_BITS: Final = 8
 _FP8_BLOCKS: Final = ([EIGHT_COLUMNS, EIGHT_COLUMNS], (EIGHT_COLUMNS, EIGHT_COLUMNS))
@@ -33,8 +33,8 @@ _ADVICE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """``scheme``: "awq", "gptq", "compressed-tensors", "mxfp4" or "fp8". ``group_size`` None: a
-    row is one group.
+    """``scheme``: "awq", "gptq", "compressed-tensors", "int-quantized", "mxfp4" or "fp8".
+    ``group_size`` None: a row is one group, or more are.
 
     ``zero_shift`` is what a stored zero point lacks. ``symmetric``: there are no zero points.
     ``skipped``: patterns of the modules that stay plain.
@@ -126,9 +126,9 @@ def _compressed_tensors(given: Mapping[str, Any], place: str) -> Packing:
     found = {_scheme_of(group, given.get("format"), place) for group in groups}
     if len(found) != 1:
         raise _refusal(place, f"compressed-tensors ({len(found)} different schemes)")
-    bits, group_size, symmetric = found.pop()
+    scheme, bits, group_size, symmetric = found.pop()
     return Packing(
-        scheme="compressed-tensors",
+        scheme=scheme,
         bits=bits,
         group_size=group_size,
         symmetric=symmetric,
@@ -201,22 +201,26 @@ def _modelopt(given: Mapping[str, Any], place: str) -> Packing:
 
 def _scheme_of(
     group: Mapping[str, Any], stored: str | None, place: str
-) -> tuple[int, int | None, bool]:
-    """Bits, group size and whether there are no zero points."""
+) -> tuple[str, int, int | None, bool]:
+    """Scheme, bits, group size and whether there are no zero points."""
     stored = group.get("format") or stored
-    if stored != "pack-quantized":
+    if stored not in ("pack-quantized", "int-quantized"):
         raise _refusal(place, f"compressed-tensors ({stored})")
+    is_packed = stored == "pack-quantized"
     weights = group["weights"]
-    if group.get("input_activations") or group.get("output_activations"):
+    has_others = group.get("input_activations") or group.get("output_activations")
+    if is_packed and has_others:
         raise _refusal(place, "compressed-tensors (quantised activations)")
     if weights.get("type", "int") != "int":
         raise _refusal(place, f"compressed-tensors (weights of type {weights['type']})")
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
-    if strategy not in ("group", "channel"):
+    if strategy not in ("group", "channel", *(() if is_packed else ("tensor",))):
         raise _refusal(place, f"compressed-tensors (one scale for each {strategy})")
-    bits = _bits(weights["num_bits"], (4, 8), "compressed-tensors", place)
+    known = (4, 8) if is_packed else (8,)
+    bits = _bits(weights["num_bits"], known, "compressed-tensors", place)
     group_size = _group_size(weights["group_size"]) if strategy == "group" else None
-    return bits, group_size, bool(weights.get("symmetric", True))
+    scheme = "compressed-tensors" if is_packed else "int-quantized"
+    return scheme, bits, group_size, bool(weights.get("symmetric", True))
 
 
 def _pattern(name: str) -> str:
