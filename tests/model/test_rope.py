@@ -59,6 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "longrope, no growth": {"rope_scaling": {**LONG, "factor": 1.0}},
     "longrope, attention factor": {"rope_scaling": {**LONG, "attention_factor": 1.5}},
     "llama3": {"rope_scaling": LLAMA3},
+    "llama3, equal factors": {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
     "llama3, long": {
         "rope_theta": 5e5,
         "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192},

@@ -31,6 +31,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -223,6 +224,14 @@ def granite(**changes: Any) -> PretrainedConfig:
     return GraniteConfig(**{**tiny.SIZES, **factors, **changes})
 
 
+def llama4(**changes: Any) -> PretrainedConfig:
+    """The last of four layers has no positions."""
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size": 48}
+    more = {"num_hidden_layers": 4, "head_dim": 24, "intermediate_size_mlp": 160}
+    config = {**tiny.SIZES, **experts, **more, "attention_chunk_size": 256, **changes}
+    return Llama4TextConfig(**config, pad_token_id=0)
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -264,6 +273,10 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gpt-oss, all in sight": gpt_oss(sliding_window=256, swiglu_limit=0.5),
     "granite": granite(),
     "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama4": llama4(),
+    "llama4, plain layers between": llama4(
+        interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
+    ),
     "minimax m2": MiniMaxM2Config(
         **{**tiny.SIZES, "head_dim": 24, "intermediate_size": 48},
         num_local_experts=6,
@@ -697,6 +710,18 @@ QWEN_VISION: dict[str, Any] = {
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
         ),
         (
+            llama4(),
+            {
+                "architectures": ["Llama4ForConditionalGeneration"],
+                "model_type": "llama4",
+                "vision_config": {
+                    "vision_output_dim": 32,
+                    "projector_input_dim": 32,
+                    "projector_output_dim": 32,
+                },
+            },
+        ),
+        (
             Qwen2VLTextConfig(**tiny.SIZES, rope_parameters=MROPE),
             {
                 "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -721,8 +746,9 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
     ],
-    ids=["gemma3", "mistral3", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
+    ids=["gemma3", "mistral3", "llama4", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
 )
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")  # of what sees
 def test_of_a_model_that_also_sees_the_part_that_reads(
     text: PretrainedConfig, whole: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -755,6 +781,7 @@ IN_HALVES = [
     "glm4-moe, groups",
     "granite",
     "gpt-oss",
+    "llama4",
 ]
 
 

@@ -93,7 +93,7 @@ def _find_turned(
     """Rows of a turned tensor; None where it is not there as such."""
     source = next((found[name] for name in _spellings(place.tensor) if name in found), None)
     num_rows, columns = place.shape
-    each = count * place.every
+    each = count * place.times
     if source is None or source.shape != (num_rows // each, columns, each):
         return None
     flat = replace(source, shape=(num_rows // each * columns, each))

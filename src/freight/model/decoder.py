@@ -22,6 +22,7 @@ from freight.model.programme import (
     Dispatch,
     Embed,
     Gate,
+    Level,
     Multiply,
     Norm,
     Programme,
@@ -243,10 +244,12 @@ class _Builder:
             for name, rows in (("q", "NH"), ("k", "KH"), ("v", "KH")):
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
-            if c.qk_norm != "none":
+            if c.qk_norm not in ("none", "rotated"):
                 steps.append(self.qk_norm(f"{prefix}.{name}_norm", name, count))
             if rope is not None:
                 steps.append(Rotate(x=name, num_heads=count, rope=rope))
+            if rope is not None and c.qk_norm == "rotated":
+                steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
         return steps
 
     def latent_queries_keys(
@@ -375,11 +378,12 @@ class _Builder:
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:
-        prefix = f"layers.{layer}.experts.{number}"
+        prefix, experts = f"layers.{layer}.experts.{number}", self.config.experts
+        comes_first = experts is not None and experts.weighs_input
         steps = (
-            Dispatch(x="aside", out="chosen"),
+            Dispatch(x="aside", out="chosen", weighs=comes_first),
             *self.feed_forward(prefix, "chosen", "Y"),
-            Combine(x="x", y="update"),
+            Combine(x="x", y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
 

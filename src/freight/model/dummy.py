@@ -141,7 +141,7 @@ def _layout(config: ModelConfig) -> _Layout:
         parts = placed.setdefault(place.tensor, {})
         if place.turned or place.every > 1:
             rows, *columns = place.shape
-            each = shapes[name][0] * place.every
+            each = shapes[name][0] * place.times
             whole = (rows // each, *columns, each) if place.turned else place.shape
             parts[0] = (place.tensor, whole)
         else:

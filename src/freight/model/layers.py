@@ -35,6 +35,7 @@ from freight.model.programme import (
     Dispatch,
     Embed,
     Gate,
+    Level,
     Multiply,
     Norm,
     Project,
@@ -241,6 +242,14 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
 
 
+def _level(step: Level, frame: Frame) -> None:
+    x = frame.values[step.x].view(frame.values[step.x].shape[0], step.num_heads, -1)
+    with frame.workspace.frame():
+        wide = frame.workspace.take(*x.shape, dtype=torch.float32)
+        sizes = torch.linalg.vector_norm(wide.copy_(x), dim=-1, keepdim=True)
+        x.copy_(wide.mul_(sizes.square_().div_(x.shape[-1]).add_(step.eps).rsqrt_()))
+
+
 def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
@@ -330,11 +339,16 @@ def _dispatch(step: Dispatch, frame: Frame) -> None:
     assert frame.chosen is not None
     chosen = frame.workspace.take(frame.chosen.shape[0], x.shape[1], dtype=x.dtype)
     frame.values[step.out] = torch.index_select(x, 0, frame.chosen, out=chosen)
+    if step.weighs:
+        assert frame.shares is not None
+        chosen.mul_(frame.shares[:, None])
 
 
 def _combine(step: Combine, frame: Frame) -> None:
     assert frame.chosen is not None and frame.shares is not None
-    update = frame.values[step.y].mul_(frame.shares[:, None])
+    update = frame.values[step.y]
+    if step.weighs:
+        update.mul_(frame.shares[:, None])
     frame.values[step.x].index_add_(0, frame.chosen, update)
 
 
@@ -348,6 +362,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Dispatch: _dispatch,
     Embed: _embed,
     Gate: _gate,
+    Level: _level,
     Multiply: _multiply,
     Norm: _norm,
     Rotate: _rotate,

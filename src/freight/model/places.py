@@ -22,13 +22,15 @@ _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
-    ``turned`` is [experts, columns, rows of an expert] in the checkpoint."""
+    ``turned`` is [experts, columns, rows of an expert] in the checkpoint. An expert has so many
+    ``times`` as many rows there."""
 
     tensor: str
     first_row: int
     shape: tuple[int, ...]
     every: int = 1
     turned: bool = False
+    times: int = 1
 
 
 def locate(
@@ -50,12 +52,14 @@ def locate(
     rows, *columns = shapes[name]
     if isinstance(place, Stacked):
         assert config.experts is not None
+        times = place.every * place.parts
         return Located(
             tensor=place.tensor.format(i=layer),
-            first_row=int(expert) * rows * place.every + place.first,
-            shape=(config.experts.num_experts * rows * place.every, *columns),
+            first_row=int(expert) * rows * times + place.part * rows + place.first,
+            shape=(config.experts.num_experts * rows * times, *columns),
             every=place.every,
             turned=place.turned,
+            times=times,
         )
     if not isinstance(place, Fused):
         return Located(tensor=place.format(i=layer, e=expert), first_row=0, shape=shapes[name])

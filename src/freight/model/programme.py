@@ -36,6 +36,7 @@ __all__ = [
     "Dispatch",
     "Embed",
     "Gate",
+    "Level",
     "Multiply",
     "Norm",
     "Programme",
@@ -192,6 +193,15 @@ class Add:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """x = each of its heads over the root of its mean square, in place"""
+
+    x: str
+    num_heads: int
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cap:
     """x = limit tanh(x / limit), in place"""
 
@@ -227,18 +237,21 @@ class Weigh:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dispatch:
-    """out = the rows of x whose tokens have chosen this expert"""
+    """out = the rows of x whose tokens have chosen this expert, times their weights for it where it
+    ``weighs``"""
 
     x: str
     out: str
+    weighs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combine:
-    """The chosen rows of x += their weights for this expert * y"""
+    """The chosen rows of x += y, times their weights for this expert where it ``weighs``"""
 
     x: str
     y: str
+    weighs: bool = True
 
 
 Step = (
@@ -249,6 +262,7 @@ Step = (
     | Project
     | Split
     | Rotate
+    | Level
     | Attend
     | Activate
     | Multiply

@@ -116,7 +116,8 @@ def _llama3(rope: RopeConfig, seq_len: int, max_positions: int) -> _Frequencies:
     low, high = rope.low_freq_factor, rope.high_freq_factor
     plain = 1.0 / _wavelengths(rope, rope.theta)
     periods = 2.0 * math.pi / plain
-    smooth = (original / periods - low) / (high - low)
+    # Where both are equal nothing is between.
+    smooth = (original / periods - low) / ((high - low) or 1.0)
     between = (1.0 - smooth) * plain / factor + smooth * plain
     scaled = torch.where(periods > original / low, plain / factor, between)
     return torch.where(periods < original / high, plain, scaled), 1.0

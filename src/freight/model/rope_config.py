@@ -92,8 +92,8 @@ def _contradictions(rope: RopeConfig) -> list[str]:
     ]
     if rope.kind in ("yarn", "longrope", "llama3") and not rope.original_max_positions:
         problems.append("original_max_position_embeddings is missing")
-    if rope.kind == "llama3" and rope.low_freq_factor == rope.high_freq_factor:
-        problems.append("low_freq_factor and high_freq_factor are equal")
+    if rope.kind == "llama3" and None in (rope.low_freq_factor, rope.high_freq_factor):
+        problems.append("low_freq_factor or high_freq_factor is missing")
     if rope.kind == "longrope":
         problems += [
             f"{name} has {len(getattr(rope, name))} entries, it needs {rope.rotary_dim // 2}"

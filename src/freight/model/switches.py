@@ -39,7 +39,7 @@ _CHOICES: Final = {
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer"),
     "norm_place": ("before", "after", "both", "update"),
-    "qk_norm": ("none", "per_head", "each_head", "whole"),
+    "qk_norm": ("none", "per_head", "each_head", "whole", "rotated"),
 }
 
 
@@ -52,6 +52,7 @@ class Experts:
     to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
     that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
     ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
+    They weigh what an expert makes, or with ``weighs_input`` what it works on.
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``.
@@ -71,6 +72,7 @@ class Experts:
     best_of_group: int = 2
     shared_size: int = 0
     shared_gate: bool = False
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +98,11 @@ class ModelConfig:
     ``position_offset`` rows before position 0). ``norm_place``: "before" what a block works on,
     "after" the stream that it has been added to, on its "update" alone, or "both" before and on the
     update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
-    own, or as a "whole". ``parallel``: attention and MLP of a layer
-    see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
-    head. Scores are divided by the root of ``attention_scalar`` (None: of the head's width);
-    with ``attention_sinks`` each head has a score of its own that takes a share and gives nothing.
+    own, as a "whole", or, of heads that are "rotated", with none. ``parallel``: attention and MLP
+    of a layer see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by
+    key/value head. Scores are divided by the root of ``attention_scalar`` (None: of the head's
+    width); with ``attention_sinks`` each head has a score of its own that takes a share and gives
+    nothing.
     Gates are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no
     larger than ``gate_limit``, where there is one; else what ``activation`` says. All
     updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.

@@ -26,6 +26,7 @@ from freight.model.programme import (
     Dispatch,
     Embed,
     Gate,
+    Level,
     Multiply,
     Norm,
     Programme,
@@ -49,17 +50,14 @@ from freight.quantities import MIB
 __all__ = ["Cost"]
 
 _PASSES: Final[Mapping[type, float]] = {
-    Rotate: 7.0,
-    Split: 2.0,
+    **dict.fromkeys((Rotate, Level), 7.0),
+    **dict.fromkeys((Split, Scale, Weigh, Dispatch), 2.0),
     Multiply: 3.0,
     Gate: 10.0,
     Add: 2.2,
     Cap: 6.0,
-    Scale: 2.0,
-    Weigh: 2.0,
     AddPositions: 5.0,
     **dict.fromkeys((SplitLatent, JoinLatent, AbsorbKeys, ExpandValues), 4.0),
-    Dispatch: 2.0,
     Combine: 4.0,
     Embed: 4.0,
 }

@@ -17,6 +17,7 @@ from freight.model.programme import (
     Dispatch,
     Embed,
     Gate,
+    Level,
     Norm,
     Project,
     Rotate,
@@ -165,6 +166,8 @@ def _unit_bytes(
             columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
         elif isinstance(step, Rotate):
             scratch = columns[step.x] * size // 2
+        elif isinstance(step, Level):
+            scratch = (columns[step.x] + step.num_heads) * 4
         elif isinstance(step, AddPositions | Gate):
             scratch = columns[step.x] * size
         elif isinstance(step, SplitLatent):

@@ -39,6 +39,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "routers with biases, corrections or groups, or an MLP beside experts": experts is not None
         and replace(experts, **_PLAIN) != experts,
         "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
+        "experts whose inputs are weighed": experts is not None and experts.weighs_input,
         "rotation of neighbours": any(rope.pairs for rope in config.rotations),
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,
         "keys and values as latents": config.latent is not None,

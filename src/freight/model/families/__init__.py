@@ -21,6 +21,7 @@ from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
+from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
@@ -55,6 +56,7 @@ __all__ = [
 
 FAMILIES: Final[dict[str, Family]] = {
     "llama": LLAMA,
+    "llama4": LLAMA4,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "minimax_m2": MINIMAX_M2,

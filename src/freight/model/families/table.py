@@ -77,13 +77,16 @@ class Stacked:
     """Rows of one checkpoint tensor, which stacks those of all experts.
 
     With ``every`` above 1 an expert's rows take turns with those of others: they are every so many,
-    from ``first`` on. Where they are ``turned`` the tensor has their columns as rows, and a dim of
+    from ``first`` on. Of as many ``parts`` of equal size that an expert has they are the one of
+    number ``part``. Where they are ``turned`` the tensor has their columns as rows, and a dim of
     its own for the experts.
     """
 
     tensor: str
     every: int = 1
     first: int = 0
+    parts: int = 1
+    part: int = 0
     turned: bool = False
 
 
@@ -232,6 +235,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "groups_per_token": fixed(1),
     "shared_size": fixed(0),
     "shared_gate": fixed(False),
+    "route_inputs": fixed(False),
     "best_of_group": fixed(2),
     "rotary_width": fixed(None),
     "latent_rank": fixed(None),
