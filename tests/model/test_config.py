@@ -275,10 +275,13 @@ KEYS_OF_SOME = [
     *("num_local_experts", "n_routed_experts", "num_experts_per_tok", "rotary_dim"),
     *("partial_rotary_factor", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm"),
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
+    *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
+    *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
 ]
 LIKELY = st.sampled_from(
     [
         {"rope_type": "yarn", "factor": [1], "mscale_all_dim": "a"},
+        {"llama_4_scaling_beta": 1, "original_max_position_embeddings": "a"},
         {"full_attention": {}, "sliding_attention": 5},
         {"quant_method": "mxfp4", "modules_to_not_convert": 5},
         ["full_attention", "sliding_attention", "full_attention"],
@@ -330,3 +333,22 @@ def test_no_number_of_layers_takes_memory(family: str) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 24
+
+
+def test_rows_end_where_positions_would_change_queries() -> None:
+    """Or where a chunk ends, whichever is first."""
+    llama = {**SMALL, "architectures": ["Llama4ForCausalLM"], "num_local_experts": 4}
+    llama |= {"max_position_embeddings": 10_485_760, "intermediate_size_mlp": 96}
+    assert parse_config(llama).max_positions == 8191
+    assert parse_config({**llama, "attention_chunk_size": 4096}).max_positions == 4096
+    plain = {**llama, "attn_temperature_tuning": False}
+    assert parse_config(plain).max_positions == 8192
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16_384}
+    rope |= {"rope_theta": 1e6, "llama_4_scaling_beta": 0.1}
+    mistral = {**SMALL, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    mistral |= {"max_position_embeddings": 262_144, "rope_parameters": rope}
+    mistral |= {"sliding_window": None}
+    found = parse_config(mistral)
+    assert found.max_positions == 16_384 and set(found.sliding_windows) == {None}
+    del rope["llama_4_scaling_beta"]
+    assert parse_config(mistral).max_positions == 262_144

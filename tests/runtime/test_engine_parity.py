@@ -34,6 +34,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -232,6 +233,21 @@ def llama4(**changes: Any) -> PretrainedConfig:
     return Llama4TextConfig(**config, pad_token_id=0)
 
 
+def ministral3(**changes: Any) -> PretrainedConfig:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2.5,
+        "original_max_position_embeddings": 96,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return Ministral3Config(**{**tiny.SIZES, "head_dim": 24, "rope_parameters": rope, **changes})
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -277,6 +293,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama4, plain layers between": llama4(
         interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
     ),
+    "ministral 3": ministral3(),
     "minimax m2": MiniMaxM2Config(
         **{**tiny.SIZES, "head_dim": 24, "intermediate_size": 48},
         num_local_experts=6,
@@ -710,6 +727,10 @@ QWEN_VISION: dict[str, Any] = {
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
         ),
         (
+            ministral3(),
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+        ),
+        (
             llama4(),
             {
                 "architectures": ["Llama4ForConditionalGeneration"],
@@ -746,7 +767,7 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
     ],
-    ids=["gemma3", "mistral3", "llama4", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
+    ids=["gemma3", "mistral3", "ministral3", "llama4", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
 )
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")  # of what sees
 def test_of_a_model_that_also_sees_the_part_that_reads(

@@ -102,6 +102,14 @@ def parse_config(raw: Mapping[str, Any], place: str = "config.json") -> ModelCon
     ``place`` names the file in messages.
     """
     name, family = _find_family(raw, place)
+    try:
+        return _parse(raw, place, name, family)
+    except OverflowError as error:
+        problem = f"a number is too large to compute with ({error})"
+        raise refusal(f"{place} was read as a model of the {name} family.", [problem]) from error
+
+
+def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> ModelConfig:
     keys, raw = family.keys, family.prepare(raw)
     config = RawConfig(raw, _unsupported(raw, family))
     switches: dict[str, Any] = {

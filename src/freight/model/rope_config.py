@@ -6,6 +6,7 @@ all of it in "rope_parameters". Computes no frequencies: that is ``rope``'s work
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -166,5 +167,5 @@ def _read_rope(
     if rope.problems:
         return None
     if width is None:
-        width = int(switches["head_dim"] * share)
+        width = int(min(switches["head_dim"] * share, sys.maxsize))
     return RopeConfig(rotary_dim=width, **fields)

@@ -1,5 +1,6 @@
 """Mistral: Llama's shape with a sliding window; of models that also see, the part that reads.
-Mixtral: the same with experts."""
+Ministral 3: without one, and with queries that grow with their position, from where its first
+training ended: up to there, and so long may rows be, it is the same. Mixtral: with experts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, te
 
 __all__ = ["MISTRAL", "MIXTRAL"]
 
+_TYPES: Final = ("mistral", "ministral3", "mistral3")
 _KEYS: Final = {
     **BASE_KEYS,
     "max_positions": read("max_position_embeddings", 131_072),
@@ -23,15 +25,27 @@ def _take_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of Mistral 3 the decoder, unless it is another than Mistral's."""
     part = raw.get("text_config")
     kind = part.get("model_type") if isinstance(part, Mapping) else None
-    return {**text_part(raw), "text_model": kind or "mistral"}
+    own = text_part(raw)
+    found = {**own, "text_model": kind if kind and kind not in _TYPES else _TYPES[0]}
+    rope, most = own.get("rope_parameters"), own.get("max_position_embeddings")
+    if isinstance(rope, Mapping) and rope.get("llama_4_scaling_beta") is not None:
+        # As far as queries have not grown.
+        limits = (most, rope.get("original_max_position_embeddings"))
+        known = [limit for limit in limits if isinstance(limit, int)]
+        found["max_position_embeddings"] = min(known, default=most)
+    return found
 
 
 MISTRAL: Final = Family(
-    architectures=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
-    model_types=("mistral", "mistral3"),
+    architectures=(
+        "MistralForCausalLM",
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
+    ),
+    model_types=_TYPES,
     keys=_KEYS,
     tensors=LLAMA_TENSORS,
-    demands={"text_model": "mistral"},
+    demands={"text_model": _TYPES[0]},
     prepare=_take_text,
 )
 

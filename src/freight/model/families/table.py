@@ -6,6 +6,7 @@ Plain data; knows no files, tensors or configurations.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
@@ -137,13 +138,19 @@ def fixed(value: Scalar) -> Key:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is one, and finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    """Whether it is one that a float can be."""
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def inverse(value: object, power: int) -> object:
     """1 / value ** power of a number that has one; what else there is, for it to be refused."""
-    return value**-power if is_number(value) and value > 0 else value
+    if not is_number(value) or value <= 0:
+        return value
+    try:
+        return float(value) ** -power
+    except OverflowError:
+        return math.inf
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
