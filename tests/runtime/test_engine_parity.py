@@ -19,6 +19,8 @@ from transformers import (
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     FalconConfig,
@@ -31,6 +33,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -50,12 +53,14 @@ from transformers import (
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
 )
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeTextConfig
 
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
@@ -215,14 +220,22 @@ def gpt_oss(**changes: Any) -> PretrainedConfig:
     return GptOssConfig(**{**tiny.SIZES, **sizes, **more, **changes})
 
 
+GRANITE_FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+}
+
+
 def granite(**changes: Any) -> PretrainedConfig:
-    factors = {
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.3,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
-    }
-    return GraniteConfig(**{**tiny.SIZES, **factors, **changes})
+    return GraniteConfig(**{**tiny.SIZES, **GRANITE_FACTORS, **changes})
 
 
 def llama4(**changes: Any) -> PretrainedConfig:
@@ -284,6 +297,31 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4-moe": glm4_moe(),
     "glm4-moe, groups": glm4_moe(
         n_group=3, topk_group=2, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0
+    ),
+    "solar open": SolarOpenConfig(
+        **tiny.SIZES, **EXPERTS, head_dim=24, routed_scaling_factor=1.5, attention_bias=True
+    ),
+    "dots.llm1": Dots1Config(
+        **tiny.SIZES, **EXPERTS, n_group=3, topk_group=2, first_k_dense_replace=1
+    ),
+    "dots.llm1, windows": Dots1Config(
+        **tiny.SIZES,
+        **{**EXPERTS, "n_shared_experts": 1},
+        sliding_window=9,
+        max_window_layers=1,
+        norm_topk_prob=True,
+        attention_bias=True,
+    ),
+    "ernie 4.5 moe": Ernie4_5_MoeConfig(
+        **{**tiny.SIZES, "num_hidden_layers": 3},
+        moe_intermediate_size=48,
+        moe_num_experts=6,
+        moe_k=3,
+    ),
+    "granite moe": GraniteMoeConfig(
+        **{**tiny.SIZES, **GRANITE_FACTORS, "intermediate_size": 48},
+        num_local_experts=6,
+        num_experts_per_tok=3,
     ),
     "gpt-oss": gpt_oss(),
     "gpt-oss, all in sight": gpt_oss(sliding_window=256, swiglu_limit=0.5),
@@ -759,6 +797,23 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
         (
+            Qwen3VLMoeTextConfig(
+                **tiny.SIZES,
+                head_dim=16,
+                rope_parameters=MROPE,
+                num_experts=6,
+                num_experts_per_tok=3,
+                moe_intermediate_size=48,
+                tie_word_embeddings=False,
+            ),
+            {
+                "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+                "model_type": "qwen3_vl_moe",
+                "vision_config": QWEN_VISION,
+                "tie_word_embeddings": False,
+            },
+        ),
+        (
             Qwen3VLTextConfig(**tiny.SIZES, head_dim=16, rope_parameters=MROPE),
             {
                 "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -767,7 +822,16 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
     ],
-    ids=["gemma3", "mistral3", "ministral3", "llama4", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"],
+    ids=[
+        "gemma3",
+        "mistral3",
+        "ministral3",
+        "llama4",
+        "qwen2-vl",
+        "qwen2.5-vl",
+        "qwen3-vl-moe",
+        "qwen3-vl",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")  # of what sees
 def test_of_a_model_that_also_sees_the_part_that_reads(

@@ -11,15 +11,16 @@ from typing import Final
 
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4
 from freight.model.families.falcon import FALCON
 from freight.model.families.gemma2 import GEMMA2
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
-from freight.model.families.glm_moe import GLM4_MOE
+from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
-from freight.model.families.granite import GRANITE
+from freight.model.families.granite import GRANITE, GRANITE_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
@@ -28,7 +29,7 @@ from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
-from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
 from freight.model.families.smollm3 import SMOLLM3
 from freight.model.families.starcoder2 import STABLELM, STARCODER2
 from freight.model.families.table import (
@@ -90,4 +91,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "gpt_neox": GPT_NEOX,
     "falcon": FALCON,
     "palm": PALM,
+    "solar_open": SOLAR_OPEN,
+    "dots1": DOTS1,
+    "ernie4_5_moe": ERNIE45_MOE,
+    "granitemoe": GRANITE_MOE,
+    "qwen3_vl_moe": QWEN3_VL_MOE,
 }

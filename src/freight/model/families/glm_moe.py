@@ -1,5 +1,6 @@
 """GLM-4.5 and 4.6: half of each head rotated; behind the first layers experts that are chosen by
-sigmoids, with corrections, and one beside them for all."""
+sigmoids, with corrections, and one beside them for all. Solar Open and dots.llm1: all of it
+rotated, the second with norms of heads."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, fixed, read
+from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read
 
-__all__ = ["GLM4_MOE", "name_experts"]
+__all__ = ["DOTS1", "GLM4_MOE", "SOLAR_OPEN", "name_experts"]
 
 _EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
 _SHARED: Final = "model.layers.{i}.mlp.shared_experts"
@@ -64,4 +65,52 @@ GLM4_MOE: Final = Family(
         "layers.{i}.experts.{e}.down": f"{_EXPERT}.down_proj.weight",
     },
     prepare=name_experts,
+)
+
+
+def _name_solar_s(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No layer is plain."""
+    return name_experts({"moe_intermediate_size": 1280, "first_k_dense_replace": 0, **raw})
+
+
+def _name_dots_s(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    stated = {name: value for name, value in raw.items() if value is not None}
+    return {**raw, **name_experts({"first_k_dense_replace": 0, "n_shared_experts": 0, **stated})}
+
+
+SOLAR_OPEN: Final = Family(
+    architectures=("SolarOpenForCausalLM",),
+    model_types=("solar_open",),
+    keys={
+        **GLM4_MOE.keys,
+        "intermediate_size": read("moe_intermediate_size", 1280),
+        "num_kv_heads": read("num_key_value_heads", 8),
+        "head_dim": read("head_dim", 128),
+        "qk_norm": fixed("none"),
+        "rope_theta": read("rope_theta", 1_000_000.0),
+        "rotary_share": read("partial_rotary_factor", 1.0),
+        "expert_size": read("moe_intermediate_size", 1280),
+    },
+    tensors=GLM4_MOE.tensors,
+    prepare=_name_solar_s,
+)
+
+DOTS1: Final = Family(
+    architectures=("Dots1ForCausalLM",),
+    model_types=("dots1",),
+    keys={
+        **GLM4_MOE.keys,
+        "max_positions": read("max_position_embeddings", 2048),
+        "num_kv_heads": read("num_key_value_heads", 32),
+        "norm_eps": read("rms_norm_eps", 1e-6),
+        "qk_norm": fixed("per_head"),
+        "out_bias": read("attention_bias", False),
+        "rotary_share": read("partial_rotary_factor", 1.0),
+        "uses_windows": fixed(True),
+        "window": Key(names=("sliding_window",), default=4096, null_is_value=True),
+        "first_window_layer": read("max_window_layers", 62),
+        "normalised_routes": read("norm_topk_prob", False),
+    },
+    tensors=GLM4_MOE.tensors,
+    prepare=_name_dots_s,
 )

@@ -1,14 +1,15 @@
-"""Granite 3: Llama's shape with a factor for embeddings, scores, updates and logits each."""
+"""Granite 3: Llama's shape with a factor for embeddings, scores, updates and logits each; also with
+experts, whose weights have the factor of updates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.llama import LLAMA
-from freight.model.families.table import Family, inverse, read
+from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIASES
+from freight.model.families.table import Family, Stacked, fixed, inverse, read, required
 
-__all__ = ["GRANITE"]
+__all__ = ["GRANITE", "GRANITE_MOE"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -28,5 +29,30 @@ GRANITE: Final = Family(
         "logits_scale": read("logits_scale", 1.0),
     },
     tensors=LLAMA.tensors,
+    prepare=_spell_out,
+)
+
+_MOE: Final = "model.layers.{i}.block_sparse_moe"
+_BOTH: Final = f"{_MOE}.input_linear.weight"
+
+GRANITE_MOE: Final = Family(
+    architectures=("GraniteMoeForCausalLM",),
+    model_types=("granitemoe",),
+    keys={
+        **GRANITE.keys,
+        "mlp_bias": fixed(False),
+        "num_experts": read("num_local_experts", 8),
+        "experts_per_token": read("num_experts_per_tok", 2),
+        "expert_size": required("intermediate_size"),
+        "route_scale": read("residual_multiplier", 1.0),
+    },
+    tensors={
+        **DECODER_TENSORS,
+        **PROJECTION_BIASES,
+        "layers.{i}.router.weight": f"{_MOE}.router.layer.weight",
+        "layers.{i}.experts.{e}.gate": Stacked(tensor=_BOTH, parts=2, part=0),
+        "layers.{i}.experts.{e}.up": Stacked(tensor=_BOTH, parts=2, part=1),
+        "layers.{i}.experts.{e}.down": Stacked(tensor=f"{_MOE}.output_linear.weight"),
+    },
     prepare=_spell_out,
 )

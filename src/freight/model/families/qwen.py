@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read, text_part
+from freight.model.families.table import (
+    BASE_KEYS,
+    MOST_LAYERS,
+    Family,
+    Key,
+    Stacked,
+    fixed,
+    read,
+    text_part,
+)
 
-__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE"]
+__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE", "QWEN3_VL_MOE"]
 
 _KEYS: Final = {
     **BASE_KEYS,
@@ -93,6 +102,22 @@ QWEN3_MOE: Final = Family(
         **_EXPERT_KEYS,
     },
     tensors={**_QWEN3_TENSORS, **_EXPERT_TENSORS},
+    prepare=_name_expert_layers,
+)
+
+_STACKED: Final = "model.layers.{i}.mlp.experts"
+_GATE_UP: Final = f"{_STACKED}.gate_up_proj"
+
+QWEN3_VL_MOE: Final = Family(
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    model_types=("qwen3_vl_moe",),
+    keys={**QWEN3_MOE.keys, "normalised_routes": fixed(True)},
+    tensors={
+        **QWEN3_MOE.tensors,
+        "layers.{i}.experts.{e}.gate": Stacked(tensor=_GATE_UP, parts=2, part=0, turned=True),
+        "layers.{i}.experts.{e}.up": Stacked(tensor=_GATE_UP, parts=2, part=1, turned=True),
+        "layers.{i}.experts.{e}.down": Stacked(tensor=f"{_STACKED}.down_proj", turned=True),
+    },
     prepare=_name_expert_layers,
 )
 
