@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     Cohere2Config,
@@ -23,6 +24,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -34,6 +36,8 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -226,6 +230,12 @@ GRANITE_FACTORS: dict[str, Any] = {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.5,
 }
+STRETCHED: dict[str, Any] = {
+    "rope_type": "dynamic",
+    "alpha": 50.0,
+    "factor": 1.0,
+    "rope_theta": 500.0,
+}
 EXPERTS: dict[str, Any] = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 3,
@@ -297,6 +307,27 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4-moe": glm4_moe(),
     "glm4-moe, groups": glm4_moe(
         n_group=3, topk_group=2, use_qk_norm=True, attention_bias=True, first_k_dense_replace=0
+    ),
+    "hunyuan": HunYuanDenseV1Config(**tiny.SIZES, head_dim=24, pad_token_id=1, attention_bias=True),
+    "hunyuan, stretched": HunYuanDenseV1Config(
+        **tiny.SIZES, head_dim=24, pad_token_id=1, rope_parameters=STRETCHED
+    ),
+    "hunyuan moe": HunYuanMoEV1Config(
+        **{**tiny.SIZES, "intermediate_size": 48},
+        head_dim=24,
+        num_experts=6,
+        moe_topk=3,
+        pad_token_id=1,
+        rope_parameters=STRETCHED,
+    ),
+    "k-exaone": four_layers(
+        ExaoneMoeConfig,
+        sliding_window=9,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        n_group=3,
+        topk_group=2,
     ),
     "solar open": SolarOpenConfig(
         **tiny.SIZES, **EXPERTS, head_dim=24, routed_scaling_factor=1.5, attention_bias=True
@@ -842,6 +873,20 @@ def test_of_a_model_that_also_sees_the_part_that_reads(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = AutoConfig.from_pretrained(tmp_path)
     model = tiny.make_model(tmp_path, config=config)
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+def test_of_kimi_k2_5_the_part_that_reads(tmp_path: Path) -> None:
+    """As it is published: the decoder is one part of several, by the names of its tensors too."""
+    text = deepseek(DeepseekV3Config, n_group=1, topk_group=1)
+    model = tiny.make_model(tmp_path, config=text)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+    raw = {**whole, "text_config": {**text.to_dict(), "model_type": "kimi_k2"}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
 

@@ -244,12 +244,14 @@ class _Builder:
             for name, rows in (("q", "NH"), ("k", "KH"), ("v", "KH")):
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
-            if c.qk_norm not in ("none", "rotated"):
-                steps.append(self.qk_norm(f"{prefix}.{name}_norm", name, count))
-            if rope is not None:
-                steps.append(Rotate(x=name, num_heads=count, rope=rope))
-            if rope is not None and c.qk_norm == "rotated":
-                steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
+            turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
+            if c.qk_norm in ("none", "rotated"):
+                steps += turns
+                if c.qk_norm == "rotated" and turns:
+                    steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
+                continue
+            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count)
+            steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
         return steps
 
     def latent_queries_keys(
@@ -298,7 +300,7 @@ class _Builder:
             x=x,
             out=x,
             kind=self.config.norm,  # type: ignore[arg-type]
-            weight=self.vector(name, "H" if kind == "per_head" else f"{heads}H"),
+            weight=self.vector(name, "H" if kind.startswith("per_") else f"{heads}H"),
             bias=None,
             eps=self.config.norm_eps,
             num_heads=1 if kind == "whole" else num_heads,

@@ -39,7 +39,7 @@ _CHOICES: Final = {
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer"),
     "norm_place": ("before", "after", "both", "update"),
-    "qk_norm": ("none", "per_head", "each_head", "whole", "rotated"),
+    "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
 }
 
 
@@ -98,14 +98,14 @@ class ModelConfig:
     ``position_offset`` rows before position 0). ``norm_place``: "before" what a block works on,
     "after" the stream that it has been added to, on its "update" alone, or "both" before and on the
     update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
-    own, as a "whole", or, of heads that are "rotated", with none. ``parallel``: attention and MLP
-    of a layer see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by
-    key/value head. Scores are divided by the root of ``attention_scalar`` (None: of the head's
-    width); with ``attention_sinks`` each head has a score of its own that takes a share and gives
-    nothing.
-    Gates are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no
-    larger than ``gate_limit``, where there is one; else what ``activation`` says. All
-    updates of the stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
+    own, as a "whole", or where they are rotated, afterwards: "rotated" without a gain,
+    "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer see the same
+    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head. Scores are
+    divided by the root of ``attention_scalar`` (None: of the head's width); with
+    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
+    are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
+    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
+    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 

@@ -12,7 +12,7 @@ from typing import Final
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from freight.model.families.ernie_moe import ERNIE45_MOE
-from freight.model.families.exaone import EXAONE4
+from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
 from freight.model.families.gemma2 import GEMMA2
 from freight.model.families.gemma3 import GEMMA3
@@ -21,6 +21,7 @@ from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE, GRANITE_MOE
+from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
@@ -96,4 +97,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN_MOE,
+    "exaone_moe": EXAONE_MOE,
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
-from freight.model.families.table import Either, Family, fixed, is_number, read
+from freight.model.families.table import Either, Family, fixed, is_number, read, text_part
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE"]
 
@@ -85,13 +85,13 @@ _TENSORS: Final = {
 
 
 def _spell_out_newer(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Three layers have none."""
-    return _spell_out({"first_k_dense_replace": 3, **raw})
+    """Three layers have none. Of Kimi K2.5, which also sees, the part that reads."""
+    return _spell_out({"first_k_dense_replace": 3, **text_part(raw)})
 
 
 DEEPSEEK_V3: Final = Family(
-    architectures=("DeepseekV3ForCausalLM",),
-    model_types=("deepseek_v3", "kimi_k2"),
+    architectures=("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
+    model_types=("deepseek_v3", "kimi_k2", "kimi_k25"),
     keys={
         **_KEYS,
         "num_experts": read("n_routed_experts", 256),

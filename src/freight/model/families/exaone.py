@@ -1,15 +1,16 @@
 """EXAONE 4: norms of what the parts of a layer return, norms on queries and keys; of models with
-windows, layers that see all do not rotate."""
+windows, layers that see all do not rotate. K-EXAONE: with norms before the parts, and experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, window_kinds
 
-__all__ = ["EXAONE4"]
+__all__ = ["EXAONE4", "EXAONE_MOE"]
 
 
 def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,4 +50,38 @@ EXAONE4: Final = Family(
         "layers.{i}.mlp.norm": "model.layers.{i}.post_feedforward_layernorm.weight",
     },
     prepare=_name_layers,
+)
+
+
+def _name_experts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    own = {"n_shared_experts": raw.get("num_shared_experts", 1)}
+    raw = name_experts({"moe_intermediate_size": 1024, **_name_layers(raw), **own})
+    kinds = raw.get("mlp_layer_types")
+    if not isinstance(kinds, list):
+        return raw
+    return {**raw, "expert_layers": [kind == "sparse" for kind in kinds]}
+
+
+EXAONE_MOE: Final = Family(
+    architectures=("ExaoneMoeForCausalLM",),
+    model_types=("exaone_moe",),
+    keys={
+        **EXAONE4.keys,
+        "norm_place": fixed("before"),
+        "num_experts": read("num_experts", 64),
+        "experts_per_token": read("num_experts_per_tok", 8),
+        "expert_size": read("moe_intermediate_size", 1024),
+        "normalised_routes": read("norm_topk_prob", True),
+        "route_scores": fixed("sigmoid"),
+        "route_scale": read("routed_scaling_factor", 2.5),
+        "route_corrections": fixed(True),
+        "expert_groups": read("n_group", 1),
+        "groups_per_token": read("topk_group", 1),
+        "shared_size": read("shared_size", 0),
+    },
+    tensors={
+        **GLM4_MOE.tensors,
+        "layers.{i}.router.corrections": "model.layers.{i}.mlp.e_score_correction_bias",
+    },
+    prepare=_name_experts,
 )
