@@ -169,11 +169,10 @@ def test_integer_products_have_a_ceiling_of_their_own(
         assert elements < machine["weight_bytes"] <= with_scales
 
 
-def test_systems_run_in_turn_with_what_suits_them_best(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batch sizes are tried first; then own runs and the peer's best alternate, and medians count.
-    Of files nothing is left in the page cache before any run."""
+def run_with_a_peer(
+    repeats: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Any], dict[str, Any]]:
+    """What ran, in order, and the record, of runs that take as long as is said here."""
     order: list[Any] = []
     own_s, peer_s = iter([2.0, 5.0, 3.0]), iter([31.0, 20.0, 27.0, 21.0, 24.0])
 
@@ -208,7 +207,7 @@ def test_systems_run_in_turn_with_what_suits_them_best(
         settings={"accelerate": (4, 2, 1)},
         timeout_s=1.0,
         resident_bytes=None,
-        repeats=3,
+        repeats=repeats,
         is_unwritten=False,
         peer_rows=2,
         peer_work=Work(num_rows=2, prompt_tokens=8, new_tokens=2),
@@ -227,7 +226,26 @@ def test_systems_run_in_turn_with_what_suits_them_best(
         },
     )
     measured.run()
-    record = measured.record(Namespace(model="tiny"))
+    return order, measured.record(Namespace(model="tiny"))
+
+
+def test_where_each_runs_once_ours_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that is ended while a peer runs has told of it, and the peer's best try is its run."""
+    order, record = run_with_a_peer(1, tmp_path, monkeypatch)
+    assert order == ["forget", "freight", "forget", 4, "forget", 2, "forget", 1]
+    assert record["systems"]["freight"]["median"]["generate_s"] == 2.0
+    assert record["systems"]["accelerate"]["median"]["generate_s"] == 20.0
+    assert record["times_peer"] == {"accelerate": 20.0}
+
+
+def test_systems_run_in_turn_with_what_suits_them_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch sizes are tried first; then own runs and the peer's best alternate, and medians count.
+    Of files nothing is left in the page cache before any run."""
+    order, record = run_with_a_peer(3, tmp_path, monkeypatch)
     assert order[::2] == ["forget"] * 9
     assert order[1::2] == [4, 2, 1, *["freight", 1] * 3]
     assert record["systems"]["freight"]["median"]["generate_s"] == 3.0

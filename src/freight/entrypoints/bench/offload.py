@@ -170,7 +170,8 @@ def _refuse_number(flag: str, value: float, limit: str) -> InputError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bench:
-    """The measured part: peers find their batch size, then all run in turn."""
+    """The measured part: peers find their batch size, then all run in turn. Where each runs once,
+    ours is first, and what peers find is their run: whatever ends the call, ours is there."""
 
     request: _Request
     model_dir: Path
@@ -184,13 +185,15 @@ class _Bench:
     refusals: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
+        if self.request.repeats == 1:
+            self._run_own()
+            for peer, setting in self._find_settings().items():
+                self._keep_trial(peer.name, setting)
+            return
         best = self._find_settings()
         for _ in range(self.request.repeats):
             self._run_own()
             for peer, setting in best.items():
-                if self.request.repeats == 1:
-                    self._keep_trial(peer.name, setting)
-                    continue
                 forget_files(self.model_dir)
                 trial = peer.run(setting)
                 self._tell(peer.name, trial)
