@@ -230,7 +230,7 @@ def run_with_a_peer(
 
 
 def test_where_each_runs_once_ours_is_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that is ended while a peer runs has told of it, and the peer's best try is its run."""
     order, record = run_with_a_peer(1, tmp_path, monkeypatch)
@@ -241,7 +241,7 @@ def test_where_each_runs_once_ours_is_first(
 
 
 def test_systems_run_in_turn_with_what_suits_them_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch sizes are tried first; then own runs and the peer's best alternate, and medians count.
     Of files nothing is left in the page cache before any run."""
