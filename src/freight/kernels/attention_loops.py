@@ -11,8 +11,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import PageShape, cap, exponential, head_at, make_plain
-from freight.kernels.open_mp import call_together
-from freight.kernels.turns import take
+from freight.kernels.open_mp import share_ranges
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -316,15 +315,6 @@ def attend_heads(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _heads_by_ranges(counters, borders, others):  # type: ignore[no-untyped-def]
-    """Those from each border to the next, the first come first served."""
-    turn = take(counters, U(0), 1)
-    while turn + 1 < len(borders):
-        attend_heads(borders[turn], borders[turn + 1], *others)
-        turn = take(counters, U(0), 1)
-
-
-@njit(nogil=True, cache=True)
 def heads_together(threads, counters, borders, *others):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(_heads_by_ranges, (counters, borders, others), threads)
+    """Ranges from each border to the next, on so many of OpenMP's threads."""
+    share_ranges(attend_heads, (counters, borders), (), others, threads)

@@ -20,7 +20,7 @@ from numba.extending import overload
 from freight.kernels.exponent_lines import lay_wide
 from freight.kernels.group_blocks import by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
-from freight.kernels.open_mp import call_together
+from freight.kernels.open_mp import share_ranges
 from freight.kernels.register_blocks import (
     FEW_TOKENS,
     PANEL_ROWS,
@@ -47,7 +47,6 @@ from freight.kernels.row_kinds import (
 )
 from freight.kernels.sums import ADDS, GATES
 from freight.kernels.token_loops import silu
-from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -164,18 +163,9 @@ def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no
 
 
 @njit(nogil=True, cache=True)
-def _few_by_ranges(counters, borders, rows, others):  # type: ignore[no-untyped-def]
-    """Those from each border to the next, the first come first served."""
-    turn = take(counters, U(0), 1)
-    while turn + 1 < len(borders):
-        few_tokens(rows, borders[turn], borders[turn + 1], *others)
-        turn = take(counters, U(0), 1)
-
-
-@njit(nogil=True, cache=True)
 def few_together(threads, counters, borders, rows, *others):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(_few_by_ranges, (counters, borders, rows, others), threads)
+    """Ranges from each border to the next, on so many of OpenMP's threads."""
+    share_ranges(few_tokens, (counters, borders), (rows,), others, threads)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -232,18 +222,9 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
 
 
 @njit(nogil=True, cache=True)
-def _many_by_ranges(counters, borders, rows, others):  # type: ignore[no-untyped-def]
-    """Those from each border to the next, the first come first served."""
-    turn = take(counters, U(0), 1)
-    while turn + 1 < len(borders):
-        many_tokens(rows, borders[turn], borders[turn + 1], *others)
-        turn = take(counters, U(0), 1)
-
-
-@njit(nogil=True, cache=True)
 def many_together(threads, counters, borders, rows, *others):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(_many_by_ranges, (counters, borders, rows, others), threads)
+    """Ranges from each border to the next, on so many of OpenMP's threads."""
+    share_ranges(many_tokens, (counters, borders), (rows,), others, threads)
 
 
 def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:

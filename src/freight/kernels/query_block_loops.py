@@ -13,7 +13,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
-from freight.kernels.open_mp import call_together
+from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
     KEYS,
     Rule,
@@ -29,7 +29,6 @@ from freight.kernels.register_blocks import (
     add_products,
     add_products_of_tiles,
 )
-from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     load,
@@ -194,15 +193,6 @@ def attend_queries(first, last, raw, halves, shape, pages, kv_lens, rule, q, out
 
 
 @njit(nogil=True, cache=True)
-def _queries_by_ranges(counters, borders, others):  # type: ignore[no-untyped-def]
-    """Those from each border to the next, the first come first served."""
-    turn = take(counters, U(0), 1)
-    while turn + 1 < len(borders):
-        attend_queries(borders[turn], borders[turn + 1], *others)
-        turn = take(counters, U(0), 1)
-
-
-@njit(nogil=True, cache=True)
 def queries_together(threads, counters, borders, *others):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(_queries_by_ranges, (counters, borders, others), threads)
+    """Ranges from each border to the next, on so many of OpenMP's threads."""
+    share_ranges(attend_queries, (counters, borders), (), others, threads)
