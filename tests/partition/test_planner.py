@@ -221,8 +221,12 @@ OWN: dict[str, dict[str, object]] = {
     "falcon": {"multi_query": True, "parallel_attn": True, "alibi": False},
     "palm": {"n_embd": 4096},
     "qwen2_moe": {"num_experts": 8},
+    "hunyuan_v1_moe": {"num_experts": 8},
 }
-UNKNOWN = {"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"}
+UNKNOWN = {
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
+    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
+}
 """Of which no layouts are known."""
 
 
