@@ -8,7 +8,7 @@ token alone, so that each of them has one right answer too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
 from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.model.batch import MicroBatch
@@ -129,7 +130,10 @@ def engine(
 
 
 def check(
-    done: Sequence[Completion], asked: Sequence[Asked], answers: Sequence[tiny.Answer]
+    done: Sequence[Completion],
+    asked: Sequence[Asked],
+    answers: Sequence[tiny.Answer],
+    scores: Mapping[int, torch.Tensor] | None = None,
 ) -> None:
     assert sorted(own.index for own in done) == list(range(len(asked)))
     for own in done:
@@ -141,11 +145,22 @@ def check(
             assert own.prompt_logprobs is not None
             found = [one.logprob for one in own.prompt_logprobs if one is not None]
             torch.testing.assert_close(
-                torch.tensor(found), SCORES[wanted.prompt], atol=2e-4, rtol=1e-3
+                torch.tensor(found), (scores or SCORES)[wanted.prompt], atol=2e-4, rtol=1e-3
             )
 
 
 SCORES: dict[int, torch.Tensor] = {}
+
+
+def score(model: PreTrainedModel) -> dict[int, torch.Tensor]:
+    """Log-probabilities of the tokens of each prompt but its first."""
+    scores = {}
+    for number, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt])).logits[0].float()
+        logprobs = logits.log_softmax(-1)[:-1]
+        scores[number] = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    return scores
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +172,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(model_dir: Path) -> list[tiny.Answer]:
     # With heads so wide that what comes into attention is narrower than keys and values.
     model = tiny.make_model(model_dir, head_dim=32)
-    for number, prompt in enumerate(PROMPTS):
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt])).logits[0].float()
-        logprobs = logits.log_softmax(-1)[:-1]
-        SCORES[number] = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    SCORES.update(score(model))
     return tiny.reference(model, PROMPTS, STEPS)
 
 

@@ -72,6 +72,7 @@ class Loops:
     query_blocks: Any
     tile_attention: Any
     tokens: Any
+    recurrence: Any
 
 
 @cache
@@ -90,6 +91,7 @@ def find_loops() -> Loops | None:
             micro_loops,
             product_loops,
             query_block_loops,
+            recurrence_loops,
             token_loops,
         )
     except ImportError:
@@ -111,6 +113,7 @@ def find_loops() -> Loops | None:
         tile_attention=_tile_loops("tile_attention_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,
+        recurrence=recurrence_loops,
     )
 
 

@@ -76,6 +76,8 @@ def _match(
     problems: dict[str, None] = {}
     for name in shapes:
         place, count = locate(tensors, config, shapes, name), shapes[name][0]
+        if place.apart is not None and not _is_there(found, place.tensor):
+            place = Located(tensor=place.apart, first_row=0, shape=shapes[name])
         turned = _find_turned(found, place, count) if place.turned else None
         if turned is not None:
             sources[name] = turned
@@ -85,6 +87,10 @@ def _match(
         if source is not None:
             sources[name] = source.every_row(place.every, place.first_row, count)
     return sources, list(problems)
+
+
+def _is_there(found: Mapping[str, TensorSource], tensor: str) -> bool:
+    return any(name in found for name in _spellings(tensor))
 
 
 def _find_turned(

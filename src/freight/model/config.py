@@ -15,7 +15,14 @@ from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, K
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
-from freight.model.switches import DTYPE_BYTES, Experts, Latent, ModelConfig, refusal
+from freight.model.switches import (
+    DTYPE_BYTES,
+    Experts,
+    Latent,
+    ModelConfig,
+    Recurrence,
+    refusal,
+)
 
 __all__ = ["DTYPE_BYTES", "Experts", "ModelConfig", "RopeConfig", "parse_config", "read_config"]
 
@@ -44,6 +51,7 @@ _FLAGS: Final = (
     "tied_embeddings",
     "learned_positions",
     "attention_sinks",
+    "gated_attention",
 )
 _NUMBERS: Final = (
     "norm_eps",
@@ -58,6 +66,7 @@ _NUMBERS: Final = (
 )
 _TEXTS: Final = ("norm", "norm_place", "qk_norm")
 _LAYER_KINDS: Final = ("full_attention", "sliding_attention")
+_RECURRENT_KIND: Final = "linear_attention"
 _Windows = tuple[int | None, ...]
 
 
@@ -127,6 +136,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["sliding_windows"] = _read_windows(config, keys, num_layers)
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
+    switches["recurrence"] = _read_recurrence(config, keys)
     _derive_widths(switches, config.problems)
     ropes = read_ropes(config, keys, switches, num_layers)
     if config.problems:
@@ -246,4 +256,26 @@ def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:
         key_width=config.count(keys["latent_key_width"]) or 0,
         value_width=config.count(keys["latent_value_width"]) or 0,
         query_rank=config.count(keys["query_rank"]),
+    )
+
+
+def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence | None:
+    kinds = config.raw.get("layer_types")
+    taps = config.count(keys["recurrent_taps"])
+    if taps is None:
+        return None
+    known = (_RECURRENT_KIND, *_LAYER_KINDS)
+    if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+        config.problems.append(f"layer_types is {kinds!r}, it must list {', '.join(known)} layers")
+        return None
+    if _RECURRENT_KIND not in kinds:
+        return None
+    return Recurrence(
+        layers=tuple(kind == _RECURRENT_KIND for kind in kinds),
+        num_key_heads=config.count(keys["recurrent_key_heads"]) or 0,
+        num_heads=config.count(keys["recurrent_heads"]) or 0,
+        key_width=config.count(keys["recurrent_key_width"]) or 0,
+        value_width=config.count(keys["recurrent_value_width"]) or 0,
+        taps=taps,
+        is_dealt=config.flag(keys["recurrent_deal"]),
     )

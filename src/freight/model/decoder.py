@@ -36,6 +36,8 @@ from freight.model.programme import (
     Weigh,
     Weight,
 )
+from freight.model.recurrent_layers import recurrent_sizes, recurrent_steps
+from freight.model.recurrent_steps import Deal, Dealt
 from freight.model.rope_config import RopeConfig
 from freight.model.switches import Experts, Latent, ModelConfig
 from freight.quantities import align_down, align_up
@@ -55,7 +57,8 @@ def build_programme(config: ModelConfig) -> Programme:
     builder = _Builder(config)
     units = [builder.embedding()]
     for layer in range(config.num_layers):
-        units += [builder.attention(layer), *builder.mlp_units(layer)]
+        mixer = builder.attention if config.attends(layer) else builder.recurrence
+        units += [mixer(layer), *builder.mlp_units(layer)]
     largest = max(unit.num_elements for unit in units[1:])
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
     num_chunks = -(-config.vocab_size // align_down(most, _HEAD_GRANULE_ROWS))
@@ -107,6 +110,7 @@ class _Builder:
             "Y": config.experts.intermediate_size if config.experts else 0,
             "Z": config.experts.shared_size if config.experts else 0,
             "1": 1,
+            "2": 2,
         }
         if (latent := config.latent) is not None:
             turned = config.head_dim - latent.rank
@@ -118,6 +122,8 @@ class _Builder:
                 "U": latent.value_width,
                 "Q": latent.query_rank or 0,
             }
+        if config.recurrence is not None:
+            self.sizes |= recurrent_sizes(config.recurrence)
 
     # -- weights and common steps --------------------------------------------------------------
 
@@ -219,10 +225,36 @@ class _Builder:
             steps.append(
                 ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
             )
+        if c.gated_attention:
+            steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
+
+    def recurrence(self, layer: int) -> Unit:
+        prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
+        assert own is not None
+        # Its norm is called as that of layers that attend.
+        steps, x = self.entered(f"layers.{layer}.attention")
+        inner, last = recurrent_steps(
+            prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
+        )
+        steps += [*inner, *self.left(f"layers.{layer}.attention", last)]
+        return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
+
+    def gated_queries(self, prefix: str, x: str) -> list[Step]:
+        """Queries and gates, which take turns head by head."""
+        c = self.config
+        width, columns = c.head_dim, c.num_heads * c.head_dim
+        parts = tuple(
+            Dealt(out=out, begin=begin, width=width, first=0, num_columns=columns)
+            for out, begin in (("q", 0), ("gates", width))
+        )
+        return [
+            self.project(f"{prefix}.q", x, "queries", ("2NH", "D"), c.qkv_bias),
+            Deal(x="queries", num_groups=c.num_heads, parts=parts),
+        ]
 
     def queries_keys_values(self, prefix: str, x: str, rope: RopeConfig | None) -> list[Step]:
         c = self.config
@@ -241,7 +273,11 @@ class _Builder:
                 ),
             ]
         else:
-            for name, rows in (("q", "NH"), ("k", "KH"), ("v", "KH")):
+            names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
+            if c.gated_attention:
+                steps += self.gated_queries(prefix, x)
+                del names[0]
+            for name, rows in names:
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]

@@ -13,13 +13,14 @@ import torch
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import IntegerRows, IntegerTokens, quantise_tokens
 from freight.kernels.pages import Pages
+from freight.kernels.row_states import RowStates
 from freight.model.kv_view import KVView
 from freight.model.programme import Weight
 from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes
 from freight.model.workspace import Workspace
 
-__all__ = ["Angles", "DelegatedTokens", "Frame", "Rows", "WeightParts"]
+__all__ = ["Angles", "DelegatedTokens", "Frame", "LayerStates", "Rows", "WeightParts"]
 
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
@@ -48,14 +49,25 @@ class DelegatedTokens:
     targets: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerStates:
+    """What rows keep in a layer that attends nothing, by their seats: columns [seats, taps - 1, C]
+    of their last tokens, and matrices [seats, N, W, U], float32."""
+
+    rows: RowStates
+    columns: torch.Tensor
+    memory: torch.Tensor
+
+
 @dataclass(kw_only=True, slots=True)
 class Frame:
     """What the steps of one unit see: values by name, and where the rows' keys are.
 
     ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
-    each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with
-    the views that index them. A router fills ``routes``; an expert works on ``chosen`` [n], the
-    tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are attended elsewhere.
+    each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with the views that index
+    them, ``states`` are those of a layer without keys. A router fills ``routes``; an expert works
+    on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are
+    attended elsewhere.
     """
 
     weights: Mapping[str, WeightParts]
@@ -64,6 +76,7 @@ class Frame:
     angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
+    states: LayerStates | None = None
     delegated: DelegatedTokens | None = None
     routes: Routes | None = None
     chosen: torch.Tensor | None = None

@@ -48,6 +48,8 @@ from freight.model.programme import (
     Weigh,
     changed_values,
 )
+from freight.model.recurrences import apply_delta, convolve, deal
+from freight.model.recurrent_steps import Convolve, Deal, DeltaRule
 from freight.model.routes import choose_experts
 from freight.model.workspace import Workspace
 
@@ -373,5 +375,8 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     JoinLatent: join_latent,
     AbsorbKeys: absorb_keys,
     ExpandValues: expand_values,
+    Deal: deal,
+    Convolve: convolve,
+    DeltaRule: apply_delta,
     Weigh: _weigh,
 }

@@ -23,7 +23,7 @@ _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
     ``turned`` is [experts, columns, rows of an expert] in the checkpoint. An expert has so many
-    ``times`` as many rows there."""
+    ``times`` as many rows there. Where there is none, ``apart`` may be, with these rows alone."""
 
     tensor: str
     first_row: int
@@ -31,6 +31,7 @@ class Located:
     every: int = 1
     turned: bool = False
     times: int = 1
+    apart: str | None = None
 
 
 def locate(
@@ -60,6 +61,7 @@ def locate(
             every=place.every,
             turned=place.turned,
             times=times,
+            apart=place.apart and place.apart.format(i=layer, e=expert),
         )
     if not isinstance(place, Fused):
         return Located(tensor=place.format(i=layer, e=expert), first_row=0, shape=shapes[name])

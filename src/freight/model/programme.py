@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from freight.model.expert_steps import Combine, Dispatch, ExpertStep, Route, Weigh
 from freight.model.latent_steps import (
     AbsorbKeys,
     ExpandValues,
@@ -23,6 +24,13 @@ from freight.model.latent_steps import (
     latent_elements,
 )
 from freight.model.number_format import Grouped
+from freight.model.recurrent_steps import (
+    Convolve,
+    Deal,
+    DeltaRule,
+    RecurrentStep,
+    state_numbers,
+)
 from freight.model.rope_config import RopeConfig
 from freight.model.weight import Weight
 
@@ -53,7 +61,7 @@ __all__ = [
     "changed_values",
 ]
 
-UnitKind = Literal["embedding", "attention", "mlp", "router", "expert", "head"]
+UnitKind = Literal["embedding", "attention", "recurrence", "mlp", "router", "expert", "head"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 
@@ -209,51 +217,6 @@ class Cap:
     limit: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
-    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
-    sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
-    times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
-    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count."""
-
-    x: str
-    num_chosen: int
-    normalised: bool
-    scores: str = "softmax"
-    scale: float = 1.0
-    corrections: Weight | None = None
-    num_groups: int = 1
-    groups_chosen: int = 1
-    best_of_group: int = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weigh:
-    """x = x * sigmoid(y), in place, y [T, 1]"""
-
-    x: str
-    y: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dispatch:
-    """out = the rows of x whose tokens have chosen this expert, times their weights for it where it
-    ``weighs``"""
-
-    x: str
-    out: str
-    weighs: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Combine:
-    """The chosen rows of x += y, times their weights for this expert where it ``weighs``"""
-
-    x: str
-    y: str
-    weighs: bool = True
-
-
 Step = (
     Embed
     | Scale
@@ -269,11 +232,9 @@ Step = (
     | Gate
     | Add
     | Cap
-    | Route
-    | Weigh
+    | ExpertStep
     | LatentStep
-    | Dispatch
-    | Combine
+    | RecurrentStep
 )
 
 
@@ -338,6 +299,11 @@ class Unit:
         elements += sum(latent_elements(step) for step in self.steps)
         return 2 * num_tokens * elements
 
+    def state_numbers(self) -> tuple[int, int]:
+        """What it keeps of a row: numbers of the type that is computed with, and of float32."""
+        plain, wide = zip(*map(state_numbers, self.steps), strict=True)
+        return sum(plain), sum(wide)
+
     def attention_flops(self, num_query_key_pairs: int) -> int:
         """Of scores and weighted values, for that many (query, key) pairs over all rows."""
         steps = [s for s in self.steps if isinstance(s, Attend)]
@@ -346,8 +312,11 @@ class Unit:
 
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
-    if isinstance(step, Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues):
+    makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues | DeltaRule
+    if isinstance(step, makes_one):
         return (step.out,)
+    if isinstance(step, Deal):
+        return tuple(dict.fromkeys(part.out for part in step.parts))
     if isinstance(step, SplitLatent):
         return step.latent, step.turned
     if isinstance(step, JoinLatent):
@@ -361,7 +330,7 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | LatentStep)
+    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal)
 
 
 def _read_values(step: Step) -> tuple[str, ...]:
@@ -376,7 +345,10 @@ def _read_values(step: Step) -> tuple[str, ...]:
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
-    if isinstance(step, Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues):
+    if isinstance(step, DeltaRule):
+        yield from (step.decay, step.bias)
+    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
+    if isinstance(step, single):
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias

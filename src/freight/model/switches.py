@@ -14,7 +14,7 @@ from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "refusal"]
+__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
 
 _COUNTS: Final = (
     "num_layers",
@@ -89,6 +89,33 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recurrence:
+    """Layers that keep a state for each row instead of its keys: ``layers`` says of each layer
+    whether it is one. Of ``num_heads`` each has a matrix of ``key_width`` by ``value_width``
+    numbers, written and read by keys and queries that ``num_key_heads`` make (the gated delta
+    rule); what makes these is convolved over the last ``taps`` tokens. With ``is_dealt`` queries,
+    keys, values and gates are one matrix, stacked by key head."""
+
+    layers: tuple[bool, ...]
+    num_key_heads: int
+    num_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    is_dealt: bool
+
+    @property
+    def mixed_columns(self) -> int:
+        """Queries, keys and values of a token."""
+        return 2 * self.num_key_heads * self.key_width + self.num_heads * self.value_width
+
+    def state_bytes(self, bytes_per_element: int = 2) -> int:
+        """What one row keeps in one layer: columns of its last tokens, and matrices in float32."""
+        columns = (self.taps - 1) * self.mixed_columns * bytes_per_element
+        return columns + 4 * self.num_heads * self.key_width * self.value_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """The switches of one model. ``dtype`` is the checkpoint's, not that of the computation.
 
@@ -107,6 +134,8 @@ class ModelConfig:
     than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
     stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
+    Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
+    as many gates, head by head, whose sigmoids multiply what is attended.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -155,6 +184,8 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
     latent: Latent | None
+    recurrence: Recurrence | None
+    gated_attention: bool
     dtype: str
     packing: Packing | None = None
     kv_format: Grouped | None = None
@@ -188,6 +219,21 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has keys and values; else it keeps a state."""
+        return self.recurrence is None or not self.recurrence.layers[layer]
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(map(self.attends, range(self.num_layers)))
+
+    def state_bytes_per_row(self, bytes_per_element: int = 2) -> int:
+        """What a row keeps in all layers that attend nothing."""
+        if self.recurrence is None:
+            return 0
+        num_layers = self.num_layers - self.num_attention_layers
+        return num_layers * self.recurrence.state_bytes(bytes_per_element)
+
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_element
@@ -204,7 +250,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in all layers, as they are kept."""
-        return self.num_layers * self.kept_bytes_per_token_per_layer(bytes_per_element)
+        return self.num_attention_layers * self.kept_bytes_per_token_per_layer(bytes_per_element)
 
 
 def refusal(asked: str, problems: list[str]) -> ModelError:
@@ -245,6 +291,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
     problems += _latent_problems(config)
+    problems += _recurrence_problems(config)
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
 
 
@@ -259,6 +306,25 @@ def _latent_problems(config: ModelConfig) -> list[str]:
         problems.append("keys of latents are not one head of a latent and what is rotated")
     if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
         problems.append("latent attention has projections and norms of its own, and no sinks")
+    return problems
+
+
+def _recurrence_problems(config: ModelConfig) -> list[str]:
+    own = config.recurrence
+    if own is None:
+        return []
+    widths = (own.num_key_heads, own.num_heads, own.key_width, own.value_width)
+    problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
+    if own.taps < 2:
+        problems.append(f"convolutions are over {own.taps} tokens, they must be over 2 at least")
+    if own.num_key_heads > 0 and own.num_heads % own.num_key_heads:
+        problems.append(
+            f"{own.num_heads} recurrent heads cannot share {own.num_key_heads} of queries and keys"
+        )
+    if len(own.layers) != config.num_layers:
+        problems.append(f"{len(own.layers)} of {config.num_layers} layers say whether they attend")
+    if config.parallel or config.latent is not None:
+        problems.append("recurrent layers have neither parallel blocks nor latents beside them")
     return problems
 
 

@@ -123,10 +123,16 @@ def layer_sizes(
 
 
 def _refuse_unknown(config: ModelConfig) -> None:
-    has_more = config.experts is not None and config.experts.shared_size > 0
-    if not has_more and config.latent is None:
+    kinds = {
+        "a state instead of keys": config.recurrence is not None,
+        "gates of what they attend": config.gated_attention,
+        "keys kept as latents": config.latent is not None,
+        "an MLP beside their experts": config.experts is not None
+        and config.experts.shared_size > 0,
+    }
+    what = next((name for name, is_so in kinds.items() if is_so), None)
+    if what is None:
         return
-    what = "an MLP beside their experts" if config.latent is None else "keys kept as latents"
     raise InputError(
         f"The layers of a {config.family} model were to be cut over chips.",
         f"They have {what}, which no layout is known for yet.",

@@ -14,34 +14,13 @@ from typing import Any, Final, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
-from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
-from freight.model.programme import (
-    Activate,
-    Add,
-    AddPositions,
-    Attend,
-    Cap,
-    Combine,
-    Dispatch,
-    Embed,
-    Gate,
-    Level,
-    Multiply,
-    Norm,
-    Programme,
-    Project,
-    Rotate,
-    Scale,
-    Split,
-    Step,
-    Unit,
-    Weigh,
-)
+from freight.model.programme import Attend, Programme, Unit
 from freight.model.switches import ModelConfig
 from freight.plan.geometry import lie_in_extents, page_size
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
+from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
 from freight.plan.simulate import Demand
 from freight.plan.sweep import Sweep
@@ -49,28 +28,10 @@ from freight.quantities import MIB
 
 __all__ = ["Cost"]
 
-_PASSES: Final[Mapping[type, float]] = {
-    **dict.fromkeys((Rotate, Level), 7.0),
-    **dict.fromkeys((Split, Scale, Weigh, Dispatch), 2.0),
-    Multiply: 3.0,
-    Gate: 10.0,
-    Add: 2.2,
-    Cap: 6.0,
-    AddPositions: 5.0,
-    **dict.fromkeys((SplitLatent, JoinLatent, AbsorbKeys, ExpandValues), 4.0),
-    Combine: 4.0,
-    Embed: 4.0,
-}
-_PASSES_OF_NORM: Final[Mapping[str, float]] = {"rms": 7.0, "rms_plus_one": 7.0, "layer": 10.5}
-_PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
-    "silu": 4.5,
-    "relu": 2.0,
-    "gelu": 3.5,
-    "gelu_tanh": 2.5,
-}
-"""How often a step passes over its value, in the compute dtype's size: its time on two cores over
-that of reading or writing the value once. A product of two values reads two and writes one."""
-
+_PASSES_OF_STATE: Final = 2.0
+_PASSES_OF_STATE_PER_TOKEN: Final = 0.45
+"""A row's matrices are read and written once, however many tokens it brings; what each of them does
+goes on in a cache."""
 _PASSES_OF_NEW_KEYS: Final = 4.0
 _PASSES_OF_NEW_CODES: Final = 20.0
 
@@ -231,7 +192,7 @@ class Cost:
 
     def _rows_of(self, unit: Unit, batch: MicroBatch) -> list[int]:
         """How many tokens each chunk of a micro-batch has in a unit."""
-        if unit.kind == "attention":
+        if unit.kind in ("attention", "recurrence"):
             ranges = chunk_rows(batch.rows, self.policy.chunk_tokens)
             return [batch.rows[last - 1].end - batch.rows[first].start for first, last in ranges]
         total = batch.num_tokens
@@ -248,11 +209,22 @@ class Cost:
         """A unit, or half of one, in which the keys of some rows are attended."""
         rows = self._rows_of(unit, batch)
         seconds = sum(self._chunk_s(unit, count) for count in rows)
+        seconds += self._state_s(unit, spans)
         return seconds + sum(
             self._keys_s(step, spans) + self._new_keys_s(step, batch)
             for step in unit.steps
             if isinstance(step, Attend)
         )
+
+    def _state_s(self, unit: Unit, spans: Sequence[RowSpan]) -> float:
+        """What rows keep beside the keys: read, changed by each token, and written."""
+        plain, wide = unit.state_numbers()
+        if not plain + wide:
+            return 0.0
+        tokens = sum(span.num_new for span in spans)
+        passes = _PASSES_OF_STATE * len(spans) + _PASSES_OF_STATE_PER_TOKEN * (tokens - len(spans))
+        columns = _PASSES_OF_STATE * len(spans) * plain * self.size
+        return (4 * wide * passes + columns) / self.unit.memory_bytes_per_s
 
     def keys_again_s(self, num_tokens: float) -> float:
         """Making keys and values of so many tokens again in those layers that do not keep them."""
@@ -297,7 +269,7 @@ class Cost:
         products_s += integers / self.unit.product_flops(self.dtype, num_tokens, "int8")
         products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
         products_s += short / self.unit.product_flops(self.dtype, num_tokens, "exponents")
-        passed = num_tokens * sum(_bytes_passed(unit, self.size))
+        passed = num_tokens * sum(bytes_passed(unit, self.size))
         own_s = products_s + passed / self.unit.memory_bytes_per_s
         own_s += self._made_plain_s(num_codes, num_short)
         return self.unit.called_s(own_s, is_device=self.policy.compute_tier == "gpu")
@@ -408,41 +380,3 @@ def _pairs(span: RowSpan | _Part, window: int | None) -> float:
         return window * span.num_new
     growing = window - first + 1
     return (first + window) * growing / 2 + window * (span.num_new - growing)
-
-
-def _bytes_passed(unit: Unit, size: int) -> Iterator[float]:
-    """Bytes per token that each step but products and attention passes over."""
-    columns: dict[str, int] = {}
-    for step in unit.steps:
-        _note_columns(step, columns, unit)
-        name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
-        yield _passes(step) * columns.get(name, 0) * size
-
-
-def _passes(step: Step) -> float:
-    if isinstance(step, Norm):
-        return _PASSES_OF_NORM[step.kind]
-    if isinstance(step, Activate):
-        return _PASSES_OF_FUNCTION[step.function]
-    return _PASSES.get(type(step), 0.0)
-
-
-def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
-    """How wide the values are that a step makes or is the first to use."""
-    if isinstance(step, Norm):
-        columns.setdefault(step.x, step.weight.num_columns * step.num_heads)
-        columns[step.out] = columns[step.x]
-    elif isinstance(step, Project):
-        columns.setdefault(step.x, step.weight.num_columns)
-        columns[step.out] = step.weight.num_rows
-    elif isinstance(step, Embed | AddPositions):
-        columns[step.out if isinstance(step, Embed) else step.x] = step.weight.num_columns
-    elif isinstance(step, Split):
-        columns[step.q] = step.num_heads * step.head_dim
-        columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
-    elif isinstance(step, Attend):
-        columns[step.out] = step.num_heads * step.head_dim
-    elif isinstance(step, SplitLatent):
-        columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
-    elif isinstance(step, Dispatch):
-        columns[step.out] = columns.get(step.x, max(w.num_columns for w in unit.weights))

@@ -20,6 +20,7 @@ from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, 
 from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.recomputation import check_recomputation
+from freight.plan.recurrence import settle_wishes
 from freight.plan.refusal import refusal
 from freight.plan.ring import choose_piece_bytes, staging_pieces
 from freight.plan.wishes import Wishes
@@ -100,6 +101,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         check_recomputation(self.config, self.programme, self.wishes.recomputed)
+        object.__setattr__(self, "wishes", settle_wishes(self.config, self.wishes))
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         plain = sum(unit.num_elements for unit in units) - expert

@@ -53,7 +53,8 @@ class Geometry:
     computed, ``far_page_bytes`` by layer those of a page elsewhere. Of each prompt
     ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each
     tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers`` the
-    layers that have pages of their own (see :func:`keeps_kv`), ``kv_slot_pages`` those that one
+    layers that have pages of their own (see :func:`keeps_kv`), ``state_rows`` the rows that have a
+    state in layers that have none, ``kv_slot_pages`` those that one
     micro-batch's offloaded rows may have together, ``num_tails`` the rows on disk of all
     micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
@@ -70,6 +71,7 @@ class Geometry:
     far_page_bytes: tuple[int, ...]
     shared_tokens: int
     kv_layers: int
+    state_rows: int
     kv_pages: dict[Tier, int]
     disk_extent_pages: int
     kv_slot_pages: int
@@ -92,6 +94,11 @@ class Geometry:
     delegated_pages: int
     attention_bytes: int
     usage: dict[Tier, dict[str, int]]
+
+    @property
+    def input_page_bytes(self) -> int:
+        """Of a page of what comes into attention, where some layers keep that."""
+        return min((size for size in self.far_page_bytes if size), default=self.page_bytes)
 
     def total(self, tier: Tier) -> int:
         """Bytes to take of a tier; every purpose may be cut in a few aligned stretches."""
@@ -217,11 +224,12 @@ def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
 
 def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:
     """By layer, bytes of a page off the compute tier: keys and values, or what comes into
-    attention."""
+    attention; 0 of layers that attend nothing."""
     kept = page_size(config, policy.page_tokens, element_bytes)
     inputs = align_up(policy.page_tokens * config.hidden_size * element_bytes, BLOCK)
     return tuple(
-        inputs if is_recomputed else kept for is_recomputed in policy.recomputes(config.num_layers)
+        (inputs if is_recomputed else kept) * config.attends(layer)
+        for layer, is_recomputed in enumerate(policy.recomputes(config.num_layers))
     )
 
 
@@ -275,7 +283,8 @@ def measure(
         page_bytes=page_bytes,
         far_page_bytes=far_page_bytes,
         shared_tokens=shared_tokens(policy, workload),
-        kv_layers=config.num_layers if is_kept else 1,
+        kv_layers=config.num_attention_layers if is_kept else 1,
+        state_rows=policy.block_rows * policy.blocks_in_flight if config.recurrence else 0,
         kv_pages=kv_pages,
         disk_extent_pages=extent_pages,
         kv_slot_pages=slot_pages,
@@ -382,6 +391,7 @@ def _count_block(
     near, host = g.usage[home], g.usage["cpu"]
     recomputes = policy.recomputes(config.num_layers)
     near["KV cache"] = layer_pages[home]
+    near["row states"] = g.state_rows * config.state_bytes_per_row(layout.element_bytes)
     near["KV slots"] = RING_SLOTS["kv slot"] * slot
     near["recomputed KV"] = g.kv_slot_pages * g.page_bytes * any(recomputes)
     near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)

@@ -20,6 +20,8 @@ def why_not_recomputed(config: ModelConfig, programme: Programme) -> str | None:
     width = 2 * config.num_kv_heads * config.head_dim
     if config.kv_format is not None:
         return "Keys and values are compressed: they are kept as they were first rounded."
+    if config.recurrence is not None:
+        return "Layers of this model keep a state, which is made of all tokens before."
     if config.hidden_size >= width:
         return (
             f"What comes into attention has {config.hidden_size} numbers a token, keys and values "

@@ -102,7 +102,7 @@ def stream_model(
     from_disk = [piece.num_bytes for own in pieces for piece in own if piece.tier == "disk"]
     slots = max(_FEWEST_SLOTS, staged // max(from_disk, default=policy.piece_bytes))
     units = [StreamUnit(kind="embedding", layer=None)]
-    num_layers = sum(unit.kind == "attention" for unit in layout.programme.units)
+    num_layers = 1 + max(unit.layer or 0 for unit in layout.programme.units)
     recomputes = policy.recomputes(num_layers)
     for unit, form in zip(layout.programme.units[1:], layout.form_of, strict=True):
         if layers is None or unit.layer is None or unit.layer in layers:

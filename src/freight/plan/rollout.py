@@ -127,7 +127,7 @@ class WorkSizes:
         return cls(
             policy=policy,
             page_bytes=geometry.page_bytes,
-            input_page_bytes=min(geometry.far_page_bytes),
+            input_page_bytes=geometry.input_page_bytes,
             stream_bytes=layout.stream_columns * layout.element_bytes,
             embedding_bytes=columns * layout.element_bytes,
             departing_bytes=handed_on * layout.element_bytes,

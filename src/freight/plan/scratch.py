@@ -23,8 +23,10 @@ from freight.model.programme import (
     Rotate,
     Split,
     Unit,
+    Weigh,
     changed_values,
 )
+from freight.model.recurrent_steps import Deal, DeltaRule
 from freight.model.switches import ModelConfig
 from freight.model.tiles import tile_rows
 from freight.plan.layout import WeightLayout
@@ -48,6 +50,7 @@ def workspace_bytes(
     rows_of_one = max(policy.chunk_tokens, _longest_span(policy, workload))
     tokens = {
         "attention": rows_of_one,
+        "recurrence": rows_of_one,
         "head": policy.most_made * (workload.max_new_tokens > 0),
     }
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
@@ -186,6 +189,12 @@ def _unit_bytes(
             sums = step.weight.num_elements * size
         elif isinstance(step, Attend):
             columns[step.out] = columns[step.q]
+        elif isinstance(step, Deal):
+            columns |= {part.out: part.num_columns for part in step.parts}
+        elif isinstance(step, DeltaRule):
+            columns[step.out] = step.num_heads * step.value_width
+        elif isinstance(step, Weigh):
+            scratch = columns[step.y] * size
         held += sum(columns[name] for name in set(columns) - before) * size
         fixed = attended(step) if isinstance(step, Attend) else sums
         peak = max(peak, num_tokens * (held + scratch) + fixed)

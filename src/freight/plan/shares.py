@@ -74,7 +74,7 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
 
 def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
     """A model of these layers; without ends its vocabulary has one token."""
-    experts = config.experts
+    experts, recurrence = config.experts, config.recurrence
     cut = slice(layers.start, layers.stop)
     return replace(
         config,
@@ -82,6 +82,7 @@ def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> Model
         sliding_windows=config.sliding_windows[cut],
         ropes=config.ropes[cut],
         experts=experts and replace(experts, layers=experts.layers[cut]),
+        recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
         vocab_size=config.vocab_size if with_ends else 1,
     )
 

@@ -26,7 +26,14 @@ _K = TypeVar("_K")
 
 _FRICTION: Final = 0.1
 _REQUEST_BYTES: Final = float(4 << 20)
-_FIXED: Final = ("workspace", "logits", "scores", "embedding rows", "weight staging")
+_FIXED: Final = (
+    "workspace",
+    "logits",
+    "scores",
+    "embedding rows",
+    "weight staging",
+    "row states",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +80,7 @@ class Terms:
         if policy.is_continuous:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
         rows = min(policy.block_rows, workload.num_rows)
-        kept_rows, kept_layers = policy.block_rows, config.num_layers
+        kept_rows, kept_layers = policy.block_rows, config.num_attention_layers
         if not keeps_kv(policy, workload):  # one micro-batch of one layer at a time
             kept_rows, kept_layers = policy.micro_batch_size, 1
         return cls(
@@ -87,7 +94,9 @@ class Terms:
             kv_slot_bytes=float(
                 pages_together(policy, workload, policy.micro_batch_size) * base.geometry.page_bytes
             ),
-            page_bytes_per_sweep=float(rows * base.geometry.page_bytes * config.num_layers),
+            page_bytes_per_sweep=float(
+                rows * base.geometry.page_bytes * config.num_attention_layers
+            ),
             rows=rows,
             prompt=workload.mean_row_prompt_tokens,
             new=max(1.0, workload.expected_new_tokens / workload.num_rows),
@@ -117,7 +126,7 @@ class Terms:
         """What is left beside scratch, logits, beginnings that prompts share, and the like."""
         g, policy = self.base.geometry, self.policy
         pages = policy.blocks_in_flight * held_pages(policy, self.planner.workload)
-        beginnings = self.planner.config.num_layers * pages * g.page_bytes
+        beginnings = self.planner.config.num_attention_layers * pages * g.page_bytes
         rooms: dict[Tier, float] = {}
         for tier, room in self.planner.room.items():
             beside = g.index_bytes if tier in ("cpu", self.near) else 0
@@ -174,7 +183,7 @@ class Terms:
         """Of the bytes of keys and values, what rows off the compute tier keep of all layers."""
         geometry = self.base.geometry
         far = geometry.far_page_bytes
-        return sum(far) / (len(far) * geometry.page_bytes)
+        return sum(far) / (max(1, sum(map(bool, far))) * geometry.page_bytes)
 
     def _bounds(self) -> Iterator[tuple[Placed, tuple[float, float]]]:
         wishes = self.planner.wishes
@@ -246,24 +255,26 @@ class Terms:
         config, size = self.planner.config, self.base.layout.element_bytes
         token = config.kv_bytes_per_token(size)
         own = self.prompt - self.base.geometry.shared_tokens
-        kv_in = self.rows * (own + self.new / 2) * token
+        held = self.rows * (own + self.new / 2)
+        kv_in = held * token
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
         far_in, far_out = self.far_share * kv_in, self.far_share * self.rows * token
         seconds = self._link_s(kv_in=far_in, kv_out=far_out, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
         if self.policy.recomputed:
-            again_s = self._cost().keys_again_s(kv_in / token)
+            again_s = self._cost().keys_again_s(held)
             for tier in set(TIERS) - {self.near}:
                 seconds["compute"]["kv", tier] += again_s
         if self.near == "gpu":
-            keys = kv_in / token * config.num_layers * config.kv_bytes_per_token_per_layer(size)
+            layers = config.num_attention_layers
+            keys = held * layers * config.kv_bytes_per_token_per_layer(size)
             is_plain = config.kv_format is None
             attended_s = self.machine.units["cpu"].attended_s(
                 keys * is_plain,
                 keys / size * (not is_plain),
                 config.num_heads / config.num_kv_heads,
             )
-            answers = self.rows * config.num_layers * config.attended_bytes_per_token(size)
+            answers = self.rows * layers * config.attended_bytes_per_token(size)
             of_rows = {
                 "cpu attention": attended_s,
                 "host to device": self._s("host to device", answers, "activations"),

@@ -29,6 +29,7 @@ from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.quantities import align_up
 from freight.runtime.angles import RotaryAngles
 from freight.runtime.recompute import LoadedPages, loaded_pages
+from freight.runtime.row_seats import ChunkStates, RowSeats
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
@@ -42,6 +43,7 @@ class Chunk:
 
     ``near`` indexes the rows whose pages are on the compute tier, ``slot`` those in a slot. Tokens
     from ``first_delegated`` on are attended by the CPU, as its rows from ``delegated_place`` on.
+    ``states`` say where rows keep what layers without keys know of them.
     """
 
     start: int
@@ -50,6 +52,7 @@ class Chunk:
     slot: KVView | None
     first_delegated: int
     delegated_place: int
+    states: ChunkStates | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +134,9 @@ class BatchPreparer:
         self._device = device
         self._dtype = dtype
         self._angles = RotaryAngles(config, dtype, device)
+        self._seats = (
+            None if config.recurrence is None else RowSeats(policy.block_rows, kv_cache.rows)
+        )
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
         columns = config.hidden_size if programme.receives else config.embedding_size
         self._far_bytes = columns * dtype.itemsize
@@ -294,9 +300,13 @@ class BatchPreparer:
                     slot=self._view(homes, slice(border, behind), tokens, slot),
                     first_delegated=min(max(delegated_at, start), end) - start,
                     delegated_place=max(start, delegated_at) - delegated_at,
+                    states=self._states(batch.rows[first:last], start),
                 )
             )
         return chunks
+
+    def _states(self, spans: Sequence[RowSpan], start: int) -> ChunkStates | None:
+        return None if self._seats is None else self._seats.index(spans, start)
 
     def _view(
         self,

@@ -291,7 +291,7 @@ class Engine:
             self.config,
             self.plan.policy,
             kv_cache=kv_cache,
-            page_bytes=(self.plan.geometry.page_bytes, min(self.plan.geometry.far_page_bytes)),
+            page_bytes=(self.plan.geometry.page_bytes, self.plan.geometry.input_page_bytes),
             activations=self.placement.activations,
             embedding=self.placement.embedding,
             device=self.device.torch_device,

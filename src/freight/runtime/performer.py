@@ -27,6 +27,7 @@ from freight.runtime.batches import BatchPreparer, PreparedBatch
 from freight.runtime.cpu_attention import CPUAttention
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
+from freight.runtime.recurrence_work import RecurrenceWork
 from freight.runtime.residual import ResidualStream
 from freight.runtime.routing import Routing
 from freight.runtime.scores import Scores
@@ -89,6 +90,12 @@ class Performer:
             recomputation=placement.recomputation,
             recomputes=self._policy.recomputes(config.num_layers),
             chunk_tokens=self._policy.chunk_tokens,
+        )
+        self._recurrence = RecurrenceWork(
+            weights=self._weights,
+            residual=self._residual,
+            workspace=self._workspace,
+            pools=placement.states[lane],
         )
         self._on_device = self._policy.compute_tier == "gpu"
         self._staging = [host_view(slot) for slot in self._buffers.weight_staging]
@@ -253,6 +260,8 @@ class Performer:
             self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
             self._attention.perform(operation, prepared, unit)
+        elif unit.kind == "recurrence":
+            self._recurrence.perform(operation, prepared, unit)
         elif unit.kind == "expert":
             self._expert(operation, prepared, unit)
         elif unit.kind in ("mlp", "router"):

@@ -36,6 +36,7 @@ from freight.runtime.loaders import (
     torch_dtype,
 )
 from freight.runtime.recompute import Recomputation
+from freight.runtime.recurrence_work import StatePool
 from freight.runtime.weights import EmbeddingTable, WeightStore
 
 __all__ = ["Placement"]
@@ -120,17 +121,17 @@ class Placement:
     def _make_caches(self) -> None:
         policy, geometry = self.plan.policy, self.plan.geometry
         disk_bytes = geometry.usage["disk"]
-        layers, page = self._config.num_layers, geometry.page_bytes
+        page = geometry.page_bytes
         near_pages = geometry.kv_pages[policy.compute_tier]
-        # Layers without pages of their own all have the first one's.
         near = _take(self.near, "KV cache", geometry.kv_layers, near_pages, page)
-        pools: dict[Home, _Layers] = {"compute": [*near.expand(layers, -1, -1)]}
+        pools: dict[Home, _Layers] = {"compute": self._near_pages(near)}
         if policy.compute_tier == "gpu":
             pools["cpu"] = self._layers_on_host("KV cache", geometry.kv_pages["cpu"])
         tails = self._layers_on_host("KV tails", geometry.num_tails)
         self.kv_caches = [
             self._kv_cache(lane, pools, tails) for lane in range(policy.blocks_in_flight)
         ]
+        self.states = self._state_pools()
         columns = self.plan.layout.stream_columns
         row_bytes = columns * self.dtype.itemsize
         block, rows = policy.num_micro_batches, geometry.activation_rows
@@ -144,6 +145,40 @@ class Placement:
             num_columns=columns,
             dtype=self.dtype,
         )
+
+    def _near_pages(self, pages: torch.Tensor) -> _Layers:
+        """By layer those of the compute tier: layers without pages of their own all have the first
+        one's, and layers that attend nothing none."""
+        layers = range(self._config.num_layers)
+        attending = self._config.num_attention_layers
+        own = iter(pages if len(pages) == attending else pages.expand(attending, -1, -1))
+        nothing = pages.new_empty(pages.shape[1], 0)
+        return [next(own) if self._config.attends(layer) else nothing for layer in layers]
+
+    def _state_pools(self) -> list[list[StatePool | None]]:
+        """By block in flight and layer, what its rows keep without keys."""
+        config, own = self._config, self._config.recurrence
+        lanes, num_layers = self.plan.policy.blocks_in_flight, config.num_layers
+        if own is None:
+            return [[None] * num_layers] * lanes
+        seats, layers = self.plan.geometry.state_rows // lanes, sum(own.layers)
+        width, size = own.mixed_columns, self.dtype.itemsize
+        kept, matrices = own.taps - 1, (own.num_heads, own.key_width, own.value_width)
+        shape = layers, lanes, seats
+        taken = _take(self.near, "row states", *shape, kept, width * size)
+        columns = taken.view(self.dtype)
+        taken = _take(self.near, "row states", *shape, *matrices[:-1], 4 * matrices[-1])
+        memory = taken.view(torch.float32)
+        numbers = [sum(own.layers[:layer]) for layer in range(num_layers)]
+        return [
+            [
+                StatePool(columns=columns[number, lane], memory=memory[number, lane])
+                if own.layers[layer]
+                else None
+                for layer, number in enumerate(numbers)
+            ]
+            for lane in range(lanes)
+        ]
 
     def _layers_on_host(self, purpose: str, num_pages: int) -> _Layers:
         """So many pages of each layer."""

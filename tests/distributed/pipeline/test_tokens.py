@@ -34,6 +34,7 @@ from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
 from ...runtime.test_engine_parity import deepseek, four_layers, gemma3, glm4_moe, gpt_oss
+from ...runtime.test_engine_recurrence import CONFIGS
 from .stages import answers, on_ranks
 
 STEPS = 8
@@ -191,6 +192,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "glm4-moe": glm4_moe(num_hidden_layers=3),
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
+    # States and keys, and a stage of states alone.
+    "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
     "command-r7b": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
 }
 

@@ -43,6 +43,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "rotation of neighbours": any(rope.pairs for rope in config.rotations),
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,
         "keys and values as latents": config.latent is not None,
+        "layers that keep a state": config.recurrence is not None,
+        "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",

@@ -112,8 +112,8 @@ def _holdings(engine: Any, model_dir: Path) -> dict[str, Any]:
     """Bytes of all weights and of a token's keys and values, on whatever tier, and how many they
     would be if they were not compressed."""
     config, plan = engine.config, engine.plan
-    page = config.num_layers * plan.geometry.page_bytes
-    numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    page = config.num_attention_layers * plan.geometry.page_bytes
+    numbers = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
     return {
         "weight_bytes": sum(plan.layout.tier_bytes().values()),
         "exact_weight_bytes": _exact_bytes(plan.layout, resolve(config, model_dir)),

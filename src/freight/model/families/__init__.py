@@ -31,6 +31,7 @@ from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
 from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
+from freight.model.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from freight.model.families.smollm3 import SMOLLM3
 from freight.model.families.starcoder2 import STABLELM, STARCODER2
 from freight.model.families.table import (
@@ -66,6 +67,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5_MOE,
     "gpt_oss": GPT_OSS,
     "phi3": PHI3,
     "gemma2": GEMMA2,

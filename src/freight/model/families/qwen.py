@@ -18,7 +18,7 @@ from freight.model.families.table import (
     text_part,
 )
 
-__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE", "QWEN3_VL_MOE"]
+__all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_MOE", "QWEN3_VL_MOE", "name_expert_layers"]
 
 _KEYS: Final = {
     **BASE_KEYS,
@@ -54,7 +54,7 @@ _EXPERT_TENSORS: Final = {
 _SHARED: Final = "model.layers.{i}.mlp.shared_expert"
 
 
-def _name_expert_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def name_expert_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every ``decoder_sparse_step``-th layer has experts, unless it is listed as plain."""
     raw = text_part(raw)
     step, plain = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or []
@@ -102,7 +102,7 @@ QWEN3_MOE: Final = Family(
         **_EXPERT_KEYS,
     },
     tensors={**_QWEN3_TENSORS, **_EXPERT_TENSORS},
-    prepare=_name_expert_layers,
+    prepare=name_expert_layers,
 )
 
 _STACKED: Final = "model.layers.{i}.mlp.experts"
@@ -118,7 +118,7 @@ QWEN3_VL_MOE: Final = Family(
         "layers.{i}.experts.{e}.up": Stacked(tensor=_GATE_UP, parts=2, part=1, turned=True),
         "layers.{i}.experts.{e}.down": Stacked(tensor=f"{_STACKED}.down_proj", turned=True),
     },
-    prepare=_name_expert_layers,
+    prepare=name_expert_layers,
 )
 
 QWEN2_MOE: Final = Family(
@@ -142,5 +142,5 @@ QWEN2_MOE: Final = Family(
         "layers.{i}.shared.down": f"{_SHARED}.down_proj.weight",
         "layers.{i}.shared.share": f"{_SHARED}_gate.weight",
     },
-    prepare=_name_expert_layers,
+    prepare=name_expert_layers,
 )

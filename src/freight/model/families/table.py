@@ -80,7 +80,7 @@ class Stacked:
     With ``every`` above 1 an expert's rows take turns with those of others: they are every so many,
     from ``first`` on. Of as many ``parts`` of equal size that an expert has they are the one of
     number ``part``. Where they are ``turned`` the tensor has their columns as rows, and a dim of
-    its own for the experts.
+    its own for the experts. Checkpoints that do not have it may have a tensor for each: ``apart``.
     """
 
     tensor: str
@@ -89,6 +89,7 @@ class Stacked:
     parts: int = 1
     part: int = 0
     turned: bool = False
+    apart: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,5 +250,12 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "query_rank": fixed(None),
     "latent_key_width": fixed(128),
     "latent_value_width": fixed(128),
+    "gated_attention": fixed(False),
+    "recurrent_taps": fixed(None),
+    "recurrent_key_heads": fixed(16),
+    "recurrent_heads": fixed(32),
+    "recurrent_key_width": fixed(128),
+    "recurrent_value_width": fixed(128),
+    "recurrent_deal": fixed(False),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

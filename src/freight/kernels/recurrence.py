@@ -1,0 +1,246 @@
+"""Convolutions and the gated delta rule over rows that keep a state: a torch reference, and loops
+of the CPU.
+
+A state is used where it lies, and is what it has become when a call returns. Rows of any lengths
+come together. All is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freight.kernels.row_states import Places, RowStates
+from freight.kernels.sharing import share
+from freight.kernels.threads import as_numbers, find_loops, has_words
+
+__all__ = ["DeltaHeads", "apply_delta_rule", "convolve"]
+
+_EPS: Final = 1e-6
+_BLOCK: Final = 64
+"""Tokens of a row that torch computes at once."""
+_GROUP_BYTES: Final = 4 << 20
+"""Tokens of several rows that it takes together, in float32."""
+_MOST_TAPS: Final = 4
+_LEAST_SHARED: Final = 1 << 16
+"""Numbers that are worth another thread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaHeads:
+    """N heads with a matrix [W, U] each; K of queries and keys, which they share in equal parts."""
+
+    num_key_heads: int
+    num_heads: int
+    key_width: int
+    value_width: int
+
+
+# -- the convolution -------------------------------------------------------------------------------
+
+
+def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates) -> None:
+    """x [T, C] = sum over j of weight [C, taps][:, j] times the token taps - 1 - j before it, in
+    place; ``columns`` [seats, taps - 1, C] are each row's last tokens, of x's type."""
+    taps, num_columns = weight.shape[1], x.shape[1]
+    loops = find_loops() if has_words(x) and taps <= _MOST_TAPS else None
+    if loops is None:
+        _convolve_by_torch(x, weight.float(), columns, rows)
+        return
+    factors = weight.float().t().contiguous().view(-1).numpy()
+    numbers, pitch = as_numbers(x), x.stride(0)
+    kept, seat_pitch = as_numbers(columns.flatten(1)), columns.stride(0)
+
+    def work(first: int, last: int) -> None:
+        loops.recurrence.convolve(
+            first,
+            last,
+            rows.starts,
+            rows.counts,
+            rows.seats,
+            rows.is_new,
+            numbers,
+            pitch,
+            num_columns,
+            factors,
+            taps,
+            kept,
+            seat_pitch,
+        )
+
+    share(rows.counts, work, -(-_LEAST_SHARED // num_columns))
+
+
+def _convolve_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates
+) -> None:
+    taps = weight.shape[1]
+    for block in _blocks(rows, x):
+        before = columns[block.seats].float()
+        before[block.is_new] = 0
+        seen = torch.cat((before, x[block.tokens].float()), dim=1)
+        width = block.tokens.shape[1]
+        out = sum(weight[:, j] * seen[:, j : j + width] for j in range(taps))
+        assert isinstance(out, torch.Tensor)
+        x[block.tokens[block.is_there]] = out[block.is_there].to(x.dtype)
+        last = block.counts[:, None] + torch.arange(taps - 1, device=x.device)
+        kept = seen.gather(1, last[..., None].expand(-1, -1, x.shape[1]))
+        columns[block.seats] = kept.to(columns.dtype)
+
+
+# -- the gated delta rule --------------------------------------------------------------------------
+
+
+def apply_delta_rule(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    decay: torch.Tensor,
+    bias: torch.Tensor,
+    memory: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    heads: DeltaHeads,
+    rows: RowStates,
+) -> None:
+    """out [T, N U] = what tokens read, each after it has decayed and corrected its row's matrices
+    ``memory`` [seats, N, W, U], float32. x [T, 2 K W + N U] has queries, keys and values; a and b
+    [T, N] with ``decay`` and ``bias`` [N], float32, say how much (see ``model.recurrent_steps``).
+    """
+    loops = find_loops() if all(map(has_words, (x, a, b, out))) else None
+    if loops is None or heads.value_width % 16 or heads.key_width % 16:
+        _apply_by_torch(x, a, b, decay, bias, memory, out, heads, rows)
+        return
+    numbers, found = as_numbers(x), as_numbers(out)
+    rates, strengths = as_numbers(a), as_numbers(b)
+    held = as_numbers(memory.flatten(1))
+    decays, biases = decay.numpy(), bias.numpy()
+    each = heads.num_key_heads
+    tasks = np.repeat(rows.counts + 1, each)
+
+    def work(first: int, last: int) -> None:
+        loops.recurrence.apply_delta_rule(
+            first,
+            last,
+            rows.starts,
+            rows.counts,
+            rows.seats,
+            rows.is_new,
+            numbers,
+            x.stride(0),
+            rates,
+            a.stride(0),
+            strengths,
+            b.stride(0),
+            decays,
+            biases,
+            held,
+            memory.stride(0),
+            found,
+            out.stride(0),
+            each,
+            heads.num_heads // each,
+            heads.key_width,
+            heads.value_width,
+        )
+
+    per_task = heads.num_heads // each * heads.key_width * heads.value_width
+    share(tasks, work, max(1, -(-_LEAST_SHARED // per_task)))
+
+
+def _apply_by_torch(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    decay: torch.Tensor,
+    bias: torch.Tensor,
+    memory: torch.Tensor,
+    out: torch.Tensor,
+    heads: DeltaHeads,
+    rows: RowStates,
+) -> None:
+    """Some tokens of each row at once (Yang et al., 2406.06484, section 3, and 2412.06464, section
+    3.3): what each corrects is what a triangular system of all of them says. Tokens that are not
+    there decay and correct nothing."""
+    K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
+    for block in _blocks(rows, x):
+        num_rows, width = block.tokens.shape
+        own = x[block.tokens].float()
+        q, k, v = own[..., : K * W], own[..., K * W : 2 * K * W], own[..., 2 * K * W :]
+        q, k = (_unit_heads(heads, part.reshape(num_rows, width, K, W)) for part in (q, k))
+        q = q * W**-0.5
+        v = v.reshape(num_rows, width, N, U).transpose(1, 2)
+        is_there = block.is_there[..., None]
+        rate = torch.nn.functional.softplus(a[block.tokens].float() + bias)
+        logs = (-decay.exp() * rate * is_there).transpose(1, 2).cumsum(-1)
+        strength = (b[block.tokens].float().sigmoid() * is_there).transpose(1, 2)[..., None]
+        # [R, N, B, B]: what is left of token j's correction at token i.
+        left = (logs[..., :, None] - logs[..., None, :]).tril().exp().tril()
+        system = (strength * (k @ k.transpose(-1, -2)) * left).tril(-1)
+        system += torch.eye(width, device=x.device)
+        held = memory[block.seats]
+        held[block.is_new] = 0
+        grown = logs.exp()[..., None]
+        wanted = strength * (v - grown * (k @ held))
+        corrections = torch.linalg.solve_triangular(system, wanted, upper=False)
+        read = grown * (q @ held) + ((q @ k.transpose(-1, -2)) * left) @ corrections
+        read = read.transpose(1, 2).reshape(num_rows, width, N * U)
+        out[block.tokens[block.is_there]] = read[block.is_there].to(out.dtype)
+        to_end = (logs[..., -1:] - logs).exp()[..., None]
+        held = grown[..., -1:, :] * held + (k * to_end).transpose(-1, -2) @ corrections
+        memory[block.seats] = held
+
+
+def _unit_heads(heads: DeltaHeads, part: torch.Tensor) -> torch.Tensor:
+    """[R, B, K, W] as [R, N, B, W], each of length one."""
+    part = part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt()
+    part = part.repeat_interleave(heads.num_heads // heads.num_key_heads, dim=2)
+    return part.transpose(1, 2)
+
+
+# -- rows, some tokens at a time -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """The next tokens [R, B] of some rows, ``counts`` [R] of which are there; the others are of
+    no matter. ``seats`` and ``is_new`` [R] as in :class:`RowStates`."""
+
+    tokens: torch.Tensor
+    is_there: torch.Tensor
+    counts: torch.Tensor
+    seats: torch.Tensor
+    is_new: torch.Tensor
+
+
+def _blocks(rows: RowStates, x: torch.Tensor) -> Iterator[_Block]:
+    """All tokens of all rows, those of a row in order; rows of similar lengths together."""
+    most = max(1, _GROUP_BYTES // (4 * _BLOCK * x.shape[1]))
+    order = np.argsort(-rows.counts, kind="stable")
+    for begin in range(0, len(order), most):
+        group = order[begin : begin + most]
+        for first in range(0, int(rows.counts[group[0]]), _BLOCK):
+            some = group[rows.counts[group] > first]
+            yield _block(rows, some, first, x.device)
+
+
+def _block(rows: RowStates, some: Places, first: int, device: torch.device) -> _Block:
+    counts = np.minimum(rows.counts[some] - first, _BLOCK)
+    steps = np.arange(counts.max())
+    places = np.minimum(steps, counts[:, None] - 1)
+
+    def put(values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return _Block(
+        tokens=put(rows.starts[some][:, None] + first + places),
+        is_there=put(steps < counts[:, None]),
+        counts=put(counts),
+        seats=put(rows.seats[some]),
+        is_new=put((rows.is_new[some] != 0) & (first == 0)),
+    )

@@ -1,0 +1,242 @@
+"""Convolutions and the gated delta rule over rows that keep a state, as loops that numba compiles.
+Each works on some rows, or heads of rows, alone; threads are the caller's business.
+
+Numbers are float32 in a flat array, or bfloat16 in one of uint16, as in ``token_loops``. States are
+used where they lie, one seat every ``seat_pitch``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.vectors import (
+    WIDTH,
+    add,
+    load,
+    multiply,
+    multiply_add,
+    number_at,
+    put_number,
+    splat,
+    store,
+    subtract,
+    total,
+)
+
+__all__ = ["apply_delta_rule", "convolve"]
+
+U = np.uintp
+F = np.float32
+
+_MOST_TOKENS = 256
+"""Of a row whose queries and keys are made one long at once: they stay in a core's cache."""
+_EPS = F(1e-6)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def convolve(  # type: ignore[no-untyped-def]
+    first,
+    last,
+    starts,
+    counts,
+    seats,
+    is_new,
+    x,
+    pitch,
+    num_columns,
+    weight,
+    taps,
+    columns,
+    seat_pitch,
+):
+    """Rows ``first`` to ``last``: each token becomes the sum of the last ``taps`` of its row, with
+    itself, times ``weight`` [taps, C]; ``columns`` have the tokens before a row's first. From the
+    last token to the first, so that those that are wanted are still what they were."""
+    whole = num_columns // WIDTH * WIDTH
+    kept = np.empty((taps - 1) * num_columns, columns.dtype)
+    for row in range(first, last):
+        seat = U(seats[row]) * U(seat_pitch)
+        count, start = counts[row], starts[row]
+        if is_new[row]:
+            for place in range((taps - 1) * num_columns):
+                columns[seat + U(place)] = 0
+        for tap in range(taps - 1):
+            before = count - (taps - 1) + tap
+            source, at = columns, seat + U(max(0, taps - 1 + before)) * U(num_columns)
+            if before >= 0:
+                source, at = x, U(start + before) * U(pitch)
+            for place in range(num_columns):
+                kept[tap * num_columns + place] = source[at + U(place)]
+        for token in range(count - 1, -1, -1):
+            own = U(start + token) * U(pitch)
+            for place in range(0, whole, WIDTH):
+                at = U(place)
+                sums = multiply(load(x, own + at), load(weight, U((taps - 1) * num_columns) + at))
+                for tap in range(taps - 1):
+                    before = token - (taps - 1) + tap
+                    factor = load(weight, U(tap * num_columns) + at)
+                    if before >= 0:
+                        found = load(x, U(start + before) * U(pitch) + at)
+                    else:
+                        found = load(columns, seat + U((taps - 1 + before) * num_columns) + at)
+                    sums = multiply_add(found, factor, sums)
+                store(x, own + at, sums)
+            for place in range(whole, num_columns):
+                at = U(place)
+                sum_ = number_at(x, own + at) * weight[U((taps - 1) * num_columns) + at]
+                for tap in range(taps - 1):
+                    before = token - (taps - 1) + tap
+                    factor = weight[U(tap * num_columns) + at]
+                    if before >= 0:
+                        sum_ += number_at(x, U(start + before) * U(pitch) + at) * factor
+                    else:
+                        begin = seat + U((taps - 1 + before) * num_columns)
+                        sum_ += number_at(columns, begin + at) * factor
+                put_number(x, own + at, sum_)
+        for place in range((taps - 1) * num_columns):
+            columns[seat + U(place)] = kept[place]
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _put_unit(x, begin, width, factor, out, place):  # type: ignore[no-untyped-def]
+    """out[place..] = width numbers from x[begin] on, made ``factor`` long."""
+    sums = splat(F(0.0))
+    for at in range(0, width, WIDTH):
+        own = load(x, begin + U(at))
+        sums = multiply_add(own, own, sums)
+    scale = splat(F(factor) / np.sqrt(total(sums) + _EPS))
+    for at in range(0, width, WIDTH):
+        store(out, place + U(at), multiply(load(x, begin + U(at)), scale))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _dot(a, b, place, width):  # type: ignore[no-untyped-def]
+    sums = splat(F(0.0))
+    for at in range(0, width, WIDTH):
+        sums = multiply_add(load(a, place + U(at)), load(b, place + U(at)), sums)
+    return total(sums)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _step(  # type: ignore[no-untyped-def]
+    held,
+    begin,
+    value_width,
+    queries,
+    keys,
+    place,
+    key_width,
+    left,
+    strength,
+    fit,
+    x,
+    value,
+    out,
+    to,
+):
+    """One token, sixteen columns of a matrix [W, U] from ``begin`` on: it reads q (left S) and
+    k (left S), corrects by what k lacks of the value, and S is left S + k times that."""
+    stride = U(value_width)
+    read, found = splat(F(0.0)), splat(F(0.0))
+    read2, found2 = splat(F(0.0)), splat(F(0.0))
+    at = begin
+    for w in range(0, key_width, 2):
+        own, next_ = load(held, at), load(held, at + stride)
+        here = place + U(w)
+        found = multiply_add(splat(keys[here]), own, found)
+        read = multiply_add(splat(queries[here]), own, read)
+        found2 = multiply_add(splat(keys[here + U(1)]), next_, found2)
+        read2 = multiply_add(splat(queries[here + U(1)]), next_, read2)
+        at += stride + stride
+    factor = splat(left)
+    found = multiply(add(found, found2), factor)
+    change = multiply(subtract(load(x, value), found), splat(strength))
+    store(out, to, multiply_add(change, splat(fit), multiply(add(read, read2), factor)))
+    at = begin
+    for w in range(key_width):
+        own = multiply(load(held, at), factor)
+        store(held, at, multiply_add(splat(keys[place + U(w)]), change, own))
+        at += stride
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def apply_delta_rule(  # type: ignore[no-untyped-def]
+    first,
+    last,
+    starts,
+    counts,
+    seats,
+    is_new,
+    x,
+    pitch,
+    a,
+    a_pitch,
+    b,
+    b_pitch,
+    decay,
+    bias,
+    held,
+    seat_pitch,
+    out,
+    out_pitch,
+    num_key_heads,
+    sharers,
+    key_width,
+    value_width,
+):
+    """Heads of queries and keys ``first`` to ``last``, counted over all rows, with the ``sharers``
+    heads of values that share each."""
+    size = U(key_width) * U(value_width)
+    queries = np.empty(_MOST_TOKENS * key_width, np.float32)
+    keys = np.empty(_MOST_TOKENS * key_width, np.float32)
+    fits = np.empty(_MOST_TOKENS, np.float32)
+    lefts = np.empty(_MOST_TOKENS, np.float32)
+    strengths = np.empty(_MOST_TOKENS, np.float32)
+    scale = F(1.0) / np.sqrt(F(key_width))
+    for task in range(first, last):
+        row, key_head = task // num_key_heads, task % num_key_heads
+        seat = U(seats[row]) * U(seat_pitch)
+        if is_new[row]:
+            begin = seat + U(key_head * sharers) * size
+            for place in range(sharers * key_width * value_width):
+                held[begin + U(place)] = F(0.0)
+        for begun in range(0, counts[row], _MOST_TOKENS):
+            some = min(_MOST_TOKENS, counts[row] - begun)
+            start = starts[row] + begun
+            for token in range(some):
+                query = U(start + token) * U(pitch) + U(key_head * key_width)
+                key = query + U(num_key_heads * key_width)
+                at = U(token * key_width)
+                _put_unit(x, query, key_width, scale, queries, at)
+                _put_unit(x, key, key_width, F(1.0), keys, at)
+                fits[token] = _dot(queries, keys, at, key_width)
+            for turn in range(sharers):
+                head = key_head * sharers + turn
+                speed = -np.exp(decay[head])
+                for token in range(some):
+                    own = number_at(a, U(start + token) * U(a_pitch) + U(head)) + bias[head]
+                    rate = own if own > F(20.0) else np.log1p(np.exp(own))
+                    lefts[token] = np.exp(speed * rate)
+                    own = number_at(b, U(start + token) * U(b_pitch) + U(head))
+                    strengths[token] = F(1.0) / (F(1.0) + np.exp(-own))
+                begin = seat + U(head) * size
+                values = U(2 * num_key_heads * key_width + head * value_width)
+                for column in range(0, value_width, WIDTH):
+                    for token in range(some):
+                        _step(
+                            held,
+                            begin + U(column),
+                            value_width,
+                            queries,
+                            keys,
+                            U(token * key_width),
+                            key_width,
+                            lefts[token],
+                            strengths[token],
+                            fits[token],
+                            x,
+                            U(start + token) * U(pitch) + values + U(column),
+                            out,
+                            U(start + token) * U(out_pitch) + U(head * value_width + column),
+                        )

@@ -1,0 +1,57 @@
+"""Steps of an MLP that is made of experts, and of shares that a token has of something, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freight.model.weight import Weight
+
+__all__ = ["Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
+    sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
+    times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
+    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count."""
+
+    x: str
+    num_chosen: int
+    normalised: bool
+    scores: str = "softmax"
+    scale: float = 1.0
+    corrections: Weight | None = None
+    num_groups: int = 1
+    groups_chosen: int = 1
+    best_of_group: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weigh:
+    """x = x * sigmoid(y), in place, y as wide as x, or [T, 1]"""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """out = the rows of x whose tokens have chosen this expert, times their weights for it where it
+    ``weighs``"""
+
+    x: str
+    out: str
+    weighs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combine:
+    """The chosen rows of x += y, times their weights for this expert where it ``weighs``"""
+
+    x: str
+    y: str
+    weighs: bool = True
+
+
+ExpertStep = Route | Weigh | Dispatch | Combine

@@ -1,0 +1,79 @@
+"""Steps of layers that keep a state of one size for each row instead of its keys, as data.
+
+A convolution keeps the columns of a row's last tokens; the gated delta rule (Yang et al.,
+2412.06464) keeps a matrix for each head, which every token decays and corrects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freight.model.weight import Weight
+
+__all__ = ["Convolve", "Deal", "Dealt", "DeltaRule", "RecurrentStep", "state_numbers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dealt:
+    """``width`` columns of each group, from its column ``begin`` on, go side by side into columns
+    ``first`` and on of ``out``, which has ``num_columns``."""
+
+    out: str
+    begin: int
+    width: int
+    first: int
+    num_columns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deal:
+    """The columns of x [T, G, W] are dealt out: of each group the same ones to each of ``parts``"""
+
+    x: str
+    num_groups: int
+    parts: tuple[Dealt, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Convolve:
+    """x[t, c] = sum over j of weight[c, j] x[t - width + 1 + j, c], within the row, in place; zeros
+    are before its first token. ``weight`` is [C, width], a vector."""
+
+    x: str
+    weight: Weight
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaRule:
+    """What each head of ``out`` [T, N U] reads from its matrix S [W, U], a token of the row at a
+    time:
+
+        S *= exp(-exp(decay) log(1 + exp(a + bias)));  S += k (v - k S) sigmoid(b);  out = q S
+
+    x [T, K W + K W + N U] has queries and keys of K heads, each made one long, queries over the
+    root of W, and values of N heads, which share them in equal parts; ``a`` and ``b`` are [T, N].
+    """
+
+    x: str
+    a: str
+    b: str
+    out: str
+    decay: Weight
+    bias: Weight
+    num_key_heads: int
+    num_heads: int
+    key_width: int
+    value_width: int
+
+
+RecurrentStep = Deal | Convolve | DeltaRule
+
+
+def state_numbers(step: object) -> tuple[int, int]:
+    """What a step keeps of a row: numbers of the type that is computed with, and of float32."""
+    if isinstance(step, Convolve):
+        return step.weight.num_columns // step.width * (step.width - 1), 0
+    if isinstance(step, DeltaRule):
+        return 0, step.num_heads * step.key_width * step.value_width
+    return 0, 0

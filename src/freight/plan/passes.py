@@ -1,0 +1,100 @@
+"""How often the steps of a unit pass over their values, where it is that which takes time.
+
+Knows steps and how wide their values are, no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.programme import (
+    Activate,
+    Add,
+    AddPositions,
+    Attend,
+    Cap,
+    Combine,
+    Dispatch,
+    Embed,
+    Gate,
+    Level,
+    Multiply,
+    Norm,
+    Project,
+    Rotate,
+    Scale,
+    Split,
+    Step,
+    Unit,
+    Weigh,
+)
+from freight.model.recurrent_steps import Convolve, Deal, DeltaRule
+
+__all__ = ["bytes_passed"]
+
+_PASSES: Final[Mapping[type, float]] = {
+    **dict.fromkeys((Rotate, Level), 7.0),
+    **dict.fromkeys((Split, Scale, Weigh, Dispatch), 2.0),
+    Multiply: 3.0,
+    Gate: 10.0,
+    Add: 2.2,
+    Cap: 6.0,
+    AddPositions: 5.0,
+    **dict.fromkeys((SplitLatent, JoinLatent, AbsorbKeys, ExpandValues), 4.0),
+    Combine: 4.0,
+    Embed: 4.0,
+    Deal: 2.0,
+    Convolve: 6.0,
+}
+_PASSES_OF_NORM: Final[Mapping[str, float]] = {"rms": 7.0, "rms_plus_one": 7.0, "layer": 10.5}
+_PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
+    "silu": 4.5,
+    "relu": 2.0,
+    "gelu": 3.5,
+    "gelu_tanh": 2.5,
+}
+"""How often a step passes over its value, in the compute dtype's size: its time on two cores over
+that of reading or writing the value once. A product of two values reads two and writes one."""
+
+
+def bytes_passed(unit: Unit, size: int) -> Iterator[float]:
+    """Bytes per token that each step but products and attention passes over."""
+    columns: dict[str, int] = {}
+    for step in unit.steps:
+        _note_columns(step, columns, unit)
+        name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
+        yield _passes(step) * columns.get(name, 0) * size
+
+
+def _passes(step: Step) -> float:
+    if isinstance(step, Norm):
+        return _PASSES_OF_NORM[step.kind]
+    if isinstance(step, Activate):
+        return _PASSES_OF_FUNCTION[step.function]
+    return _PASSES.get(type(step), 0.0)
+
+
+def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
+    """How wide the values are that a step makes or is the first to use."""
+    if isinstance(step, Norm):
+        columns.setdefault(step.x, step.weight.num_columns * step.num_heads)
+        columns[step.out] = columns[step.x]
+    elif isinstance(step, Project):
+        columns.setdefault(step.x, step.weight.num_columns)
+        columns[step.out] = step.weight.num_rows
+    elif isinstance(step, Embed | AddPositions):
+        columns[step.out if isinstance(step, Embed) else step.x] = step.weight.num_columns
+    elif isinstance(step, Split):
+        columns[step.q] = step.num_heads * step.head_dim
+        columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
+    elif isinstance(step, Attend | DeltaRule):
+        width = step.head_dim if isinstance(step, Attend) else step.value_width
+        columns[step.out] = step.num_heads * width
+    elif isinstance(step, Deal):
+        columns |= {part.out: part.num_columns for part in step.parts}
+    elif isinstance(step, SplitLatent):
+        columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
+    elif isinstance(step, Dispatch):
+        columns[step.out] = columns.get(step.x, max(w.num_columns for w in unit.weights))

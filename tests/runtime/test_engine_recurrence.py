@@ -1,0 +1,190 @@
+"""Models of which some layers keep a state instead of keys, against transformers: logits, tokens,
+any admission, samples, prompts in pieces, on any tier; and what is refused of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PretrainedConfig, Qwen3NextConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+
+from freight.errors import InputError
+from freight.model.config import read_config
+from freight.model.decoder import count_parameters
+
+from . import tiny
+from .test_engine_admission import BEGINNINGS, PROMPTS, Asked, asked_rows, check, engine, score
+from .test_engine_admission import STEPS as FEW
+from .test_engine_admission import workload as work_of
+
+STEPS = 32
+ERROR = 3e-4
+"""transformers differs from itself by as much, a token at a time or all at once: of tokens that
+come together it solves a system."""
+
+SIZES: dict[str, Any] = {
+    **tiny.SIZES,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen3-next": Qwen3NextConfig(**SIZES, **EXPERTS),
+    "qwen3-next, plain layers": Qwen3NextConfig(**SIZES, **EXPERTS, mlp_only_layers=[1]),
+    "qwen3.5": Qwen3_5TextConfig(**SIZES),
+    "qwen3.5, tied": Qwen3_5TextConfig(
+        **{**SIZES, "linear_num_value_heads": 2, "linear_value_head_dim": 24},
+        linear_conv_kernel_dim=3,
+        tie_word_embeddings=True,
+        layer_types=["full_attention", "linear_attention"] * 2,
+    ),
+    "qwen3.5 moe": Qwen3_5MoeTextConfig(**SIZES, **EXPERTS),
+}
+ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
+
+
+@pytest.mark.parametrize("options", [tiny.ON_CPU, ON_SIM], ids=["cpu", "sim"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.make_model(tmp_path, config=CONFIGS[name])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(read_config(tmp_path)) == parameters
+    prompts = tiny.prompts(4, 40)
+    answers = tiny.reference(model, prompts, STEPS)
+    with tiny.engine(tmp_path, prompts, STEPS, **options) as built:
+        captured = tiny.capture_logits(built)
+        found = tiny.run(built, prompts, STEPS)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        mine = torch.stack([captured[row, len(prompt) + step] for step in range(STEPS)])
+        torch.testing.assert_close(mine, answer.logits, rtol=0, atol=ERROR)
+    assert found == tiny.tokens(answers)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def oracle(model_dir: Path) -> tuple[list[tiny.Answer], dict[int, torch.Tensor]]:
+    model = tiny.make_model(model_dir, config=CONFIGS["qwen3.5"])
+    return tiny.reference(model, PROMPTS, FEW), score(model)
+
+
+homes = st.sampled_from(
+    [
+        ("cpu", (0.0, 100.0, 0.0)),
+        ("cpu", (0.0, 0.0, 100.0)),
+        ("cpu", (0.0, 50.0, 50.0)),
+        ("sim", (100.0, 0.0, 0.0)),
+        ("sim", (34.0, 33.0, 33.0)),
+        ("sim", (0.0, 50.0, 50.0)),
+    ]
+)
+
+
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_any_admission_gives_the_same_answers(
+    data: st.DataObject,
+    model_dir: Path,
+    oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]],
+) -> None:
+    """Rows that enter, wait, move, give way and are computed again, with samples, and prompts that
+    come in pieces: few pages for what answers become."""
+    answers, scores = oracle
+    asked = data.draw(st.lists(asked_rows, min_size=1, max_size=14))
+    asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
+    admission = data.draw(st.sampled_from(["zigzag", "diagonal", "refill", "refill"]))
+    device, kv = data.draw(homes)
+    options = {
+        "device": device,
+        "kv_percent": kv,
+        "admission": admission,
+        "micro_batch_size": data.draw(st.integers(1, 6)),
+        "num_micro_batches": data.draw(st.integers(1, 3)),
+        "batch_tokens": data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+    }
+    changes: dict[str, Any] = {"entry_pace": data.draw(st.sampled_from([1.0, 2.0, 1000.0]))}
+    if admission != "zigzag":
+        changes["row_tokens"] = data.draw(st.sampled_from([0, 1, 20, 40]))
+        changes["page_tokens"] = data.draw(st.sampled_from([8, 16]))
+    if chunk := data.draw(st.sampled_from([0, 1, 7])):
+        changes["chunk_tokens"] = chunk
+    work = work_of(asked, data.draw(st.integers(1, FEW)))
+    with engine(model_dir, work, changes, **options) as built:
+        requests = [own.request(index, answers) for index, own in enumerate(asked)]
+        check([*built.run(iter(requests))], asked, answers, scores)
+
+
+def test_a_block_after_another_finds_no_state(
+    model_dir: Path, oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]]
+) -> None:
+    """Seats are taken again by later rows, of this run and of the next."""
+    answers, scores = oracle
+    asked = [Asked(prompt=row % 5, max_tokens=3 + row % 4) for row in range(11)]
+    options = {"micro_batch_size": 2, "num_micro_batches": 1}
+    with engine(model_dir, work_of(asked), {}, **options) as built:
+        for _ in range(2):
+            requests = [own.request(index, answers) for index, own in enumerate(asked)]
+            check([*built.run(iter(requests))], asked, answers, scores)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"draft_tokens": 3}, "Leave --draft-tokens out"),
+        ({"device": "sim", "cpu_attention_percent": 40.0}, "Leave --cpu-attention out"),
+        ({"recompute_percent": 50.0}, "Leave --recompute-kv out"),
+    ],
+)
+def test_what_a_state_rules_out_is_refused(
+    options: dict[str, Any],
+    said: str,
+    model_dir: Path,
+    oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]],
+) -> None:
+    with (
+        pytest.raises(InputError, match=said),
+        tiny.engine(model_dir, PROMPTS, FEW, **options),
+    ):
+        pass
+
+
+def test_a_model_of_states_alone(tmp_path: Path) -> None:
+    """Without keys there are no pages, on any tier. (transformers keeps no such model's states: it
+    computes all tokens again.)"""
+    config = Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 2})
+    config.layer_types = ["linear_attention"] * 2
+    model = tiny.make_model(tmp_path, config=config)
+    prompts = tiny.prompts(5, 30)
+    answers = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(FEW):
+            with torch.inference_mode():
+                logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+        answers.append(tokens[len(prompt) :])
+    for options in (tiny.ON_CPU, ON_SIM, {"device": "cpu"}):
+        with tiny.engine(tmp_path, prompts, FEW, **options) as built:
+            assert tiny.run(built, prompts, FEW) == answers
