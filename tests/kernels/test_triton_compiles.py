@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from freight.kernels.cuda.attention import attend
 from freight.kernels.cuda.append import append, append_plain
+from freight.kernels.cuda.recurrence import apply_delta_rule, convolve
 from freight.kernels.cuda.tokens import normalise, rotate
 from freight.kernels.cuda.eights import make_eights_plain
 from freight.kernels.cuda.exponents import make_exponents_plain
@@ -88,6 +89,18 @@ for centred in (False, True):
                      adds_one=not centred)
     assert normalise(x, x, gain[:100], None, num_heads=3, eps=1e-5, centred=centred, adds_one=False)
 assert rotate(x, 3, x[:, :40], x[:, :40], pairs=False)
+class Rows:
+    def table(self, device):
+        return on_meta(4, 3, dtype=torch.int64)
+
+
+assert convolve(x, on_meta(300, 4, dtype=dtype), on_meta(5, 3, 300, dtype=dtype), Rows())
+for width in (128, 96):
+    x = on_meta(5, 2 * 2 * width + 4 * width, dtype=dtype)
+    rate, own = on_meta(5, 4, dtype=dtype), on_meta(4, dtype=torch.float32)
+    memory = on_meta(5, 4, width, width, dtype=torch.float32)
+    out = on_meta(5, 4 * width, dtype=dtype)
+    assert apply_delta_rule(x, rate, rate, own, own, memory, out, num_key_heads=2, rows=Rows())
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
@@ -126,5 +139,5 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
     kernels |= {"_make_micro_plain", "_make_eights_plain"}
     kernels |= {"_append", "_append_plain", "_merge", "_attend_plain", "_attend_codes"}
-    kernels |= {"_normalise", "_rotate"}
+    kernels |= {"_normalise", "_rotate", "_convolve", "_apply_delta_rule"}
     assert set(done.stdout.split()) == kernels

@@ -10,6 +10,7 @@ import pytest
 SCRIPT = """
 import sys
 
+import numpy as np
 import torch
 
 from freight.kernels import (
@@ -20,9 +21,12 @@ from freight.kernels import (
     group_loops,
     group_product_loops,
     product_loops,
+    recurrence_loops,
     token_loops,
 )
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
+from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.row_states import RowStates
 from freight.kernels.paged import (
     _query_blocks,
     append_rows,
@@ -43,7 +47,7 @@ across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
 short = ShortExponents(spare=40)
 names = ["bfloat16", own.name, across.name, short.name]
-warm_up(dtype, weights=names, kv_format=kept)
+warm_up(dtype, weights=names, kv_format=kept, keeps_states=True)
 used = (
     group_loops.make_plain,
     group_product_loops.product_across,
@@ -54,6 +58,8 @@ used = (
     product_loops.few_tokens,
     token_loops.normalise,
     token_loops.rotate,
+    recurrence_loops.convolve,
+    recurrence_loops.apply_delta_rule,
 )
 # Only where they are faster than torch, or there are instructions for them.
 certain = len(used)
@@ -93,6 +99,16 @@ for centred, bias in ((True, None), (False, gain)):
     normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
 angles = torch.zeros(7, 24, dtype=dtype)[5:]
 rotate(x, 2, angles, angles, room)
+heads = DeltaHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=16)
+places = np.array([0, 3])
+rows = RowStates(starts=places, counts=places + 1, seats=places, is_new=places)
+x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 32, 16)
+convolve(x, torch.zeros(192, 3, dtype=dtype), torch.zeros(5, 2, 192, dtype=dtype), rows)
+apply_delta_rule(
+    x, x[:, :4], x[:, :4], torch.zeros(4), torch.zeros(4), memory,
+    torch.zeros(7, 64, dtype=dtype), heads=heads, rows=rows,
+)
+places = torch.tensor([3, 4])
 q = torch.zeros(2, 6, 96, dtype=dtype)
 assert attend_single_queries(
     q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5

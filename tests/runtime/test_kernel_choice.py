@@ -20,11 +20,14 @@ from freight.model.number_format import (
     ShortExponents,
 )
 from freight.model.programme import Attend
+from freight.model.recurrent_steps import Convolve, DeltaRule
+from freight.model.weight import Weight
 from freight.runtime import engine as engine_module
 from freight.runtime.kernel_choice import try_kernels
 
 from ..kernels.triton_bed import DEVICE, in_use, loaded
 from . import tiny
+from .test_engine_recurrence import CONFIGS, ON_SIM
 
 STEP = Attend(
     q="q",
@@ -40,6 +43,22 @@ STEP = Attend(
     kv_format=Grouped(bits=4, group_size=32),
 )
 PLAIN = replace(STEP, kv_format=None, window=None)
+DECAYS = Weight(name="decay", out_dims=(), in_dims=("R",), num_rows=1, num_columns=4)
+RECURRENCES: list[Convolve | DeltaRule] = [
+    Convolve(x="x", weight=replace(DECAYS, num_columns=3 * 192), width=3),
+    DeltaRule(
+        x="x",
+        a="a",
+        b="b",
+        out="out",
+        decay=DECAYS,
+        bias=DECAYS,
+        num_key_heads=2,
+        num_heads=4,
+        key_width=16,
+        value_width=32,
+    ),
+]
 WEIGHTS: list[Compressed | None] = [
     None,
     Grouped(bits=8, group_size=32, wide=True),
@@ -58,6 +77,7 @@ def tried(kernels: Kernels, *steps: Attend) -> tuple[Kernels, list[str]]:
         kernels,
         weights=WEIGHTS,
         steps=steps or [STEP, PLAIN],
+        recurrences=() if steps else RECURRENCES,
         say=said.append,
     )
     assert kernels_of(DEVICE) == NO_KERNELS
@@ -74,7 +94,7 @@ def test_what_is_not_wanted_is_not_tried() -> None:
     """A run that keeps plain keys appends them plain."""
     chosen, said = tried(loaded(), PLAIN)
     assert said == []
-    assert chosen == replace(loaded(), append=None)
+    assert chosen == replace(loaded(), append=None, convolve=None, apply_delta_rule=None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,8 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         # What it was to write, wherever that is.
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
         changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
-        changed |= {"normalise": lambda: inputs[1]}
+        changed |= {"normalise": lambda: inputs[1], "convolve": changed["rotate"]}
+        changed |= {"apply_delta_rule": lambda: inputs[6]}
         for other in ("make_exponents_plain", "make_micro_plain", "make_eights_plain"):
             changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
@@ -106,20 +127,30 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a device tests/gpu does the same")
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "compressed", "recurrent"])
 def test_a_run_with_all_kernels_answers_as_without(
-    compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensors of the simulated device are the CPU's, where the interpreter works."""
-    tiny.make_model(tmp_path, hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+    compressed = kind == "compressed"
+    if kind == "recurrent":
+        tiny.make_model(tmp_path, config=CONFIGS["qwen3.5"])
+    else:
+        tiny.make_model(tmp_path, hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     prompts = tiny.prompts(4, 20)
-    options: dict[str, Any] = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
+    options: dict[str, Any] = {**ON_SIM, "compressed_dir": tmp_path / "kept"}
+    if kind != "recurrent":
+        options |= tiny.ON_SIM
     if compressed:
         options |= {"kv_bits": 4, "weight_bits": 4}
     with tiny.engine(tmp_path, prompts, 3, **options) as engine:
         wanted = tiny.run(engine, prompts, 3)
     of_either = ("attend", "normalise", "rotate")
-    of_kind = ("make_plain", "multiply", "append") if compressed else ("append_plain",)
+    of_kind: tuple[str, ...] = (
+        ("make_plain", "multiply", "append") if compressed else ("append_plain",)
+    )
+    if kind == "recurrent":
+        of_kind = (*of_kind, "convolve", "apply_delta_rule")
     counts = dict.fromkeys((*of_either, *of_kind), 0)
 
     def counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

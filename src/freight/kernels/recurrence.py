@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.row_states import Places, RowStates
 from freight.kernels.sharing import share
 from freight.kernels.threads import as_numbers, find_loops, has_words
@@ -24,8 +25,8 @@ __all__ = ["DeltaHeads", "apply_delta_rule", "convolve"]
 _EPS: Final = 1e-6
 _BLOCK: Final = 64
 """Tokens of a row that torch computes at once."""
-_GROUP_BYTES: Final = 4 << 20
-"""Tokens of several rows that it takes together, in float32."""
+_GROUP_BYTES: Final = 8 << 20
+"""Tokens of several rows, or their states, that it takes together, in float32."""
 _MOST_TAPS: Final = 4
 _LEAST_SHARED: Final = 1 << 16
 """Numbers that are worth another thread."""
@@ -47,6 +48,9 @@ class DeltaHeads:
 def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates) -> None:
     """x [T, C] = sum over j of weight [C, taps][:, j] times the token taps - 1 - j before it, in
     place; ``columns`` [seats, taps - 1, C] are each row's last tokens, of x's type."""
+    kernel = kernels_of(x.device).convolve
+    if kernel is not None and kernel(x, weight, columns, rows):
+        return
     taps, num_columns = weight.shape[1], x.shape[1]
     loops = find_loops() if has_words(x) and taps <= _MOST_TAPS else None
     if loops is None:
@@ -80,7 +84,7 @@ def _convolve_by_torch(
     x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates
 ) -> None:
     taps = weight.shape[1]
-    for block in _blocks(rows, x):
+    for block in _blocks(rows, x, columns[0].numel()):
         before = columns[block.seats].float()
         before[block.is_new] = 0
         seen = torch.cat((before, x[block.tokens].float()), dim=1)
@@ -112,6 +116,11 @@ def apply_delta_rule(
     ``memory`` [seats, N, W, U], float32. x [T, 2 K W + N U] has queries, keys and values; a and b
     [T, N] with ``decay`` and ``bias`` [N], float32, say how much (see ``model.recurrent_steps``).
     """
+    kernel = kernels_of(x.device).apply_delta_rule
+    if kernel is not None and kernel(
+        x, a, b, decay, bias, memory, out, num_key_heads=heads.num_key_heads, rows=rows
+    ):
+        return
     loops = find_loops() if all(map(has_words, (x, a, b, out))) else None
     if loops is None or heads.value_width % 16 or heads.key_width % 16:
         _apply_by_torch(x, a, b, decay, bias, memory, out, heads, rows)
@@ -168,7 +177,7 @@ def _apply_by_torch(
     3.3): what each corrects is what a triangular system of all of them says. Tokens that are not
     there decay and correct nothing."""
     K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
-    for block in _blocks(rows, x):
+    for block in _blocks(rows, x, memory[0].numel()):
         num_rows, width = block.tokens.shape
         own = x[block.tokens].float()
         q, k, v = own[..., : K * W], own[..., K * W : 2 * K * W], own[..., 2 * K * W :]
@@ -218,12 +227,16 @@ class _Block:
     is_new: torch.Tensor
 
 
-def _blocks(rows: RowStates, x: torch.Tensor) -> Iterator[_Block]:
-    """All tokens of all rows, those of a row in order; rows of similar lengths together."""
-    most = max(1, _GROUP_BYTES // (4 * _BLOCK * x.shape[1]))
+def _blocks(rows: RowStates, x: torch.Tensor, state: int) -> Iterator[_Block]:
+    """All tokens of all rows, those of a row in order; rows of similar lengths together. A row has
+    so many numbers of ``state``."""
     order = np.argsort(-rows.counts, kind="stable")
-    for begin in range(0, len(order), most):
+    begin = 0
+    while begin < len(order):
+        width = min(_BLOCK, int(rows.counts[order[begin]]))
+        most = max(1, _GROUP_BYTES // (4 * max(width * x.shape[1], state)))
         group = order[begin : begin + most]
+        begin += most
         for first in range(0, int(rows.counts[group[0]]), _BLOCK):
             some = group[rows.counts[group] > first]
             yield _block(rows, some, first, x.device)

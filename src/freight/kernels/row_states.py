@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 __all__ = ["RowStates"]
 
@@ -21,3 +22,11 @@ class RowStates:
     counts: Places
     seats: Places
     is_new: Places
+    tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, compare=False)
+
+    def table(self, device: torch.device) -> torch.Tensor:
+        """These four, one below the other, on a device: put there once for all layers."""
+        if device not in self.tables:
+            rows = np.stack((self.starts, self.counts, self.seats, self.is_new))
+            self.tables[device] = torch.from_numpy(rows).to(device)
+        return self.tables[device]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from freight.kernels.attention_choice import loop_attends_faster
@@ -21,6 +22,8 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
+from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.row_states import RowStates
 from freight.kernels.sharing import team_threads, without_team
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu, quantise_on_cpu, scale_on_cpu
 from freight.kernels.tokens import activate, normalise, rotate
@@ -55,16 +58,20 @@ def warm_up(
     *,
     weights: Iterable[str],
     kv_format: Grouped | None,
+    keeps_states: bool = False,
     cpu_computes: bool = True,
 ) -> None:
     """For a model that computes with ``dtype`` and keeps its weights, by the names of their
-    formats, keys and values so. Where not ``cpu_computes``, it attends single queries at most."""
+    formats, keys and values so, and in some layers states. Where not ``cpu_computes``, it attends
+    single queries at most."""
     names = set(weights)
 
     def call_all() -> None:
         if cpu_computes:
             _warm_up_arithmetic(dtype, names, kv_format)
             _warm_up_prompts(dtype, None if kv_format is None else _FORMAT)
+            if keeps_states:
+                _warm_up_states(dtype)
         _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
 
     if team_threads(_TEAM_SHARES):
@@ -180,6 +187,16 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
         rotate(x, 1, angles[:, :16], angles[:, :16], room, pairs=pairs)
     activate(x, "gelu_tanh")
     activate(x, "silu", x.clone())
+
+
+def _warm_up_states(dtype: torch.dtype) -> None:
+    x, one = torch.zeros(1, 48, dtype=dtype), np.zeros(1, np.int64)
+    rows = RowStates(starts=one, counts=one + 1, seats=one, is_new=one)
+    convolve(x, torch.zeros(48, 4), torch.zeros(1, 3, 48, dtype=dtype), rows)
+    heads = DeltaHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
+    rate, number, out = x[:, :1], torch.zeros(1), torch.zeros(1, 16, dtype=dtype)
+    memory = torch.zeros(1, 1, 16, 16)
+    apply_delta_rule(x, rate, rate, number, number, memory, out, heads=heads, rows=rows)
 
 
 def _one_page(dtype: torch.dtype, kv_format: Grouped | None) -> Pages:

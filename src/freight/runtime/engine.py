@@ -51,7 +51,7 @@ from freight.runtime.device import (
 from freight.runtime.drafts import Guesses
 from freight.runtime.executor import Executor
 from freight.runtime.kept_weights import WeightKeeper
-from freight.runtime.kernel_choice import attend_steps, choose_kernels
+from freight.runtime.kernel_choice import attend_steps, choose_kernels, recurrent_steps
 from freight.runtime.loaders import made_in_memory, torch_dtype
 from freight.runtime.meter import Meter
 from freight.runtime.options import EngineOptions
@@ -154,13 +154,16 @@ def open_model(
         torch_dtype(dtype),
         weights=kept,
         kv_format=config.kv_format,
+        keeps_states=config.recurrence is not None,
         cpu_computes=device.kind != "cuda",
     )
+    programme = build_programme(config)
     choose_kernels(
         device.torch_device,
         torch_dtype(dtype),
         weights=weights,
-        steps=attend_steps(build_programme(config)),
+        steps=attend_steps(programme),
+        recurrences=recurrent_steps(programme),
         say=say,
     )
     tokenizer = open_tokenizer(model_dir, is_structured=is_structured)

@@ -32,10 +32,13 @@ from freight.model.number_format import (
     ShortExponents,
 )
 from freight.model.programme import Attend, Programme
+from freight.model.recurrent_steps import Convolve, DeltaRule
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
+from freight.runtime.recurrence_trials import convolution_trial, delta_trial
+from freight.runtime.trial_numbers import Trial, trial_numbers
 
-__all__ = ["attend_steps", "choose_kernels", "try_kernels"]
+__all__ = ["attend_steps", "choose_kernels", "recurrent_steps", "try_kernels"]
 
 _NAMES: Final = {
     "make_plain": "dequantising",
@@ -47,6 +50,8 @@ _NAMES: Final = {
     "append_plain": "keys and values into their pages",
     "normalise": "norms",
     "rotate": "rotations",
+    "convolve": "convolutions of rows",
+    "apply_delta_rule": "the gated delta rule",
     "attend": "attention of single queries",
 }
 _KEY_COUNTS: Final = (530, 17)
@@ -62,8 +67,6 @@ exponents have no code."""
 _PAGE_TOKENS: Final = 16
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
-_Trial = Callable[[], Iterator[torch.Tensor]]
-
 
 def choose_kernels(
     device: torch.device,
@@ -71,10 +74,12 @@ def choose_kernels(
     *,
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
+    recurrences: Iterable[Convolve | DeltaRule] = (),
     say: Callable[[str], None],
 ) -> None:
-    """From now on use on a CUDA device what works there, for weights kept so and attention of these
-    steps; ``say`` is told of what does not. Nothing happens for a CPU, and triton is not loaded."""
+    """From now on use on a CUDA device what works there, for weights kept so and attention, or
+    ``recurrences``, of these steps; ``say`` is told of what does not. Nothing happens for a CPU,
+    and triton is not loaded."""
     if device.type != "cuda":
         return
     use_kernels(device, NO_KERNELS)
@@ -82,12 +87,27 @@ def choose_kernels(
     if found is None:
         say("triton is not installed: the GPU works with torch alone, which is slower")
         return
-    use_kernels(device, try_kernels(device, dtype, found, weights=weights, steps=steps, say=say))
+    chosen = try_kernels(
+        device,
+        dtype,
+        found,
+        weights=weights,
+        steps=steps,
+        recurrences=recurrences,
+        say=say,
+    )
+    use_kernels(device, chosen)
 
 
 def attend_steps(programme: Programme) -> list[Attend]:
     """One step of each form that attends."""
     return [step for unit in programme.kinds for step in unit.steps if isinstance(step, Attend)]
+
+
+def recurrent_steps(programme: Programme) -> list[Convolve | DeltaRule]:
+    """Likewise of those that keep a state."""
+    steps = (step for unit in programme.kinds for step in unit.steps)
+    return [step for step in steps if isinstance(step, Convolve | DeltaRule)]
 
 
 def try_kernels(
@@ -97,6 +117,7 @@ def try_kernels(
     *,
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
+    recurrences: Iterable[Convolve | DeltaRule] = (),
     say: Callable[[str], None],
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
@@ -109,8 +130,11 @@ def try_kernels(
     products = [own for own in rows if not own.across]
     attends = set(steps)
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
+    states = set(recurrences)
+    convolved = [own for own in states if isinstance(own, Convolve)]
+    deltas = [own for own in states if isinstance(own, DeltaRule)]
     plain = [step for step in attends if step.kv_format is None][:1]
-    trials: dict[str, tuple[Sequence[_Trial], float]] = {
+    trials: dict[str, tuple[Sequence[Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
         "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
         "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
@@ -120,6 +144,14 @@ def try_kernels(
         "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
         "normalise": ([_norms(device, dtype)], _TOLERANCES[dtype]),
         "rotate": ([_rotations(device, dtype)], _TOLERANCES[dtype]),
+        "convolve": (
+            [convolution_trial(own, device, dtype) for own in convolved],
+            _TOLERANCES[dtype],
+        ),
+        "apply_delta_rule": (
+            [delta_trial(own, device, dtype) for own in deltas],
+            _TOLERANCES[dtype],
+        ),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),
     }
     chosen = NO_KERNELS
@@ -138,7 +170,7 @@ def try_kernels(
     return chosen
 
 
-def _try(trial: _Trial, device: torch.device, kernels: Kernels, tolerance: float) -> str | None:
+def _try(trial: Trial, device: torch.device, kernels: Kernels, tolerance: float) -> str | None:
     """What is wrong with the kernels, if anything is."""
     use_kernels(device, NO_KERNELS)
     wanted = [own.clone() for own in trial()]
@@ -155,17 +187,11 @@ def _try(trial: _Trial, device: torch.device, kernels: Kernels, tolerance: float
     return None
 
 
-def _numbers(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The same each time, whatever was drawn before."""
-    dice = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=dice).to(device, dtype)
-
-
 def _rows(own: Grouped, num_rows: int, device: torch.device) -> CompressedRows:
     narrow = replace(own, wide=False)
     columns = 3 * own.group_size
     count = align_up(num_rows, own.rows_together)
-    raw = quantise(_numbers(count, columns, device=device, dtype=torch.float32), narrow)
+    raw = quantise(trial_numbers(count, columns, device=device, dtype=torch.float32), narrow)
     if own.wide:
         border = own.code_bytes(columns)
         factors = raw[:, border:].view(torch.float16).float().contiguous() / 3
@@ -173,7 +199,7 @@ def _rows(own: Grouped, num_rows: int, device: torch.device) -> CompressedRows:
     return CompressedRows(raw=raw, columns=columns, number_format=own)
 
 
-def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
+def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         for num_rows in _NUM_ROWS:
             rows = _rows(own, num_rows, device)
@@ -184,9 +210,11 @@ def _plain(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _plain_exponents(device: torch.device, dtype: torch.dtype) -> _Trial:
+def _plain_exponents(device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
-        numbers = _numbers(_NUM_ROWS[0], _SHORT_COLUMNS, device=device, dtype=torch.bfloat16).cpu()
+        numbers = trial_numbers(
+            _NUM_ROWS[0], _SHORT_COLUMNS, device=device, dtype=torch.bfloat16
+        ).cpu()
         own = ShortExponents(spare=most_spared(numbers))
         raw = shorten(numbers, own).to(device)
         rows = CompressedRows(raw=raw, columns=_SHORT_COLUMNS, number_format=own)
@@ -197,7 +225,7 @@ def _plain_exponents(device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _plain_eights(device: torch.device, dtype: torch.dtype) -> _Trial:
+def _plain_eights(device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         dice = torch.Generator().manual_seed(0)
         for num_rows in _NUM_ROWS:
@@ -213,7 +241,7 @@ def _plain_eights(device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _plain_micro(device: torch.device, dtype: torch.dtype) -> _Trial:
+def _plain_micro(device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         own, dice = MicroFloats(), torch.Generator().manual_seed(0)
         for num_rows in _NUM_ROWS:
@@ -230,11 +258,11 @@ def _plain_micro(device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> _Trial:
+def _product(own: Grouped, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         for num_rows, tokens in product(_NUM_ROWS, (1, 5)):
             rows = _rows(own, num_rows, device)
-            x = _numbers(tokens, rows.columns, device=device, dtype=dtype)
+            x = trial_numbers(tokens, rows.columns, device=device, dtype=dtype)
             found = small_product(x, rows)
             if found is None:
                 plain = torch.empty(rows.shape, device=device)
@@ -286,7 +314,7 @@ class _Case:
             spans.append(span._replace(start=start, num_new=span.total_len, kv_len=0))
             start += span.total_len
         shape = (start, step.num_kv_heads, step.head_dim)
-        k = _numbers(*shape, device=self.device, dtype=self.dtype)
+        k = trial_numbers(*shape, device=self.device, dtype=self.dtype)
         view = self._index(spans)
         append(self.pages, view, k, k.flip(0))
 
@@ -307,7 +335,7 @@ class _Case:
     def attend(self, *, with_sums: bool) -> Iterator[torch.Tensor]:
         step = self.step
         shape = (len(self.spans), step.num_heads, step.head_dim)
-        q = _numbers(*shape, device=self.device, dtype=self.dtype)
+        q = trial_numbers(*shape, device=self.device, dtype=self.dtype)
         out = torch.empty_like(q)
         lse = torch.empty(shape[:2], device=self.device) if with_sums else None
         # Keys and values of the rows, plain and as they are kept, scores and their weights.
@@ -321,13 +349,13 @@ class _Case:
             yield lse
 
 
-def _norms(device: torch.device, dtype: torch.dtype) -> _Trial:
+def _norms(device: torch.device, dtype: torch.dtype) -> Trial:
     """One of whole tokens and one of heads, with all there is beside: each is code of its own."""
 
     def trial() -> Iterator[torch.Tensor]:
         for num_heads, width in ((1, 2500), (3, 96)):
-            x = _numbers(5, num_heads * width, device=device, dtype=dtype) + 1
-            gain = _numbers(width, device=device, dtype=dtype)
+            x = trial_numbers(5, num_heads * width, device=device, dtype=dtype) + 1
+            gain = trial_numbers(width, device=device, dtype=dtype)
             for centred, adds_one in product((False, True), (False, True)):
                 out = torch.empty_like(x)
                 workspace = Workspace(torch.empty(MIB, dtype=torch.uint8, device=device))
@@ -347,12 +375,12 @@ def _norms(device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _rotations(device: torch.device, dtype: torch.dtype) -> _Trial:
+def _rotations(device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
-        angles = _numbers(5, 72, device=device, dtype=dtype)
+        angles = trial_numbers(5, 72, device=device, dtype=dtype)
         cos, sin = angles.cos(), angles.sin()
         for pairs in (False, True):
-            x = _numbers(5, 17 * 160, device=device, dtype=dtype)
+            x = trial_numbers(5, 17 * 160, device=device, dtype=dtype)
             workspace = Workspace(torch.empty(MIB, dtype=torch.uint8, device=device))
             rotate(x, 17, cos, sin, workspace, pairs=pairs)
             yield x
@@ -360,7 +388,7 @@ def _rotations(device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
+def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
         case = _Case(step, device, dtype)
         case.fill()
@@ -369,7 +397,7 @@ def _append(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
     return trial
 
 
-def _attend(step: Attend, device: torch.device, dtype: torch.dtype) -> _Trial:
+def _attend(step: Attend, device: torch.device, dtype: torch.dtype) -> Trial:
     # Sparse attention has no kernel; what is tried is the attention of all keys.
     whole = replace(step, share=1.0)
 

@@ -27,6 +27,8 @@ class Kernels:
     append_plain: Callable[..., bool] | None = None
     normalise: Callable[..., bool] | None = None
     rotate: Callable[..., bool] | None = None
+    convolve: Callable[..., bool] | None = None
+    apply_delta_rule: Callable[..., bool] | None = None
     attend: Callable[..., None] | None = None
 
 
@@ -54,6 +56,7 @@ def load_kernels() -> Kernels | None:
             exponents,
             groups,
             micro,
+            recurrence,
             tokens,
         )
     except ImportError:
@@ -68,5 +71,7 @@ def load_kernels() -> Kernels | None:
         append_plain=append.append_plain,
         normalise=tokens.normalise,
         rotate=tokens.rotate,
+        convolve=recurrence.convolve,
+        apply_delta_rule=recurrence.apply_delta_rule,
         attend=attention.attend,
     )

@@ -1,0 +1,62 @@
+"""What kernels of recurrences are tried with on a device, with the sizes of a model's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.row_states import RowStates
+from freight.model.recurrent_steps import Convolve, DeltaRule
+from freight.runtime.trial_numbers import Trial, trial_numbers
+
+__all__ = ["convolution_trial", "delta_trial"]
+
+
+def _states() -> RowStates:
+    """A row that goes on, and two that begin: of several tokens, and of one."""
+    return RowStates(
+        starts=np.array([0, 5, 6]),
+        counts=np.array([5, 1, 1]),
+        seats=np.array([2, 0, 3]),
+        is_new=np.array([0, 1, 0]),
+    )
+
+
+def convolution_trial(step: Convolve, device: torch.device, dtype: torch.dtype) -> Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        width = step.weight.num_columns // step.width
+        x = trial_numbers(7, width, device=device, dtype=dtype)
+        weight = trial_numbers(width, step.width, device=device, dtype=dtype)
+        columns = trial_numbers(4, step.width - 1, width, device=device, dtype=dtype)
+        convolve(x, weight, columns, _states())
+        yield from (x, columns)
+
+    return trial
+
+
+def delta_trial(step: DeltaRule, device: torch.device, dtype: torch.dtype) -> Trial:
+    def trial() -> Iterator[torch.Tensor]:
+        heads = DeltaHeads(
+            num_key_heads=step.num_key_heads,
+            num_heads=step.num_heads,
+            key_width=step.key_width,
+            value_width=step.value_width,
+        )
+        values = heads.num_heads * heads.value_width
+        x = trial_numbers(
+            7, 2 * heads.num_key_heads * heads.key_width + values, device=device, dtype=dtype
+        )
+        a = trial_numbers(7, heads.num_heads, device=device, dtype=dtype)
+        decay = trial_numbers(heads.num_heads, device=device, dtype=torch.float32)
+        shape = (4, heads.num_heads, heads.key_width, heads.value_width)
+        memory = trial_numbers(*shape, device=device, dtype=torch.float32)
+        out = torch.zeros(7, values, device=device, dtype=dtype)
+        apply_delta_rule(
+            x, a, a.flip(0), decay, decay.flip(0), memory, out, heads=heads, rows=_states()
+        )
+        yield from (out, memory)
+
+    return trial
