@@ -17,15 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.memory.disk import Traffic, create_scratch
-from freight.memory.kv_cache import (
-    Home,
-    KVCache,
-    PageRun,
-    Passage,
-    RowPages,
-    num_pages_of,
-    plan_passage,
-)
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home, PageRun, Passage, RowPages, num_pages_of, plan_passage
 from freight.memory.tier import host_arena
 from freight.memory.transfer import copy_bytes
 

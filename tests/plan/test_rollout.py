@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.memory.kv_cache import RowPages, num_pages_of, plan_passage
+from freight.memory.passage import RowPages, num_pages_of, plan_passage
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block, work_of
 

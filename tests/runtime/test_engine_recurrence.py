@@ -3,6 +3,7 @@ any admission, samples, prompts in pieces, on any tier; and what is refused of t
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import PretrainedConfig, Qwen3NextConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
+from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.errors import InputError
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
@@ -110,7 +112,7 @@ def test_any_admission_gives_the_same_answers(
     oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]],
 ) -> None:
     """Rows that enter, wait, move, give way and are computed again, with samples, and prompts that
-    come in pieces: few pages for what answers become."""
+    come in pieces: few pages for what answers become. What crosses links is counted."""
     answers, scores = oracle
     asked = data.draw(st.lists(asked_rows, min_size=1, max_size=14))
     asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
@@ -132,8 +134,13 @@ def test_any_admission_gives_the_same_answers(
         changes["chunk_tokens"] = chunk
     work = work_of(asked, data.draw(st.integers(1, FEW)))
     with engine(model_dir, work, changes, **options) as built:
+        log, before = SweepLog(built), Counter(built.traffic.moved)
         requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests))], asked, answers, scores)
+        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
+        moved = Counter(built.traffic.moved)
+        moved.subtract(before)
+        if max(own.samples for own in asked) == 1:
+            assert dict(+moved) == logged_bytes(built, log)
 
 
 def test_a_block_after_another_finds_no_state(

@@ -17,7 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.memory.kv_cache import Home, KVCache
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home
 from freight.model.batch import MicroBatch, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.continuous import roll_out

@@ -12,174 +12,17 @@ Knows pages, tiers and rows, but no model.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import Literal
 
 import torch
 
 from freight.memory.disk import DirectFile, DiskRequest
+from freight.memory.passage import Home, PageRun, Passage, RowPages
 from freight.memory.transfer import copy_bytes, host_view
 
-__all__ = [
-    "Home",
-    "KVCache",
-    "PageRun",
-    "Passage",
-    "RowPages",
-    "num_pages_of",
-    "plan_passage",
-]
-
-Home = Literal["compute", "cpu", "disk"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageRun:
-    """``count`` pages that lie one after the other in both places."""
-
-    home: int
-    slot: int
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowPages:
-    """A row's pages, in order, on one tier; on disk also its place among the tails in RAM.
-    ``is_delegated``: the CPU attends them where they are. The first ``num_shared`` are another
-    row's; where that one is on another tier its ``num_elsewhere`` come before these. Of a row that
-    moves what it has is still at its ``origin``, until a sweep has brought it here."""
-
-    home: Home
-    pages: tuple[int, ...]
-    num_shared: int = 0
-    num_elsewhere: int = 0
-    tail: int = -1
-    is_delegated: bool = False
-    origin: RowPages | None = None
-
-    @property
-    def is_near(self) -> bool:
-        """Whether a sweep finds it on the compute tier, and leaves it there."""
-        return self.home == "compute" and self.origin is None
-
-    @property
-    def own(self) -> tuple[int, ...]:
-        """The pages that are no other row's."""
-        return self.pages[self.num_shared :]
-
-    @property
-    def num_apart(self) -> int:
-        """Pages of another row that come before those that pass through a slot."""
-        return self.num_elsewhere + (0 if self.origin is None else self.num_shared)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """How the offloaded rows of a micro-batch pass through a slot in one sweep.
-
-    ``tables`` gives each row's pages in the slot. ``cpu_in``, ``disk_in`` and ``tails_in`` are what
-    is there already, ``cpu_out``, ``disk_out`` and ``tails_out`` what new tokens touch, or of a row
-    that moves all: runs between home (or tail) and slot. ``near_in`` and ``near_out`` are those of
-    rows that move from and to the compute tier.
-    """
-
-    num_pages: int
-    tables: tuple[tuple[int, ...], ...]
-    cpu_in: tuple[PageRun, ...]
-    disk_in: tuple[PageRun, ...]
-    tails_in: tuple[PageRun, ...]
-    cpu_out: tuple[PageRun, ...]
-    disk_out: tuple[PageRun, ...]
-    tails_out: tuple[PageRun, ...]
-    near_in: tuple[PageRun, ...] = ()
-    near_out: tuple[PageRun, ...] = ()
-
-
-def num_pages_of(runs: Sequence[PageRun]) -> int:
-    return sum(run.count for run in runs)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Pairs:
-    """(home, slot) pairs being collected; neighbours become one run."""
-
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-
-    def runs(self) -> tuple[PageRun, ...]:
-        runs: list[PageRun] = []
-        for home, slot in sorted(self.pairs):
-            last = runs[-1] if runs else None
-            if last and (home, slot) == (last.home + last.count, last.slot + last.count):
-                runs[-1] = PageRun(home=last.home, slot=last.slot, count=last.count + 1)
-            else:
-                runs.append(PageRun(home=home, slot=slot, count=1))
-        return tuple(runs)
-
-
-def plan_passage(
-    rows: Sequence[RowPages],
-    kv_lens: Sequence[int],
-    total_lens: Sequence[int],
-    page_tokens: int,
-    written_lens: Sequence[int] = (),
-) -> Passage:
-    """Plan for ``rows``, with so many tokens before and after the sweep. Where the last one wrote
-    more than are left of it, ``written_lens`` say how many: a page that it filled is on disk. Pages
-    lie in the slot in the order in which they lie at home, so that neighbours stay together."""
-    sources = [row.origin or row for row in rows]
-    used = [
-        (source.home, page, number, turn)
-        for number, (source, total) in enumerate(zip(sources, total_lens, strict=True))
-        for turn, page in enumerate(source.own[: -(-total // page_tokens)])
-    ]
-    tables = [[0] * -(-total // page_tokens) for total in total_lens]
-    for place, (_, _, number, turn) in enumerate(sorted(used)):
-        tables[number][turn] = place
-    runs_in, runs_out = _Runs(page_tokens), _Runs(page_tokens)
-    for row, source, table, kv_len, total, written in zip(
-        rows, sources, tables, kv_lens, total_lens, written_lens or kv_lens, strict=True
-    ):
-        there = range(-(-kv_len // page_tokens))
-        runs_in.add(source, table, there, max(kv_len, written))
-        touched = 0 if row.origin is not None else kv_len // page_tokens
-        runs_out.add(row, table, range(touched, len(table)), total)
-    return Passage(
-        num_pages=len(used),
-        tables=tuple(tuple(table) for table in tables),
-        cpu_in=runs_in.cpu.runs(),
-        disk_in=runs_in.disk.runs(),
-        tails_in=runs_in.tails.runs(),
-        cpu_out=runs_out.cpu.runs(),
-        disk_out=runs_out.disk.runs(),
-        tails_out=runs_out.tails.runs(),
-        near_in=runs_in.near.runs(),
-        near_out=runs_out.near.runs(),
-    )
-
-
-class _Runs:
-    """Pages by what they come from or go to."""
-
-    def __init__(self, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
-        self.near, self.cpu, self.disk, self.tails = _Pairs(), _Pairs(), _Pairs(), _Pairs()
-
-    def add(self, row: RowPages, table: Sequence[int], turns: range, num_tokens: int) -> None:
-        """Pages ``turns`` of a row that has so many tokens: on disk those that they fill, the last
-        one else is its tail."""
-        own = row.own
-        for turn in turns:
-            slot = table[turn]
-            if row.home == "compute":
-                self.near.pairs.append((own[turn], slot))
-            elif row.home == "cpu":
-                self.cpu.pairs.append((own[turn], slot))
-            elif (turn + 1) * self._page_tokens <= num_tokens:
-                self.disk.pairs.append((own[turn], slot))
-            else:
-                self.tails.pairs.append((row.tail, slot))
+__all__ = ["KVCache"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -205,7 +48,8 @@ class KVCache:
     of it. The disk's are in ``file``, layer after layer, ``num_disk_pages`` each; a row there gets
     ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
     Without ``is_kept`` pages are used within one computation only: after each ``begin_batch`` the
-    same ones are given out.
+    same ones are given out. What rows keep in layers without keys is in ``states``, a page for
+    each, on the tier of its row: it is admitted and released with it.
     """
 
     def __init__(
@@ -219,8 +63,10 @@ class KVCache:
         far_page_bytes: Sequence[int],
         disk_extent_pages: int = 0,
         is_kept: bool = True,
+        states: KVCache | None = None,
     ) -> None:
         self.is_kept = is_kept
+        self.states = states
         self._disk_extent_pages = disk_extent_pages
         self.pools = pools
         self.page_tokens = page_tokens
@@ -238,6 +84,8 @@ class KVCache:
     def begin_batch(self) -> None:
         """The next micro-batch is admitted. Where pages are not kept all are free for it; rows of
         those before it are known until they are released."""
+        if self.states is not None:
+            self.states.begin_batch()
         if not self.is_kept:
             for home, count in self._counts.items():
                 self._free[home] = _FreeList(free=list(range(count)))
@@ -263,6 +111,8 @@ class KVCache:
     ) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them; all
         pages of ``shared``, which stays for as long as they do, are their first, wherever it is."""
+        if self.states is not None:
+            self.states.admit(home, rows, is_delegated=is_delegated)
         first = () if shared is None else self.rows[shared].pages
         is_here = shared is None or self.rows[shared].home == home
         num_elsewhere = 0 if is_here else len(first)
@@ -321,6 +171,7 @@ class KVCache:
 
     def has_room(self, home: Home, num_tokens: int) -> bool:
         """Whether a row with so many tokens of its own can be admitted to a tier."""
+        assert self.states is None, "rows with a state stay where they are"
         is_disk = home == "disk"
         count = (self._disk_extent_pages if is_disk else 0) or self.pages_for(num_tokens)
         return count <= self.num_free_pages(home) and not (is_disk and not self._free_tails.free)
@@ -351,6 +202,8 @@ class KVCache:
 
     def release(self, row: Hashable) -> None:
         """Free a row's own pages, at once."""
+        if self.states is not None:
+            self.states.release(row)
         own = self.rows.pop(row)
         if not self.is_kept:
             return
@@ -368,12 +221,13 @@ class KVCache:
         for row in list(self.rows):
             self.release(row)
 
-    # -- moving pages; ``slot`` is a uint8 tensor of so many pages as are the largest ------------
+    # -- moving pages; ``slot`` is a uint8 tensor that they fit into ------------------------------
 
     def pages_in(self, layer: int, slot: torch.Tensor) -> torch.Tensor:
-        """A slot as pages of a layer."""
+        """A slot as pages of a layer: as many as it takes."""
         size = self._far_page_bytes[layer]
-        return slot if slot.shape[1] == size else slot.view(-1)[: len(slot) * size].view(-1, size)
+        count = slot.numel() // max(1, size)
+        return slot.view(-1)[: count * size].view(count, size)
 
     def read_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Full pages from the file, the page in progress from RAM."""

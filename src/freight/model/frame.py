@@ -51,8 +51,8 @@ class DelegatedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerStates:
-    """What rows keep in a layer that attends nothing, by their seats: columns [seats, taps - 1, C]
-    of their last tokens, and matrices [seats, N, W, U], float32."""
+    """What some rows keep in a layer that attends nothing, by their seats: columns of their last
+    tokens [seats, taps - 1, C], and matrices [seats, N, W, U], float32."""
 
     rows: RowStates
     columns: torch.Tensor
@@ -65,9 +65,9 @@ class Frame:
 
     ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
     each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with the views that index
-    them, ``states`` are those of a layer without keys. A router fills ``routes``; an expert works
-    on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n]. ``delegated`` tokens are
-    attended elsewhere.
+    them, ``states`` are those of rows in a layer without keys. A router fills ``routes``; an expert
+    works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n]. ``delegated``
+    tokens are attended elsewhere.
     """
 
     weights: Mapping[str, WeightParts]
@@ -76,7 +76,7 @@ class Frame:
     angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
-    states: LayerStates | None = None
+    states: Sequence[LayerStates] = field(default_factory=tuple)
     delegated: DelegatedTokens | None = None
     routes: Routes | None = None
     chosen: torch.Tensor | None = None

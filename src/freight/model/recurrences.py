@@ -21,28 +21,29 @@ def deal(step: Deal, frame: Frame) -> None:
 
 
 def convolve(step: Convolve, frame: Frame) -> None:
-    states = frame.states
-    assert states is not None
     weight = frame.vector(step.weight).view(-1, step.width)
-    convolve_rows(frame.values[step.x], weight, states.columns, states.rows)
+    for states in frame.states:
+        convolve_rows(frame.values[step.x], weight, states.columns, states.rows)
 
 
 def apply_delta(step: DeltaRule, frame: Frame) -> None:
-    states, x = frame.states, frame.values[step.x]
-    assert states is not None
-    apply_delta_rule(
-        x,
-        frame.values[step.a],
-        frame.values[step.b],
-        frame.vector(step.decay),
-        frame.vector(step.bias),
-        states.memory,
-        frame.new(step.out, x, step.num_heads * step.value_width),
-        heads=DeltaHeads(
-            num_key_heads=step.num_key_heads,
-            num_heads=step.num_heads,
-            key_width=step.key_width,
-            value_width=step.value_width,
-        ),
-        rows=states.rows,
+    x = frame.values[step.x]
+    out = frame.new(step.out, x, step.num_heads * step.value_width)
+    heads = DeltaHeads(
+        num_key_heads=step.num_key_heads,
+        num_heads=step.num_heads,
+        key_width=step.key_width,
+        value_width=step.value_width,
     )
+    for states in frame.states:
+        apply_delta_rule(
+            x,
+            frame.values[step.a],
+            frame.values[step.b],
+            frame.vector(step.decay),
+            frame.vector(step.bias),
+            states.memory,
+            out,
+            heads=heads,
+            rows=states.rows,
+        )

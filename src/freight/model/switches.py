@@ -109,10 +109,14 @@ class Recurrence:
         """Queries, keys and values of a token."""
         return 2 * self.num_key_heads * self.key_width + self.num_heads * self.value_width
 
+    @property
+    def matrix_bytes(self) -> int:
+        """Those of a row in one layer, in float32."""
+        return 4 * self.num_heads * self.key_width * self.value_width
+
     def state_bytes(self, bytes_per_element: int = 2) -> int:
-        """What one row keeps in one layer: columns of its last tokens, and matrices in float32."""
-        columns = (self.taps - 1) * self.mixed_columns * bytes_per_element
-        return columns + 4 * self.num_heads * self.key_width * self.value_width
+        """What one row keeps in one layer: its matrices, and columns of its last tokens."""
+        return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,12 +231,9 @@ class ModelConfig:
     def num_attention_layers(self) -> int:
         return sum(map(self.attends, range(self.num_layers)))
 
-    def state_bytes_per_row(self, bytes_per_element: int = 2) -> int:
-        """What a row keeps in all layers that attend nothing."""
-        if self.recurrence is None:
-            return 0
-        num_layers = self.num_layers - self.num_attention_layers
-        return num_layers * self.recurrence.state_bytes(bytes_per_element)
+    @property
+    def num_recurrent_layers(self) -> int:
+        return self.num_layers - self.num_attention_layers
 
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in one layer."""

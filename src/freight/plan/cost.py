@@ -22,6 +22,7 @@ from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
+from freight.plan.recurrence import state_size
 from freight.plan.simulate import Demand
 from freight.plan.sweep import Sweep
 from freight.quantities import MIB
@@ -50,6 +51,7 @@ _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.WRITE_HIDDEN: "activations",
 }
 _KV_ON_DISK: Final = (Kind.READ_KV, Kind.WRITE_KV, Kind.READ_DELEGATED, Kind.WRITE_DELEGATED)
+_KV_MOVES: Final = tuple(kind for kind, moved in _KINDS.items() if moved == "kv")
 _COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
@@ -73,7 +75,7 @@ class Cost:
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
-    moves: dict[tuple[Kind, int], Demand] = field(default_factory=dict)
+    moves: dict[tuple[Kind, int, bool], Demand] = field(default_factory=dict)
     keys: dict[int, Unit | None] = field(default_factory=dict)
     """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
@@ -97,7 +99,7 @@ class Cost:
 
     def demand(self, operation: Operation) -> Demand:
         """Seconds of an operation alone."""
-        key = operation.kind, operation.num_bytes
+        key = operation.kind, operation.num_bytes, self._is_of_states(operation)
         if (known := self.moves.get(key)) is not None:
             return known
         if operation.kind in _COMPUTED:
@@ -114,6 +116,8 @@ class Cost:
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
             request = float(self.config.embedding_size * self.size)
+        elif self._is_of_states(operation):
+            request = min(request, float(state_size(self.config, self.size)))
         elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
             request = min(request, self._kv_request(operation.kind))
         kind = _KINDS.get(operation.kind, "weights")
@@ -121,6 +125,12 @@ class Cost:
         return Demand(
             seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
         )
+
+    def _is_of_states(self, operation: Operation) -> bool:
+        """Whether it moves what rows keep in a layer without keys."""
+        if self.config.recurrence is None or operation.kind not in _KV_MOVES:
+            return False
+        return self.programme.units[self.units[operation.unit]].kind == "recurrence"
 
     def _kv_request(self, kind: Kind) -> float:
         """Bytes of keys and values that lie together on disk where rows enter at any time: one

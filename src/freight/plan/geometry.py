@@ -14,6 +14,7 @@ from freight.model.switches import ModelConfig
 from freight.plan.forms import BLOCK
 from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy, Split, Tier
+from freight.plan.recurrence import state_size
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import host_attention_bytes, workspace_bytes
@@ -53,9 +54,11 @@ class Geometry:
     computed, ``far_page_bytes`` by layer those of a page elsewhere. Of each prompt
     ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each
     tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers`` the
-    layers that have pages of their own (see :func:`keeps_kv`), ``state_rows`` the rows that have a
-    state in layers that have none, ``kv_slot_pages`` those that one
-    micro-batch's offloaded rows may have together, ``num_tails`` the rows on disk of all
+    layers that have pages of their own (see :func:`keeps_kv`). ``state_rows`` are the rows on each
+    tier that keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory of its
+    own. ``kv_slot_pages`` are the pages that one
+    micro-batch's offloaded rows may have together, ``kv_slot_bytes`` what these or their states
+    take, ``num_tails`` the rows on disk of all
     micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
@@ -71,10 +74,13 @@ class Geometry:
     far_page_bytes: tuple[int, ...]
     shared_tokens: int
     kv_layers: int
-    state_rows: int
+    state_layers: int
+    state_bytes: int
+    state_rows: dict[Tier, int]
     kv_pages: dict[Tier, int]
     disk_extent_pages: int
     kv_slot_pages: int
+    kv_slot_bytes: int
     num_tails: int
     activation_rows: dict[Tier, int]
     activation_slot_bytes: int
@@ -222,6 +228,15 @@ def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
     return used if config.kv_format is None else align_up(used, BLOCK)
 
 
+def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
+    """The most rows of all blocks in flight on each tier."""
+    rows = most_rows(policy.kv, policy.micro_batch_size)
+    times = policy.num_micro_batches * policy.blocks_in_flight
+    if not keeps_kv(policy, workload):
+        times = 1
+    return {tier: count * times for tier, count in rows.items()}
+
+
 def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:
     """By layer, bytes of a page off the compute tier: keys and values, or what comes into
     attention; 0 of layers that attend nothing."""
@@ -264,6 +279,8 @@ def measure(
     slot_pages = pages_together(
         policy, workload, sum(kv_rows[tier] for tier in kv_rows if tier != home)
     )
+    state_bytes = state_size(config, size)
+    far_states = sum(kv_rows[tier] for tier in kv_rows if tier != home) * state_bytes
     row_bytes = layout.stream_columns * size
     tokens = most_tokens(policy.activations, policy.max_batch_tokens)
     disk_stride = align_up(tokens["disk"] * row_bytes, BLOCK)
@@ -284,10 +301,15 @@ def measure(
         far_page_bytes=far_page_bytes,
         shared_tokens=shared_tokens(policy, workload),
         kv_layers=config.num_attention_layers if is_kept else 1,
-        state_rows=policy.block_rows * policy.blocks_in_flight if config.recurrence else 0,
+        state_layers=config.num_recurrent_layers
+        if is_kept
+        else min(1, config.num_recurrent_layers),
+        state_bytes=state_bytes,
+        state_rows=_state_rows(policy, workload),
         kv_pages=kv_pages,
         disk_extent_pages=extent_pages,
         kv_slot_pages=slot_pages,
+        kv_slot_bytes=max(slot_pages * max(far_page_bytes), far_states),
         num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
@@ -387,11 +409,12 @@ def _count_block(
         t: pages * (g.kv_layers * g.page_bytes if t == home else sum(g.far_page_bytes))
         for t, pages in g.kv_pages.items()
     }
-    slot = g.kv_slot_pages * max(g.far_page_bytes)
+    states = {t: g.state_layers * rows * g.state_bytes for t, rows in g.state_rows.items()}
+    slot = g.kv_slot_bytes
     near, host = g.usage[home], g.usage["cpu"]
     recomputes = policy.recomputes(config.num_layers)
     near["KV cache"] = layer_pages[home]
-    near["row states"] = g.state_rows * config.state_bytes_per_row(layout.element_bytes)
+    near["row states"] = states[home]
     near["KV slots"] = RING_SLOTS["kv slot"] * slot
     near["recomputed KV"] = g.kv_slot_pages * g.page_bytes * any(recomputes)
     near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)
@@ -411,6 +434,7 @@ def _count_block(
         host["delegated KV"] = RING_SLOTS["delegated kv"] * g.delegated_pages * g.page_bytes
         host["attention"] = g.attention_bytes
         host["KV cache"] = layer_pages["cpu"]
+        host["row states"] = states["cpu"]
         if g.num_tails:
             host["KV staging"] = (RING_SLOTS["kv in"] + RING_SLOTS["kv out"]) * slot
         host["activations"] = block * align_up(g.activation_rows["cpu"] * row_bytes, BLOCK)
@@ -418,4 +442,5 @@ def _count_block(
             slots = RING_SLOTS["activations in"] + RING_SLOTS["activations out"]
             host["activation staging"] = slots * g.activation_slot_bytes
     g.usage["disk"]["KV cache"] = layer_pages["disk"]
+    g.usage["disk"]["row states"] = states["disk"]
     g.usage["disk"]["activations"] = block * g.activation_disk_stride

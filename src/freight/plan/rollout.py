@@ -7,6 +7,7 @@ made all their tokens. Knows no token ids and no tensors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,6 +102,7 @@ class WorkSizes:
     policy: Policy
     page_bytes: int
     input_page_bytes: int
+    state_bytes: int
     stream_bytes: int
     embedding_bytes: int
     query_bytes: int
@@ -128,6 +130,7 @@ class WorkSizes:
             policy=policy,
             page_bytes=geometry.page_bytes,
             input_page_bytes=geometry.input_page_bytes,
+            state_bytes=geometry.state_bytes,
             stream_bytes=layout.stream_columns * layout.element_bytes,
             embedding_bytes=columns * layout.element_bytes,
             departing_bytes=handed_on * layout.element_bytes,
@@ -221,6 +224,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
         kv=_passed(far, page, page_bytes),
         inputs=_passed(far, page, sizes.input_page_bytes),
+        states=_states(pairs, sizes) if sizes.state_bytes else Passed(),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
@@ -260,11 +264,15 @@ def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
         start += own.num_new
 
 
+def _is_copied(row: BlockRow, span: RowSpan) -> bool:
+    """Whether what it had before is another row's."""
+    return row.is_sibling and span.kv_len < row.prompt_tokens
+
+
 def _kept(row: BlockRow, span: RowSpan, num_shared: int = 0) -> tuple[int, int]:
     """Of a row's keys those in pages of its own, before and after: of its prompt a sibling gets all
     as they are made."""
-    is_new = row.is_sibling and span.kv_len < row.prompt_tokens
-    held = 0 if is_new else span.kv_len
+    held = 0 if _is_copied(row, span) else span.kv_len
     return max(0, held - num_shared), max(0, span.total_len - num_shared)
 
 
@@ -290,6 +298,23 @@ def _passed(far: Sequence[tuple[BlockRow, int, int]], page: int, page_bytes: int
         store=_bytes((_stored(*own, page) for own in far), page_bytes),
         slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in far),
         num_loaded=sum(own.cpu + own.disk + own.tails for own in loaded),
+    )
+
+
+def _states(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Passed:
+    """What rows elsewhere keep in a layer without keys: all of it comes, and goes."""
+    far = [(row, span) for row, span in pairs if row.home != sizes.policy.compute_tier]
+    old = [row for row, span in far if span.kv_len > 0 and not _is_copied(row, span)]
+
+    def moved(rows: Sequence[BlockRow]) -> Moved:
+        counts = Counter(row.home for row in rows)
+        return Moved(cpu=counts["cpu"] * sizes.state_bytes, disk=counts["disk"] * sizes.state_bytes)
+
+    return Passed(
+        load=moved(old),
+        store=moved([row for row, _ in far]),
+        slot_bytes=len(far) * sizes.state_bytes,
+        num_loaded=len(old),
     )
 
 

@@ -196,9 +196,10 @@ class _Stream:
         )
 
     def passes_kv(self, step: Step) -> bool:
-        if self.model.units[step.unit].kind != "attention" or step.part == "finish":
+        unit = self.model.units[step.unit]
+        if unit.kind not in ("attention", "recurrence") or step.part == "finish":
             return False
-        return step.work.kv.slot_bytes > 0
+        return step.work.passed(unit).slot_bytes > 0
 
     def store_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
@@ -405,7 +406,7 @@ class _Stream:
         kind = self.model.units[unit].kind
         if kind == "embedding":
             return self.embedding_slots.pop(k, -1)
-        return self.kv_slots.get(k, -1) if kind == "attention" else -1
+        return self.kv_slots.get(k, -1) if kind in ("attention", "recurrence") else -1
 
     def activation_accesses(self, sweep: int, step: Step) -> list[Access]:
         unit, work = step.unit, step.work

@@ -73,11 +73,12 @@ class BatchWork:
     """One micro-batch in one sweep, with what it moves: KV per layer, activations per unit.
 
     ``kv`` is what passes in a layer that keeps keys and values, ``inputs`` in one that keeps what
-    they are made of. It and ``activation_slot_bytes`` are what its offloaded rows take in a slot;
-    0 where all its rows stay on the compute tier. ``embedding_bytes`` of embedding rows come from
-    elsewhere than the compute tier: in a stage that another one precedes, all its rows. So many as
-    ``departing_bytes`` go to the next stage. ``continues``: it waits for tokens of a sweep before.
-    ``delegates_later``: keys that it stores are of rows that the CPU will attend.
+    they are made of, ``states`` in one that keeps a state. It and ``activation_slot_bytes`` are
+    what its offloaded rows take in a slot; 0 where all its rows stay on the compute tier.
+    ``embedding_bytes`` of embedding rows come from elsewhere than the compute tier: in a stage that
+    another one precedes, all its rows. So many as ``departing_bytes`` go to the next stage.
+    ``continues``: it waits for tokens of a sweep before. ``delegates_later``: keys that it stores
+    are of rows that the CPU will attend.
     """
 
     batch: MicroBatch
@@ -85,6 +86,7 @@ class BatchWork:
     embedding_bytes: int = 0
     kv: Passed = Passed()
     inputs: Passed = Passed()
+    states: Passed = Passed()
     activations: Moved = _NOTHING
     activation_slot_bytes: int = 0
     delegated: Delegated | None = None
@@ -93,6 +95,8 @@ class BatchWork:
 
     def passed(self, unit: StreamUnit) -> Passed:
         """What passes in that unit."""
+        if unit.kind == "recurrence":
+            return self.states
         return self.inputs if unit.recomputes else self.kv
 
 

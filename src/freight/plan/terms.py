@@ -32,7 +32,6 @@ _FIXED: Final = (
     "scores",
     "embedding rows",
     "weight staging",
-    "row states",
 )
 
 
@@ -48,6 +47,8 @@ class Terms:
     ring_bytes: float
     kv_bytes: float
     kv_slot_bytes: float
+    state_bytes: float
+    state_slot_bytes: float
     page_bytes_per_sweep: float
     rows: int
     prompt: float
@@ -94,6 +95,13 @@ class Terms:
             kv_slot_bytes=float(
                 pages_together(policy, workload, policy.micro_batch_size) * base.geometry.page_bytes
             ),
+            state_bytes=float(
+                base.geometry.state_layers
+                * base.geometry.state_bytes
+                * (policy.blocks_in_flight if keeps_kv(policy, workload) else 1)
+                * kept_rows
+            ),
+            state_slot_bytes=float(policy.micro_batch_size * base.geometry.state_bytes),
             page_bytes_per_sweep=float(
                 rows * base.geometry.page_bytes * config.num_attention_layers
             ),
@@ -140,13 +148,15 @@ class Terms:
         tokens = self.policy.max_batch_tokens * self.base.layout.stream_columns
         stream = float(tokens * self.base.layout.element_bytes)
         block = self.policy.num_micro_batches
-        far_bytes = self.far_share * self.kv_bytes
-        passing = RING_SLOTS["kv slot"] * slots
+        states = self.state_bytes
+        near_bytes, far_bytes = self.kv_bytes + states, self.far_share * self.kv_bytes + states
+        passed = max(slots, self.state_slot_bytes)
+        passing = RING_SLOTS["kv slot"] * passed
         if self.policy.recomputed:
             passing += slots
         sizes: dict[Placed, dict[Tier, float]] = {
             ("weights", near): {near: self.weight_bytes},
-            ("kv", near): {near: self.kv_bytes},
+            ("kv", near): {near: near_bytes},
             ("activations", near): {near: block * stream},
             ("weights", "disk"): {near: self.ring_bytes},
             ("kv", "disk"): {near: passing, "disk": far_bytes},
@@ -154,14 +164,14 @@ class Terms:
         }
         if near == "gpu":
             in_ram = RING_SLOTS["delegated kv"] * slots
-            sizes[DELEGATED, "cpu"] = {near: passing, "cpu": self.kv_bytes}
+            sizes[DELEGATED, "cpu"] = {near: passing, "cpu": near_bytes}
             sizes[DELEGATED, "disk"] = {
                 near: passing,
                 "cpu": in_ram + tails,
-                "disk": self.kv_bytes,
+                "disk": near_bytes,
             }
             staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
-            sizes["kv", "disk"]["cpu"] = staged * slots + tails
+            sizes["kv", "disk"]["cpu"] = staged * passed + tails
             sizes["activations", "disk"]["cpu"] = 4 * stream
             sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}
             sizes["kv", "cpu"] = {near: passing, "cpu": far_bytes}
@@ -245,7 +255,7 @@ class Terms:
         computed = self.rows * (own / workload.samples + common)
         total_s, _ = self._compute_s(0)
         out = self.far_share * self.rows * own * token
-        seconds = self._link_s(kv_in=0.0, kv_out=out, tokens=computed)
+        seconds = self._link_s(kv_in=0.0, kv_out=out, states_in=0.0, tokens=computed)
         for lane in seconds.values():
             for tier in TIERS[1:]:
                 lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
@@ -259,7 +269,8 @@ class Terms:
         kv_in = held * token
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
         far_in, far_out = self.far_share * kv_in, self.far_share * self.rows * token
-        seconds = self._link_s(kv_in=far_in, kv_out=far_out, tokens=self.rows)
+        states = self.states_per_sweep
+        seconds = self._link_s(kv_in=far_in, kv_out=far_out, states_in=states, tokens=self.rows)
         seconds["compute"] = {("kv", tier): keys_s for tier in TIERS}
         if self.policy.recomputed:
             again_s = self._cost().keys_again_s(held)
@@ -277,9 +288,9 @@ class Terms:
             answers = self.rows * layers * config.attended_bytes_per_token(size)
             of_rows = {
                 "cpu attention": attended_s,
-                "host to device": self._s("host to device", answers, "activations"),
+                "host to device": self._s("host to device", answers + states, "activations"),
                 "device to host": self._s(
-                    "device to host", answers + self.rows * token, "activations"
+                    "device to host", answers + states + self.rows * token, "activations"
                 ),
             }
             if self.machine.share_beside("compute", frozenset({"cpu attention"}), 1.0) < 1:
@@ -312,10 +323,21 @@ class Terms:
             },
         )
 
+    @property
+    def states_per_sweep(self) -> float:
+        """What all rows keep in layers without keys."""
+        geometry = self.base.geometry
+        layers = self.planner.config.num_recurrent_layers
+        return float(self.rows * layers * geometry.state_bytes)
+
     def _link_s(
-        self, *, kv_in: float, kv_out: float, tokens: float
+        self, *, kv_in: float, kv_out: float, states_in: float, tokens: float
     ) -> dict[str, dict[Placed, float]]:
         """Seconds of each link for all of a kind on a tier, in one sweep."""
+        states_out = self.states_per_sweep
+        # Of a row in RAM or on disk the whole page in progress comes back.
+        back = max(kv_out, self.far_share * self.page_bytes_per_sweep) + states_out
+        kv_in, kv_out = kv_in + states_in, kv_out + states_out
         crossings = sum(unit.kind != "head" for unit in self.planner.programme.units)
         stream = self.base.layout.stream_columns * self.base.layout.element_bytes
         moved = tokens * stream * crossings
@@ -331,8 +353,6 @@ class Terms:
             },
         }
         if self.near == "gpu":
-            # Of a row in RAM or on disk the whole page in progress comes back.
-            back = max(kv_out, self.far_share * self.page_bytes_per_sweep)
             inward, outward = "host to device", "device to host"
             seconds[inward] = {
                 (kind, tier): self._s(inward, size, kind)

@@ -18,7 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from freight.memory.kv_cache import Home, KVCache
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home
 from freight.model.batch import RowKey
 from freight.plan.admission import Lengths, Outlook, Pace, Pages, always
 from freight.plan.policy import Policy, Tier

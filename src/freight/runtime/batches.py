@@ -16,7 +16,8 @@ import torch
 from freight.kernels.paged import loops_attend
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
-from freight.memory.kv_cache import KVCache, Passage, RowPages, num_pages_of, plan_passage
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Passage, RowPages, num_pages_of, plan_passage
 from freight.model.attention import attends_without_scores
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
@@ -29,7 +30,7 @@ from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.quantities import align_up
 from freight.runtime.angles import RotaryAngles
 from freight.runtime.recompute import LoadedPages, loaded_pages
-from freight.runtime.row_seats import ChunkStates, RowSeats
+from freight.runtime.row_states import BatchStates, ChunkStates
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
@@ -71,8 +72,8 @@ class PreparedBatch:
     """``angles`` [T, rotary/2] are those of each way to rotate, ``positions`` [T] count from 0 in
     each row; ``far_places`` are the tokens whose embedding rows come through a buffer;
     ``logit_places`` those after which a token is sampled; ``scored_targets`` the tokens of the
-    prompts that are scored; ``loaded`` the pages of a slot whose keys are made again, where some
-    are."""
+    prompts that are scored; ``state_passage`` is how states of rows elsewhere pass; ``loaded`` the
+    pages of a slot whose keys are made again, where some are."""
 
     batch: MicroBatch
     token_ids: np.ndarray
@@ -82,6 +83,7 @@ class PreparedBatch:
     positions: torch.Tensor
     chunks: tuple[Chunk, ...]
     passage: Passage
+    state_passage: Passage | None
     loaded: LoadedPages | None
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
@@ -110,7 +112,7 @@ class _Homes:
 
 class BatchPreparer:
     """Prepares micro-batches, and keeps those whose stores may still be under way. ``page_bytes``
-    are those of a page of keys and values, and of one of what they may be made of."""
+    are those of a page of keys and values, of one of what they may be made of, and of a state."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class BatchPreparer:
         policy: Policy,
         *,
         kv_cache: KVCache,
-        page_bytes: tuple[int, int],
+        page_bytes: tuple[int, int, int],
         activations: Activations,
         embedding: EmbeddingTable,
         device: torch.device,
@@ -128,15 +130,12 @@ class BatchPreparer:
         self._config = config
         self._policy = policy
         self._kv = kv_cache
-        self._page_bytes, self._input_page_bytes = page_bytes
+        self._page_bytes, self._input_page_bytes, self._state_bytes = page_bytes
         self._activations = activations
         self._embedding = embedding
         self._device = device
         self._dtype = dtype
         self._angles = RotaryAngles(config, dtype, device)
-        self._seats = (
-            None if config.recurrence is None else RowSeats(policy.block_rows, kv_cache.rows)
-        )
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
         columns = config.hidden_size if programme.receives else config.embedding_size
         self._far_bytes = columns * dtype.itemsize
@@ -163,6 +162,11 @@ class BatchPreparer:
             embedding_bytes=len(prepared.far_places) * self._far_bytes,
             kv=_passed(passage, page_bytes),
             inputs=_passed(passage, self._input_page_bytes),
+            states=(
+                Passed()
+                if prepared.state_passage is None
+                else _passed(prepared.state_passage, self._state_bytes)
+            ),
             activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
             delegated=self._work_of(prepared.delegated),
@@ -189,6 +193,8 @@ class BatchPreparer:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         spans, delegated = self._part(batch)
         homes, passage, far = self._find_rows(spans)
+        cache = self._kv.states
+        states = None if cache is None else BatchStates(cache, batch.rows)
         ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
         positions = torch.from_numpy(np.concatenate(ranges))
         return PreparedBatch(
@@ -200,7 +206,8 @@ class BatchPreparer:
                 rope: self._angles.of(batch, positions, rope) for rope in self._config.rotations
             },
             positions=positions.to(self._device),
-            chunks=tuple(self._chunks(batch, homes)),
+            chunks=tuple(self._chunks(batch, homes, states)),
+            state_passage=None if states is None else states.passage,
             passage=passage,
             loaded=(
                 loaded_pages(passage, far, self._policy.page_tokens, self._device)
@@ -281,7 +288,7 @@ class BatchPreparer:
             return TokenCut(resident=cut["gpu"], cpu=cut["cpu"], disk=cut["disk"])
         return TokenCut(resident=cut["cpu"], cpu=0, disk=cut["disk"])
 
-    def _chunks(self, batch: MicroBatch, homes: _Homes) -> list[Chunk]:
+    def _chunks(self, batch: MicroBatch, homes: _Homes, states: BatchStates | None) -> list[Chunk]:
         chunks = []
         num_near, num_own = homes.num_near_spans(), len(homes.first_rows)
         delegated_at = batch.rows[num_own].start if num_own < len(batch.rows) else batch.num_tokens
@@ -300,13 +307,12 @@ class BatchPreparer:
                     slot=self._view(homes, slice(border, behind), tokens, slot),
                     first_delegated=min(max(delegated_at, start), end) - start,
                     delegated_place=max(start, delegated_at) - delegated_at,
-                    states=self._states(batch.rows[first:last], start),
+                    states=(
+                        None if states is None else states.of_chunk(batch.rows[first:last], start)
+                    ),
                 )
             )
         return chunks
-
-    def _states(self, spans: Sequence[RowSpan], start: int) -> ChunkStates | None:
-        return None if self._seats is None else self._seats.index(spans, start)
 
     def _view(
         self,

@@ -287,14 +287,14 @@ class Engine:
         self, lane: int, requests: Iterator[Request], lengths: Lengths
     ) -> tuple[Scheduler, Performer]:
         """What makes up the sweeps of one of the blocks in flight, and what does their work."""
-        kv_cache = self.placement.kv_caches[lane]
+        kv_cache, geometry = self.placement.kv_caches[lane], self.plan.geometry
         # A run leaves beginnings of prompts, and one that was given up its rows.
         kv_cache.release_all()
         batches = BatchPreparer(
             self.config,
             self.plan.policy,
             kv_cache=kv_cache,
-            page_bytes=(self.plan.geometry.page_bytes, self.plan.geometry.input_page_bytes),
+            page_bytes=(geometry.page_bytes, geometry.input_page_bytes, geometry.state_bytes),
             activations=self.placement.activations,
             embedding=self.placement.embedding,
             device=self.device.torch_device,
@@ -305,13 +305,13 @@ class Engine:
             requests,
             policy=self.plan.policy,
             kv_cache=kv_cache,
-            slot_pages=self.plan.geometry.kv_slot_pages,
+            slot_pages=geometry.kv_slot_pages,
             tokenizer=self.tokenizer,
             eos_ids=frozenset() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             lengths=lengths,
             is_structured=self.plan.workload.is_structured,
             describe=batches.describe,
-            shares_elsewhere=self.plan.geometry.shared_tokens > 0,
+            shares_elsewhere=geometry.shared_tokens > 0,
             guesses=self.guesses,
         )
         return scheduler, self._performer(batches, scheduler, lane)

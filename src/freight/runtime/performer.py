@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from freight.memory.activations import scatter
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Passage
 from freight.memory.transfer import Link, host_view
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
@@ -92,10 +94,13 @@ class Performer:
             chunk_tokens=self._policy.chunk_tokens,
         )
         self._recurrence = RecurrenceWork(
+            config,
+            dtype=self._activations.dtype,
             weights=self._weights,
             residual=self._residual,
             workspace=self._workspace,
-            pools=placement.states[lane],
+            states=self._kv.states,
+            buffers=self._buffers,
         )
         self._on_device = self._policy.compute_tier == "gpu"
         self._staging = [host_view(slot) for slot in self._buffers.weight_staging]
@@ -187,36 +192,45 @@ class Performer:
         used = buffer[: count * self._config.embedding_size * self._activations.dtype.itemsize]
         return used.view(self._activations.dtype).view(count, self._config.embedding_size)
 
-    # -- KV cache ----------------------------------------------------------------------------
+    # -- KV cache, and states ----------------------------------------------------------------
+
+    def _passing(self, operation: Operation) -> tuple[KVCache, Passage]:
+        """What of rows elsewhere passes in a unit, and how."""
+        prepared = self._prepared(operation)
+        if self._programme.units[operation.unit].kind != "recurrence":
+            return self._kv, prepared.passage
+        assert self._kv.states is not None and prepared.state_passage is not None
+        return self._kv.states, prepared.state_passage
 
     def _read_kv(self, operation: Operation) -> None:
         ring = self._buffers.kv_in if self._on_device else self._buffers.kv_slot
-        passage = self._prepared(operation).passage
-        self._kv.read_disk(self._layer(operation), passage, ring[operation.slot])
+        kv, passage = self._passing(operation)
+        kv.read_disk(self._layer(operation), passage, ring[operation.slot])
 
     def _copy_kv(self, operation: Operation) -> None:
-        passage, slot = self._prepared(operation).passage, self._buffers.kv_slot[operation.slot]
-        pairs = [*self._kv.pairs_in(self._layer(operation), passage, slot)]
+        kv, passage = self._passing(operation)
+        slot = self._buffers.kv_slot[operation.slot]
+        pairs = [*kv.pairs_in(self._layer(operation), passage, slot)]
         if operation.source_slot >= 0:
             source = self._buffers.kv_in[operation.source_slot]
             runs = (*passage.disk_in, *passage.tails_in)
-            pairs += self._kv.staged_pairs(self._layer(operation), runs, source, slot)
+            pairs += kv.staged_pairs(self._layer(operation), runs, source, slot)
         self._to_device.move(pairs)
 
     def _copy_back_kv(self, operation: Operation) -> None:
-        passage = self._prepared(operation).passage
+        kv, passage = self._passing(operation)
         slot = self._buffers.kv_slot[operation.source_slot]
-        pairs = [*self._kv.pairs_out(self._layer(operation), passage, slot)]
+        pairs = [*kv.pairs_out(self._layer(operation), passage, slot)]
         if operation.slot >= 0:
             target = self._buffers.kv_out[operation.slot]
             runs = (*passage.disk_out, *passage.tails_out)
-            pairs += self._kv.staged_pairs(self._layer(operation), runs, slot, target)
+            pairs += kv.staged_pairs(self._layer(operation), runs, slot, target)
         self._from_device.move(pairs)
 
     def _write_kv(self, operation: Operation) -> None:
         ring = self._buffers.kv_out if self._on_device else self._buffers.kv_slot
-        passage = self._prepared(operation).passage
-        self._kv.write_disk(self._layer(operation), passage, ring[operation.source_slot])
+        kv, passage = self._passing(operation)
+        kv.write_disk(self._layer(operation), passage, ring[operation.source_slot])
 
     # -- activations -------------------------------------------------------------------------
 

@@ -6,14 +6,16 @@ Takes what the plan sized, no more, before any row comes. Knows no rows and no s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from freight.memory.activations import Activations
 from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
-from freight.memory.kv_cache import Home, KVCache
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home
 from freight.memory.tier import Arena, device_arena, host_arena
 from freight.model.checkpoint import dummy_dtype
 from freight.model.config import ModelConfig
@@ -21,6 +23,7 @@ from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
 from freight.plan.geometry import keeps_kv
+from freight.plan.policy import Tier
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.verify import Ring
@@ -36,10 +39,12 @@ from freight.runtime.loaders import (
     torch_dtype,
 )
 from freight.runtime.recompute import Recomputation
-from freight.runtime.recurrence_work import StatePool
 from freight.runtime.weights import EmbeddingTable, WeightStore
 
 __all__ = ["Placement"]
+
+_ALL_TOKENS: Final = 1 << 62
+"""A page of what has one size, however many tokens a row has."""
 
 _Layers = list[torch.Tensor]
 """Pages of each layer, uint8 [P, page bytes]."""
@@ -128,10 +133,11 @@ class Placement:
         if policy.compute_tier == "gpu":
             pools["cpu"] = self._layers_on_host("KV cache", geometry.kv_pages["cpu"])
         tails = self._layers_on_host("KV tails", geometry.num_tails)
+        states = self._state_caches()
         self.kv_caches = [
-            self._kv_cache(lane, pools, tails) for lane in range(policy.blocks_in_flight)
+            self._kv_cache(lane, pools, tails, states[lane])
+            for lane in range(policy.blocks_in_flight)
         ]
-        self.states = self._state_pools()
         columns = self.plan.layout.stream_columns
         row_bytes = columns * self.dtype.itemsize
         block, rows = policy.num_micro_batches, geometry.activation_rows
@@ -155,31 +161,6 @@ class Placement:
         nothing = pages.new_empty(pages.shape[1], 0)
         return [next(own) if self._config.attends(layer) else nothing for layer in layers]
 
-    def _state_pools(self) -> list[list[StatePool | None]]:
-        """By block in flight and layer, what its rows keep without keys."""
-        config, own = self._config, self._config.recurrence
-        lanes, num_layers = self.plan.policy.blocks_in_flight, config.num_layers
-        if own is None:
-            return [[None] * num_layers] * lanes
-        seats, layers = self.plan.geometry.state_rows // lanes, sum(own.layers)
-        width, size = own.mixed_columns, self.dtype.itemsize
-        kept, matrices = own.taps - 1, (own.num_heads, own.key_width, own.value_width)
-        shape = layers, lanes, seats
-        taken = _take(self.near, "row states", *shape, kept, width * size)
-        columns = taken.view(self.dtype)
-        taken = _take(self.near, "row states", *shape, *matrices[:-1], 4 * matrices[-1])
-        memory = taken.view(torch.float32)
-        numbers = [sum(own.layers[:layer]) for layer in range(num_layers)]
-        return [
-            [
-                StatePool(columns=columns[number, lane], memory=memory[number, lane])
-                if own.layers[layer]
-                else None
-                for layer, number in enumerate(numbers)
-            ]
-            for lane in range(lanes)
-        ]
-
     def _layers_on_host(self, purpose: str, num_pages: int) -> _Layers:
         """So many pages of each layer."""
         sizes = self.plan.geometry.far_page_bytes
@@ -188,7 +169,47 @@ class Placement:
         stretches = room.split(counts)  # type: ignore[no-untyped-call]
         return [own.view(num_pages, size) for own, size in zip(stretches, sizes, strict=True)]
 
-    def _kv_cache(self, lane: int, pools: Mapping[Home, _Layers], tails: _Layers) -> KVCache:
+    def _state_caches(self) -> Sequence[KVCache | None]:
+        """For each of the blocks in flight what its rows keep in layers without keys, one page
+        each. Where none are kept all layers have the first one's."""
+        policy, g, config = self.plan.policy, self.plan.geometry, self._config
+        if config.recurrence is None:
+            return [None] * policy.blocks_in_flight
+        numbers = [sum(config.recurrence.layers[:layer]) for layer in range(config.num_layers)]
+
+        def pages(arena: Arena, tier: Tier) -> _Layers:
+            """Those of each layer; none where it attends."""
+            own = _take(arena, "row states", g.state_layers, g.state_rows[tier], g.state_bytes)
+            nothing = own.new_empty(g.state_rows[tier], 0)
+            own = own.expand(config.num_recurrent_layers, -1, -1)
+            return [
+                nothing if config.attends(layer) else own[number]
+                for layer, number in enumerate(numbers)
+            ]
+
+        pools: dict[Home, _Layers] = {"compute": pages(self.near, policy.compute_tier)}
+        if policy.compute_tier == "gpu":
+            pools["cpu"] = pages(self.host, "cpu")
+        is_kept = keeps_kv(policy, self.plan.workload)
+        lanes = policy.blocks_in_flight if is_kept else 1
+        on_disk = g.state_rows["disk"] // lanes
+        tails = torch.empty(on_disk, 0, dtype=torch.uint8)
+        return [
+            KVCache(
+                pools={home: _part(pool, lane, lanes) for home, pool in pools.items()},
+                tails=[tails],
+                file=self._scratch(g.usage["disk"]["row states"] // lanes),
+                num_disk_pages=on_disk,
+                page_tokens=_ALL_TOKENS,
+                far_page_bytes=[g.state_bytes * own for own in config.recurrence.layers],
+                is_kept=is_kept,
+            )
+            for lane in range(policy.blocks_in_flight)
+        ]
+
+    def _kv_cache(
+        self, lane: int, pools: Mapping[Home, _Layers], tails: _Layers, states: KVCache | None
+    ) -> KVCache:
         """The pages of one of the blocks in flight: an equal part of all. Where none are kept all
         blocks use the same."""
         policy, geometry = self.plan.policy, self.plan.geometry
@@ -203,6 +224,7 @@ class Placement:
             far_page_bytes=geometry.far_page_bytes,
             disk_extent_pages=geometry.disk_extent_pages,
             is_kept=is_kept,
+            states=states,
         )
 
     @property
@@ -224,7 +246,7 @@ class Placement:
         staged = align_up(g.usage["cpu"].get("weight staging", 0), BLOCK)
         staging_slots = policy.staging_pieces
         pages, page = g.kv_slot_pages, max(g.far_page_bytes)
-        in_pages = pages if g.num_tails and on_device else 0
+        in_slot = g.kv_slot_bytes if g.num_tails and on_device else 0
         in_bytes = g.activation_slot_bytes if g.activation_rows["disk"] and on_device else 0
         embedding_bytes = g.embedding_bytes
         departing_bytes = g.departing_bytes
@@ -251,10 +273,10 @@ class Placement:
             departing_slot=ring(
                 near, "departing rows", "departing slot", departing_bytes if on_device else 0
             ),
-            kv_slot=ring(near, "KV slots", "kv slot", pages, page),
+            kv_slot=ring(near, "KV slots", "kv slot", g.kv_slot_bytes),
             recomputed_kv=_take(near, "recomputed KV", recomputed_pages, g.page_bytes),
-            kv_in=ring(host, "KV staging", "kv in", in_pages, page),
-            kv_out=ring(host, "KV staging", "kv out", in_pages, page),
+            kv_in=ring(host, "KV staging", "kv in", in_slot),
+            kv_out=ring(host, "KV staging", "kv out", in_slot),
             delegated_kv=ring(host, "delegated KV", "delegated kv", g.delegated_pages, page),
             delegated=_take(near, "delegated rows", block, queries),
             delegated_on_cpu=_take(host, "delegated rows", block, queries),

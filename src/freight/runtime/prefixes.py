@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from freight.memory.kv_cache import Home, KVCache
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home
 from freight.model.batch import RowKey
 from freight.runtime.answers import Answer, Row
 from freight.runtime.params import SamplingParams

@@ -16,7 +16,7 @@ import torch
 
 from freight.kernels.paged import append_rows
 from freight.kernels.pages import Pages
-from freight.memory.kv_cache import Passage, RowPages
+from freight.memory.passage import Passage, RowPages
 from freight.model.batch import RowSpan
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles, Frame, WeightParts

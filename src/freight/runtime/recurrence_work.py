@@ -1,69 +1,84 @@
-"""The work of units that keep a state for each row: on the compute tier, chunk by chunk."""
+"""The work of units that keep a state for each row, chunk by chunk: where the rows' states are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 
+from freight.memory.kv_cache import KVCache
+from freight.model.config import ModelConfig
 from freight.model.frame import Frame, LayerStates
 from freight.model.layers import run_unit
 from freight.model.programme import Unit
+from freight.model.switches import Recurrence
 from freight.model.workspace import Workspace
 from freight.plan.operation import Operation
 from freight.runtime.batches import PreparedBatch
+from freight.runtime.buffers import Buffers
 from freight.runtime.residual import ResidualStream
 from freight.runtime.weights import WeightStore
 
-__all__ = ["RecurrenceWork", "StatePool"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StatePool:
-    """What rows keep in one layer, by their seats (see :class:`LayerStates`)."""
-
-    columns: torch.Tensor
-    memory: torch.Tensor
-
-    def copy(self, source: int, target: int) -> None:
-        for own in (self.columns, self.memory):
-            own[target].copy_(own[source])
+__all__ = ["RecurrenceWork"]
 
 
 class RecurrenceWork:
-    """``pools`` are by layer; None of those that attend."""
+    """``states`` has those of all rows; rows elsewhere have theirs in a slot of ``buffers``."""
 
     def __init__(
         self,
+        config: ModelConfig,
         *,
+        dtype: torch.dtype,
         weights: WeightStore,
         residual: ResidualStream,
         workspace: Workspace,
-        pools: Sequence[StatePool | None],
+        states: KVCache | None,
+        buffers: Buffers,
     ) -> None:
+        self._recurrence = config.recurrence
+        self._dtype = dtype
         self._weights = weights
         self._residual = residual
         self._workspace = workspace
-        self._pools = pools
+        self._states = states
+        self._buffers = buffers
 
     def perform(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        assert unit.layer is not None
-        pool = self._pools[unit.layer]
-        assert pool is not None
+        assert unit.layer is not None and self._states is not None
+        near = self._states.pools["compute"][unit.layer]
+        slot = near
+        if operation.source_slot >= 0:
+            own = self._buffers.kv_slot[operation.source_slot]
+            slot = self._states.pages_in(unit.layer, own)
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._residual.parts(operation, prepared)
         for chunk in prepared.chunks:
-            own = chunk.states
-            assert own is not None
-            states = LayerStates(rows=own.rows, columns=pool.columns, memory=pool.memory)
+            own_states = chunk.states
+            assert own_states is not None
+            pairs = ((near, own_states.near), (slot, own_states.slot))
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
                     values=self._residual.values(x),
-                    states=states,
+                    states=[
+                        LayerStates(rows=rows, columns=columns, memory=memory)
+                        for pages, rows in pairs
+                        if rows is not None
+                        for memory, columns in [self._views(pages)]
+                    ],
                 )
                 run_unit(unit, frame)
-            for source, target in own.copies:
-                pool.copy(source, target)
+            for source, target in own_states.copies:
+                pages = slot if source.is_in_slot else near
+                (slot if target.is_in_slot else near)[target.page].copy_(pages[source.page])
+
+    def _views(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Matrices and columns in pages [P, bytes]."""
+        own = self._recurrence
+        assert isinstance(own, Recurrence)
+        count, border = len(pages), own.matrix_bytes
+        shape = count, own.num_heads, own.key_width, own.value_width
+        memory = pages[:, :border].view(torch.float32).view(shape)
+        size = (own.taps - 1) * own.mixed_columns * self._dtype.itemsize
+        columns = pages[:, border : border + size].view(self._dtype)
+        return memory, columns.view(count, own.taps - 1, own.mixed_columns)

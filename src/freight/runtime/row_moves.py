@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from freight.memory.kv_cache import Home, KVCache
+from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Home
 from freight.runtime.answers import Row
 
 __all__ = ["RowMoves"]

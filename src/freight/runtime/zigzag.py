@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freight.memory.kv_cache import Home
+from freight.memory.passage import Home
 from freight.runtime.admission import Admission, by_key
 from freight.runtime.answers import Row
 from freight.runtime.request import Request

@@ -206,9 +206,11 @@ class _ClosedForm:
 
     def add_kv(self, rows: Sequence[_State], ways: Sequence[_Way]) -> None:
         """Pages of offloaded rows: all they had comes, all that were touched go, or of rows that
-        move all. Of those that the CPU attends queries and new keys go, and what it finds comes."""
+        move all, and all of what they keep in layers without keys. Of those that the CPU attends
+        queries and new keys go, and what it finds comes."""
         page = self._plan.policy.page_tokens
         size = sum(self._plan.geometry.far_page_bytes)
+        states = self._plan.geometry.state_bytes * self._config.num_recurrent_layers
         near = self._plan.policy.compute_tier
         for state, (source, target, is_attended) in zip(rows, ways, strict=True):
             before, ids, written = state
@@ -217,14 +219,16 @@ class _ClosedForm:
             into, back = pages * size, (-(-after // page) - kept) * size
             if is_attended and _is_next(state):
                 into, back = self._attended_bytes, self._attended_bytes + self._new_key_bytes
+            old = states if before else 0
             if source != near:
-                self.moved["host to device"] += into * self._on_device
+                self.moved["host to device"] += (into + old) * self._on_device
             if target != near:
-                self.moved["device to host"] += back * self._on_device
+                self.moved["device to host"] += (back + states) * self._on_device
             if source == "disk":
-                self.moved["disk read"] += min(pages, max(before, written) // page) * size
+                full = min(pages, max(before, written) // page)
+                self.moved["disk read"] += full * size + old
             if target == "disk":
-                self.moved["disk write"] += (after // page - kept) * size
+                self.moved["disk write"] += (after // page - kept) * size + states
 
     def add_activations(self, num_tokens: int, *, is_begun: bool) -> None:
         """Out and in again between any two units up to the head; in once more for attention that
