@@ -23,6 +23,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
+from .test_engine_recurrence import CONFIGS
 
 STEPS = 5  # so few that every sweep is run on the clock
 PROMPT = 21
@@ -103,14 +104,32 @@ def for_themselves(
     return [*range(len(rolled))], dict(enumerate(weights))
 
 
+@pytest.mark.parametrize(
+    "policy", [name for name in POLICIES if "attention" not in name and "again" not in name]
+)
+def test_bytes_of_states_are_as_predicted(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model some of whose layers keep a state."""
+    tiny.make_model(tmp_path, config=CONFIGS["qwen3.5"])
+    options = {**POLICIES[policy]}
+    if options.get("cpu_attention_percent"):
+        options["cpu_attention_percent"] = 0.0
+    check_bytes(tmp_path, options, monkeypatch)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bytes_are_as_predicted(
     tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_representatives", for_themselves)
     tiny.make_model(tmp_path, head_dim=32)  # what comes into attention is narrower than its keys
+    check_bytes(tmp_path, POLICIES[policy], monkeypatch)
+
+
+def check_bytes(tmp_path: Path, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_representatives", for_themselves)
     prompts = [[1 + (7 * i + j) % 300 for j in range(PROMPT)] for i in range(7)]
-    options = {**POLICIES[policy], "machine": MACHINE}
+    options = {**policy, "machine": MACHINE}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
         before = dict(engine.traffic.moved)
         tiny.run(engine, prompts, STEPS)

@@ -106,6 +106,29 @@ SHAPES: list[dict[str, Any]] = [
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 30,
     },
+    {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 30,
+        "shared_expert_intermediate_size": 20,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 10,
+        "partial_rotary_factor": 1.0,
+    },
+    {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "layer_types": ["linear_attention"],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "partial_rotary_factor": 1.0,
+    },
 ]
 
 
