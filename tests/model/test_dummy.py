@@ -99,6 +99,30 @@ def test_transformers_loads_what_was_written(tied: bool, tmp_path: Path) -> None
     assert shapes == tensor_shapes(config)
 
 
+RECURRENT: dict[str, Any] = {
+    **{key: value for key, value in RAW.items() if key not in ("architectures", "model_type")},
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 8,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 8,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_tensors_have_the_dims_of_those_who_published_them(kind: str, tmp_path: Path) -> None:
+    """Convolutions, and experts in one."""
+    (tmp_path / "config.json").write_text(json.dumps({**RECURRENT, "model_type": kind}))
+    write_dummy_checkpoint(parse_config({**RECURRENT, "model_type": kind}), tmp_path, seed=4)
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not told["missing_keys"] and not told["mismatched_keys"]
+
+
 def test_small_batches_and_flushes_write_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

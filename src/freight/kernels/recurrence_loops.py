@@ -31,6 +31,8 @@ F = np.float32
 
 _MOST_TOKENS = 256
 """Of a row whose queries and keys are made one long at once: they stay in a core's cache."""
+_FEW_TOKENS = 2
+"""For which a matrix is not copied to where it is near."""
 _EPS = F(1e-6)
 
 
@@ -161,6 +163,67 @@ def _step(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
+def _step_wide(  # type: ignore[no-untyped-def]
+    held,
+    begin,
+    value_width,
+    queries,
+    keys,
+    place,
+    key_width,
+    left,
+    strength,
+    fit,
+    x,
+    value,
+    out,
+    to,
+):
+    """The same of 32 columns: two sums do not wait for each other, and what both are multiplied by
+    is read once."""
+    stride, next_ = U(value_width), U(WIDTH)
+    read, found = splat(F(0.0)), splat(F(0.0))
+    read2, found2 = splat(F(0.0)), splat(F(0.0))
+    read3, found3 = splat(F(0.0)), splat(F(0.0))
+    read4, found4 = splat(F(0.0)), splat(F(0.0))
+    at = begin
+    for w in range(0, key_width, 2):
+        here = place + U(w)
+        key, query = splat(keys[here]), splat(queries[here])
+        own, other = load(held, at), load(held, at + next_)
+        found, read = multiply_add(key, own, found), multiply_add(query, own, read)
+        found2, read2 = multiply_add(key, other, found2), multiply_add(query, other, read2)
+        key, query = splat(keys[here + U(1)]), splat(queries[here + U(1)])
+        own, other = load(held, at + stride), load(held, at + stride + next_)
+        found3, read3 = multiply_add(key, own, found3), multiply_add(query, own, read3)
+        found4, read4 = multiply_add(key, other, found4), multiply_add(query, other, read4)
+        at += stride + stride
+    factor, much, fits = splat(left), splat(strength), splat(fit)
+    found, found2 = multiply(add(found, found3), factor), multiply(add(found2, found4), factor)
+    change = multiply(subtract(load(x, value), found), much)
+    change2 = multiply(subtract(load(x, value + next_), found2), much)
+    store(out, to, multiply_add(change, fits, multiply(add(read, read3), factor)))
+    store(out, to + next_, multiply_add(change2, fits, multiply(add(read2, read4), factor)))
+    at = begin
+    for w in range(key_width):
+        key = splat(keys[place + U(w)])
+        store(held, at, multiply_add(key, change, multiply(load(held, at), factor)))
+        own = multiply(load(held, at + next_), factor)
+        store(held, at + next_, multiply_add(key, change2, own))
+        at += stride
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _copy_columns(source, at, pitch, target, to, target_pitch, num_rows):  # type: ignore[no-untyped-def]
+    """32 columns of so many rows."""
+    for _ in range(num_rows):
+        store(target, to, load(source, at))
+        store(target, to + U(WIDTH), load(source, at + U(WIDTH)))
+        at += U(pitch)
+        to += U(target_pitch)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
 def apply_delta_rule(  # type: ignore[no-untyped-def]
     first,
     last,
@@ -193,6 +256,7 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
     fits = np.empty(_MOST_TOKENS, np.float32)
     lefts = np.empty(_MOST_TOKENS, np.float32)
     strengths = np.empty(_MOST_TOKENS, np.float32)
+    near = np.empty(key_width * 2 * WIDTH, np.float32)
     scale = F(1.0) / np.sqrt(F(key_width))
     for task in range(first, last):
         row, key_head = task // num_key_heads, task % num_key_heads
@@ -222,7 +286,34 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
                     strengths[token] = F(1.0) / (F(1.0) + np.exp(-own))
                 begin = seat + U(head) * size
                 values = U(2 * num_key_heads * key_width + head * value_width)
-                for column in range(0, value_width, WIDTH):
+                wide = value_width // (2 * WIDTH) * 2 * WIDTH
+                for column in range(0, wide, 2 * WIDTH):
+                    # Rows of a matrix are so far apart that they share few of a cache's sets.
+                    matrix, at, stride = held, begin + U(column), value_width
+                    if some > _FEW_TOKENS:
+                        _copy_columns(held, at, value_width, near, U(0), 2 * WIDTH, key_width)
+                        matrix, at, stride = near, U(0), 2 * WIDTH
+                    for token in range(some):
+                        _step_wide(
+                            matrix,
+                            at,
+                            stride,
+                            queries,
+                            keys,
+                            U(token * key_width),
+                            key_width,
+                            lefts[token],
+                            strengths[token],
+                            fits[token],
+                            x,
+                            U(start + token) * U(pitch) + values + U(column),
+                            out,
+                            U(start + token) * U(out_pitch) + U(head * value_width + column),
+                        )
+                    if some > _FEW_TOKENS:
+                        at = begin + U(column)
+                        _copy_columns(near, U(0), 2 * WIDTH, held, at, value_width, key_width)
+                for column in range(wide, value_width, WIDTH):
                     for token in range(some):
                         _step(
                             held,

@@ -106,8 +106,8 @@ def write_dummy_checkpoint(
     """
     directory = Path(directory)
     dtype = dtype or config.dtype
-    layout = _layout(config)
-    header = _header(layout, dtype)
+    layout, published = _layout(config)
+    header = _header(layout, published, dtype)
     values = sum(math.prod(shape) for parts in layout.values() for _, shape in parts)
     _check_room(directory, len(header) + values * DTYPE_BYTES[dtype])
     path = directory / "model.safetensors"
@@ -129,16 +129,20 @@ def write_dummy_checkpoint(
 
 _Part = tuple[str, tuple[int, ...]]
 _Layout = dict[str, list[_Part]]
+_Shapes = dict[str, tuple[int, ...]]
 
 
-def _layout(config: ModelConfig) -> _Layout:
+def _layout(config: ModelConfig) -> tuple[_Layout, _Shapes]:
     """Checkpoint tensor -> the logical tensors that are stacked in it, in order; itself where its
-    rows take turns."""
+    rows take turns. And the shapes of those that have more dims than that."""
     shapes = tensor_shapes(config)
+    published: _Shapes = {}
     placed: dict[str, dict[int, _Part]] = {}
     for name in shapes:
         place = locate(FAMILIES[config.family].tensors, config, shapes, name)
         parts = placed.setdefault(place.tensor, {})
+        if place.published and not place.turned:
+            published[place.tensor] = place.published
         if place.turned or place.every > 1:
             rows, *columns = place.shape
             each = shapes[name][0] * place.times
@@ -146,14 +150,17 @@ def _layout(config: ModelConfig) -> _Layout:
             parts[0] = (place.tensor, whole)
         else:
             parts.setdefault(place.first_row, (name, shapes[name]))
-    return {tensor: [parts[row] for row in sorted(parts)] for tensor, parts in placed.items()}
+    layout = {tensor: [parts[row] for row in sorted(parts)] for tensor, parts in placed.items()}
+    return layout, published
 
 
-def _header(layout: _Layout, dtype: str) -> bytes:
+def _header(layout: _Layout, published: _Shapes, dtype: str) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor, parts in layout.items():
-        shape = [sum(part[0] for _, part in parts), *parts[0][1][1:]]
+        flat = [sum(part[0] for _, part in parts), *parts[0][1][1:]]
+        shape = [*published.get(tensor, flat)]
+        assert math.prod(shape) == math.prod(flat), (tensor, shape, flat)
         end = offset + math.prod(shape) * DTYPE_BYTES[dtype]
         entries[tensor] = {
             "dtype": SAFETENSORS_NAMES[dtype],

@@ -15,6 +15,9 @@ from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate"]
 
+_CONVOLUTION: Final = "recurrence.convolution"
+"""Of each channel, over so many tokens."""
+
 # "layers.3.mlp.up" and "layers.3.experts.7.up": layer, expert, what is left.
 _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 
@@ -23,7 +26,8 @@ _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
     ``turned`` is [experts, columns, rows of an expert] in the checkpoint. An expert has so many
-    ``times`` as many rows there. Where there is none, ``apart`` may be, with these rows alone."""
+    ``times`` as many rows there. Where there is none, ``apart`` may be, with these rows alone.
+    ``published`` is the shape that it has for those who made it, where that has more dims."""
 
     tensor: str
     first_row: int
@@ -32,6 +36,7 @@ class Located:
     turned: bool = False
     times: int = 1
     apart: str | None = None
+    published: tuple[int, ...] = ()
 
 
 def locate(
@@ -54,6 +59,7 @@ def locate(
     if isinstance(place, Stacked):
         assert config.experts is not None
         times = place.every * place.parts
+        each = (config.experts.num_experts, rows * times, *columns)
         return Located(
             tensor=place.tensor.format(i=layer),
             first_row=int(expert) * rows * times + place.part * rows + place.first,
@@ -62,9 +68,19 @@ def locate(
             turned=place.turned,
             times=times,
             apart=place.apart and place.apart.format(i=layer, e=expert),
+            published=each if columns else (),
         )
     if not isinstance(place, Fused):
-        return Located(tensor=place.format(i=layer, e=expert), first_row=0, shape=shapes[name])
+        published: tuple[int, ...] = ()
+        if rest == _CONVOLUTION and config.recurrence is not None:
+            taps = config.recurrence.taps
+            published = (rows // taps, 1, taps)
+        return Located(
+            tensor=place.format(i=layer, e=expert),
+            first_row=0,
+            shape=shapes[name],
+            published=published,
+        )
     parts = [shapes[prefix + part][0] for part in place.of]
     return Located(
         tensor=place.tensor.format(i=layer),
