@@ -235,6 +235,12 @@ class ModelConfig:
     def num_recurrent_layers(self) -> int:
         return self.num_layers - self.num_attention_layers
 
+    def state_bytes_per_row(self, bytes_per_element: int = 2) -> int:
+        """What a row keeps in all layers that attend nothing, however long it is."""
+        own = self.recurrence
+        each = 0 if own is None else own.state_bytes(bytes_per_element)
+        return self.num_recurrent_layers * each
+
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_element

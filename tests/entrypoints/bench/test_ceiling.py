@@ -44,6 +44,13 @@ def test_by_hand() -> None:
     assert ceiling.block_rows == 2 and ceiling.warm_up_s == 0
 
 
+def test_states_are_read_in_each_pass_but_the_first() -> None:
+    with_states = find_ceiling(replace(COST, state_bytes=50), WORK, [DISK], RATES)
+    without = find_ceiling(COST, WORK, [DISK], RATES)
+    assert with_states.bounds["disk"] == pytest.approx(without.bounds["disk"] + 2 * 2 * 50 / 100)
+    assert with_states.bounds["arithmetic"] == without.bounds["arithmetic"]
+
+
 def test_one_block_is_the_sum_over_its_sweeps() -> None:
     """Prompts that take long hide their sweep's reads; decoding waits for the disk."""
     rates = {rows: rate / 50 for rows, rate in RATES.items()}

@@ -4,10 +4,10 @@ Arithmetic on plain numbers; knows no devices and measures nothing.
 
 There are R rows, each with a prompt of P tokens and N new tokens; where lengths differ, sums over
 the rows take the place of R times one. A row passes the model N times: a pass with its prompt, then
-N - 1 with one token each. A *sweep* is a pass of the model, of any
-number of rows together. With W bytes of matrices, M bytes of memory beside the process, k(j) bytes
-of keys and values that a row has before pass j (none before the first), and b rows per sweep on
-average:
+N - 1 with one token each. A *sweep* is a pass of the model, of any number of rows together. With W
+bytes of matrices, M bytes of memory beside the process, k(j) bytes of keys and values, and of what
+is kept instead in layers without them, that a row has before pass j (none before the first), and b
+rows per sweep on average:
 
 - **sweeps.** S = R N / b, at least N.
 - **moving.** During a sweep all W must be in memory at some time, and so must the keys and values
@@ -54,14 +54,16 @@ _MOST_CANDIDATES: Final = 1024
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCost:
     """A model in numbers: bytes of all matrices but the embedding table, of the first unit's, FLOPs
-    of the products of one token in the layers and in the head, and of all layers with the same
-    attention window (the window, FLOPs per query and key, bytes of keys and values per token)."""
+    of the products of one token in the layers and in the head, of all layers with the same
+    attention window (the window, FLOPs per query and key, bytes of keys and values per token), and
+    the bytes of what a row keeps in layers without keys."""
 
     weight_bytes: float
     first_unit_bytes: float
     layer_flops: float
     head_flops: float
     attention: Sequence[tuple[int | None, float, float]]
+    state_bytes: float = 0.0
 
     def attention_flops(self, first_keys: int, num_queries: int) -> float:
         """Of one row's queries, the first of which sees ``first_keys`` keys."""
@@ -72,7 +74,7 @@ class ModelCost:
 
     def kv_bytes(self, num_tokens: int) -> float:
         """What the next token of a row with so many reads: its own keys are not there yet."""
-        return sum(
+        return self.state_bytes + sum(
             size * (num_tokens if window is None else min(num_tokens, window - 1))
             for window, _, size in self.attention
         )
@@ -123,6 +125,7 @@ def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) ->
         layer_flops=sum(flops) - head,
         head_flops=head,
         attention=_attention(config, units, config.kept_bytes_per_token_per_layer(element_size)),
+        state_bytes=config.state_bytes_per_row(element_size),
     )
 
 

@@ -91,6 +91,7 @@ def resident_bytes(
     """Weights that fit beside a batch: never less than one byte, for 0 would mean no limit."""
     size, rows = DTYPE_BYTES[dtype], min(batch_size, work.num_rows)
     kv = rows * work.total_tokens * config.kv_bytes_per_token(size)
+    kv += rows * config.state_bytes_per_row(size)
     logits = 2 * rows * config.vocab_size * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size
     scratch = rows * work.prompt_tokens * widths * size

@@ -57,7 +57,7 @@ def describe_ceiling(probed: Mapping[str, Any], work: Work) -> list[str]:
     ceiling = probed["ceiling"]
     lines = [
         f"model:    {format_bytes(probed['weight_bytes'])} of matrices a sweep, "
-        f"{format_bytes(probed['kv_bytes'])} of KV cache for all {work.num_rows} rows, "
+        f"{format_bytes(probed['kv_bytes'])} of KV cache and states for all {work.num_rows} rows, "
         f"{probed['dtype']} on {probed['device']}"
         f"{', products in int8' if probed['compute'] == 'int8' else ''}",
         *(f"note:     {note}" for note in probed["notes"]),
