@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.memory.passage import RowPages, num_pages_of, plan_passage
+from freight.memory.passage import RowPages, num_pages_of, plan_passage, plan_state_passage
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block, work_of
 
-PAGE_BYTES = 4096
+PAGE_BYTES, STATE_BYTES = 4096, 5 * 4096
 
 
 def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 0.0) -> WorkSizes:
@@ -28,6 +28,7 @@ def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 
         ),
         page_bytes=PAGE_BYTES,
         input_page_bytes=3 * PAGE_BYTES,
+        state_bytes=STATE_BYTES,
         stream_bytes=256,
         query_bytes=96,
         attended_bytes=64,
@@ -70,6 +71,12 @@ def test_pages_are_those_of_a_real_passage(
                 assert [moved.cpu, moved.disk, moved.tails] == counts
             assert passed.slot_bytes == passage.num_pages * size
             assert passed.num_loaded == sum(map(num_pages_of, expected["load"]))
+        states = plan_state_passage(homes, [s.kv_len > 0 for _, s in far])
+        moved = (work.states.load, states.cpu_in, states.disk_in)
+        assert [moved[0].cpu, moved[0].disk] == [STATE_BYTES * num_pages_of(r) for r in moved[1:]]
+        moved = (work.states.store, states.cpu_out, states.disk_out)
+        assert [moved[0].cpu, moved[0].disk] == [STATE_BYTES * num_pages_of(r) for r in moved[1:]]
+        assert work.states.slot_bytes == STATE_BYTES * states.num_pages == STATE_BYTES * len(far)
 
 
 @settings(deadline=None, max_examples=100)

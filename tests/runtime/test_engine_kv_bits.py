@@ -19,7 +19,7 @@ from transformers.models.llama import modeling_llama
 
 from freight.errors import InputError
 from freight.kernels import paged
-from freight.plan.geometry import fitting_page_tokens
+from freight.plan.page_sizes import fitting_page_tokens
 from freight.runtime.options import EngineOptions
 
 from . import tiny

@@ -111,7 +111,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("model")
+    directory = tmp_path_factory.mktemp("model")
+    tiny.make_model(directory)
+    return directory
 
 
 @pytest.fixture(scope="module")

@@ -52,11 +52,13 @@ class DelegatedTokens:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerStates:
     """What some rows keep in a layer that attends nothing, by their seats: columns of their last
-    tokens [seats, taps - 1, C], and matrices [seats, N, W, U], float32."""
+    tokens [seats, taps - 1, C], and matrices [seats, N, W, U], float32. ``beginnings`` are those
+    that seats get first: what another row has when its tokens are done."""
 
     rows: RowStates
     columns: torch.Tensor
     memory: torch.Tensor
+    beginnings: Sequence[tuple[int, torch.Tensor, torch.Tensor]] = ()
 
 
 @dataclass(kw_only=True, slots=True)

@@ -23,6 +23,8 @@ def deal(step: Deal, frame: Frame) -> None:
 def convolve(step: Convolve, frame: Frame) -> None:
     weight = frame.vector(step.weight).view(-1, step.width)
     for states in frame.states:
+        for seat, columns, _ in states.beginnings:
+            states.columns[seat].copy_(columns)
         convolve_rows(frame.values[step.x], weight, states.columns, states.rows)
 
 
@@ -36,6 +38,8 @@ def apply_delta(step: DeltaRule, frame: Frame) -> None:
         value_width=step.value_width,
     )
     for states in frame.states:
+        for seat, _, memory in states.beginnings:
+            states.memory[seat].copy_(memory)
         apply_delta_rule(
             x,
             frame.values[step.a],

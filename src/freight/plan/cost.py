@@ -17,12 +17,12 @@ from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
 from freight.model.programme import Attend, Programme, Unit
 from freight.model.switches import ModelConfig
-from freight.plan.geometry import lie_in_extents, page_size
+from freight.plan.geometry import lie_in_extents
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
+from freight.plan.page_sizes import page_size, state_size
 from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
-from freight.plan.recurrence import state_size
 from freight.plan.simulate import Demand
 from freight.plan.sweep import Sweep
 from freight.quantities import MIB

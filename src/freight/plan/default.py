@@ -16,8 +16,9 @@ from freight.model.config import ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import BLOCK, Forms, find_forms
-from freight.plan.geometry import Geometry, fitting_page_tokens, may_forget_kv, measure
+from freight.plan.geometry import Geometry, may_forget_kv, measure
 from freight.plan.layout import WeightLayout, lay_out
+from freight.plan.page_sizes import fitting_page_tokens
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.recomputation import check_recomputation
 from freight.plan.recurrence import settle_wishes

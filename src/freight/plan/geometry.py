@@ -13,8 +13,8 @@ from typing import Final
 from freight.model.switches import ModelConfig
 from freight.plan.forms import BLOCK
 from freight.plan.layout import WeightLayout
+from freight.plan.page_sizes import far_page_sizes, page_size, state_size
 from freight.plan.policy import Policy, Split, Tier
-from freight.plan.recurrence import state_size
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import host_attention_bytes, workspace_bytes
@@ -23,14 +23,12 @@ from freight.quantities import align_up
 
 __all__ = [
     "Geometry",
-    "far_page_sizes",
-    "fitting_page_tokens",
+    "held_beginnings",
     "held_pages",
     "keeps_kv",
     "lie_in_extents",
     "may_forget_kv",
     "measure",
-    "page_size",
     "pages_together",
     "shared_tokens",
 ]
@@ -222,44 +220,24 @@ def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
     return min(rows * whole, max(whole, average))
 
 
-def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
-    """Bytes of a page; compressed ones may not fill their last block."""
-    used = page_tokens * config.kept_bytes_per_token_per_layer(element_bytes)
-    return used if config.kv_format is None else align_up(used, BLOCK)
-
-
 def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
-    """The most rows of all blocks in flight on each tier."""
+    """The most rows of all blocks in flight on each tier, and beginnings that prompts share."""
     rows = most_rows(policy.kv, policy.micro_batch_size)
-    times = policy.num_micro_batches * policy.blocks_in_flight
-    if not keeps_kv(policy, workload):
-        times = 1
-    return {tier: count * times for tier, count in rows.items()}
+    is_kept, held = keeps_kv(policy, workload), held_beginnings(policy, workload)
+    lanes, times = policy.blocks_in_flight, policy.num_micro_batches
+    if not is_kept:
+        lanes = times = 1
+    return {
+        tier: lanes * (count * times + held * (tier == policy.compute_tier))
+        for tier, count in rows.items()
+    }
 
 
-def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:
-    """By layer, bytes of a page off the compute tier: keys and values, or what comes into
-    attention; 0 of layers that attend nothing."""
-    kept = page_size(config, policy.page_tokens, element_bytes)
-    inputs = align_up(policy.page_tokens * config.hidden_size * element_bytes, BLOCK)
-    return tuple(
-        (inputs if is_recomputed else kept) * config.attends(layer)
-        for layer, is_recomputed in enumerate(policy.recomputes(config.num_layers))
-    )
-
-
-def fitting_page_tokens(config: ModelConfig, max_tokens: int, element_bytes: int) -> int:
-    """How many tokens a page should have: a power of two from 16 on, so that pages are whole disk
-    blocks. Of compressed ones the size with which a row of so many tokens takes least."""
-    tokens = 16
-    if config.kv_format is None:
-        while page_size(config, tokens, element_bytes) % BLOCK:
-            tokens *= 2
-        return tokens
-    sizes = [tokens << doubling for doubling in range(5)]
-    return min(
-        sizes, key=lambda size: -(-max_tokens // size) * page_size(config, size, element_bytes)
-    )
+def held_beginnings(policy: Policy, workload: Workload) -> int:
+    """The most beginnings that prompts share at one time: none is shorter than the least."""
+    if not shared_tokens(policy, workload):
+        return 0
+    return -(-workload.held_prefix_tokens // workload.least_prefix_tokens)
 
 
 def measure(

@@ -304,7 +304,7 @@ def _passed(far: Sequence[tuple[BlockRow, int, int]], page: int, page_bytes: int
 def _states(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Passed:
     """What rows elsewhere keep in a layer without keys: all of it comes, and goes."""
     far = [(row, span) for row, span in pairs if row.home != sizes.policy.compute_tier]
-    old = [row for row, span in far if span.kv_len > 0 and not _is_copied(row, span)]
+    old = [row for row, span in far if span.kv_len > span.shared_len and not _is_copied(row, span)]
 
     def moved(rows: Sequence[BlockRow]) -> Moved:
         counts = Counter(row.home for row in rows)

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
-from freight.plan.geometry import held_pages, keeps_kv, pages_together
+from freight.plan.geometry import held_beginnings, held_pages, keeps_kv, pages_together
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import WorkSizes, computing_rows, make_sweep, rows_of_block
@@ -135,6 +135,8 @@ class Terms:
         g, policy = self.base.geometry, self.policy
         pages = policy.blocks_in_flight * held_pages(policy, self.planner.workload)
         beginnings = self.planner.config.num_attention_layers * pages * g.page_bytes
+        held = policy.blocks_in_flight * held_beginnings(policy, self.planner.workload)
+        beginnings += held * g.state_layers * g.state_bytes
         rooms: dict[Tier, float] = {}
         for tier, room in self.planner.room.items():
             beside = g.index_bytes if tier in ("cpu", self.near) else 0

@@ -75,7 +75,8 @@ class Admission(ABC):
         self._kv = kv_cache
         self._prefixes = Prefixes(
             kv=kv_cache,
-            is_on=policy.shares_prefixes,
+            # Of what a beginning leaves in layers without keys there is room where it was planned.
+            is_on=policy.shares_prefixes and (shares_elsewhere or kv_cache.states is None),
             elsewhere=shares_elsewhere,
         )
 

@@ -45,8 +45,7 @@ def plan_run(
     own, and several blocks of such a workload in flight. ``held_bytes`` of the process's memory are
     weights of an earlier run, in whose place this one's may be."""
     # Keys can be shared where the lengths of the prompts do not change how they are rotated.
-    shares_prefixes = options.share_prefixes and config.recurrence is None
-    shares_prefixes &= all(
+    shares_prefixes = options.share_prefixes and all(
         is_same_up_to(rope, workload.max_prompt_tokens, config.max_positions)
         for rope in config.rotations
     )

@@ -15,6 +15,7 @@ from freight.plan.operation import Operation
 from freight.runtime.batches import PreparedBatch
 from freight.runtime.buffers import Buffers
 from freight.runtime.residual import ResidualStream
+from freight.runtime.row_states import PoolRows
 from freight.runtime.weights import WeightStore
 
 __all__ = ["RecurrenceWork"]
@@ -54,23 +55,29 @@ class RecurrenceWork:
         for chunk in prepared.chunks:
             own_states = chunk.states
             assert own_states is not None
-            pairs = ((near, own_states.near), (slot, own_states.slot))
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
                     values=self._residual.values(x),
-                    states=[
-                        LayerStates(rows=rows, columns=columns, memory=memory)
-                        for pages, rows in pairs
-                        if rows is not None
-                        for memory, columns in [self._views(pages)]
-                    ],
+                    states=[self._layer_states(own, near, slot) for own in own_states.pools],
                 )
                 run_unit(unit, frame)
             for source, target in own_states.copies:
                 pages = slot if source.is_in_slot else near
                 (slot if target.is_in_slot else near)[target.page].copy_(pages[source.page])
+
+    def _layer_states(self, own: PoolRows, near: torch.Tensor, slot: torch.Tensor) -> LayerStates:
+        memory, columns = self._views(slot if own.is_in_slot else near)
+        first_memory, first_columns = self._views(near)
+        return LayerStates(
+            rows=own.rows,
+            columns=columns,
+            memory=memory,
+            beginnings=[
+                (seat, first_columns[page], first_memory[page]) for page, seat in own.beginnings
+            ],
+        )
 
     def _views(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Matrices and columns in pages [P, bytes]."""

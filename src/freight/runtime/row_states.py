@@ -16,7 +16,7 @@ from freight.memory.kv_cache import KVCache
 from freight.memory.passage import Passage, plan_state_passage
 from freight.model.batch import RowKey, RowSpan
 
-__all__ = ["BatchStates", "ChunkStates", "StatePlace"]
+__all__ = ["BatchStates", "ChunkStates", "PoolRows", "StatePlace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,21 @@ class StatePlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkStates:
-    """Those of the rows of some tokens, on the compute tier and in a slot; and (from, to) of
-    siblings, which get the same."""
+class PoolRows:
+    """Rows whose states are in one pool; (from, to) of those that begin with what another row, on
+    the compute tier, has left there."""
 
-    near: RowStates | None
-    slot: RowStates | None
+    is_in_slot: bool
+    rows: RowStates
+    beginnings: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkStates:
+    """Those of the rows of some tokens, one pool after the other: rows that begin with what others
+    of them leave come behind these. And (from, to) of siblings, which get the same."""
+
+    pools: tuple[PoolRows, ...]
     copies: tuple[tuple[StatePlace, StatePlace], ...]
 
 
@@ -41,10 +50,12 @@ class BatchStates:
     """All rows of a micro-batch in one sweep, and how those that are elsewhere pass."""
 
     def __init__(self, states: KVCache, spans: Sequence[RowSpan]) -> None:
+        self._states = states
         rows = [(key, span) for span in spans for key in span.keys]
         far = [(key, span) for key, span in rows if not states.rows[key].is_near]
         self.passage: Passage = plan_state_passage(
-            [states.rows[key] for key, _ in far], [span.kv_len > 0 for _, span in far]
+            [states.rows[key] for key, _ in far],
+            [span.kv_len > span.shared_len for _, span in far],
         )
         self._places: dict[RowKey, StatePlace] = {
             key: StatePlace(is_in_slot=False, page=states.rows[key].pages[0]) for key, _ in rows
@@ -54,24 +65,48 @@ class BatchStates:
 
     def of_chunk(self, spans: Sequence[RowSpan], start: int) -> ChunkStates:
         """Of rows whose tokens begin at ``start``."""
-        places = [(span, self._places[span.row]) for span in spans]
+        pools = (
+            self._pool(spans, start, is_in_slot=is_in_slot, enters=enters)
+            for enters in (False, True)
+            for is_in_slot in (False, True)
+        )
         return ChunkStates(
-            near=_index([own for own in places if not own[1].is_in_slot], start),
-            slot=_index([own for own in places if own[1].is_in_slot], start),
+            pools=tuple(pool for pool in pools if pool is not None),
             copies=tuple(
-                (place, self._places[sibling])
-                for span, place in places
+                (self._places[span.row], self._places[sibling])
+                for span in spans
                 for sibling in span.siblings
             ),
         )
 
+    def _pool(
+        self, spans: Sequence[RowSpan], start: int, *, is_in_slot: bool, enters: bool
+    ) -> PoolRows | None:
+        """Rows that ``enters`` behind a beginning, or all others."""
+        own = [
+            span
+            for span in spans
+            if self._places[span.row].is_in_slot == is_in_slot and _enters(span) == enters
+        ]
+        if not own:
+            return None
+        seats = [self._places[span.row].page for span in own]
+        return PoolRows(
+            is_in_slot=is_in_slot,
+            rows=RowStates(
+                starts=np.array([span.start - start for span in own], np.int64),
+                counts=np.array([span.num_new for span in own], np.int64),
+                seats=np.array(seats, np.int64),
+                is_new=np.array([span.kv_len == 0 for span in own], np.int64),
+            ),
+            beginnings=tuple(
+                (self._states.rows[span.prefix].pages[0], seat)
+                for span, seat in zip(own, seats, strict=True)
+                if enters
+            ),
+        )
 
-def _index(rows: Sequence[tuple[RowSpan, StatePlace]], start: int) -> RowStates | None:
-    if not rows:
-        return None
-    return RowStates(
-        starts=np.array([span.start - start for span, _ in rows], np.int64),
-        counts=np.array([span.num_new for span, _ in rows], np.int64),
-        seats=np.array([place.page for _, place in rows], np.int64),
-        is_new=np.array([span.kv_len == 0 for span, _ in rows], np.int64),
-    )
+
+def _enters(span: RowSpan) -> bool:
+    """Whether its first tokens are another row's, and it brings the next."""
+    return span.prefix is not None and span.kv_len == span.shared_len
