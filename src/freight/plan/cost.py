@@ -30,7 +30,7 @@ from freight.quantities import MIB
 __all__ = ["Cost"]
 
 _PASSES_OF_STATE: Final = 2.0
-_PASSES_OF_STATE_PER_TOKEN: Final = 0.45
+_PASSES_OF_STATE_PER_TOKEN: Final = 0.2
 """A row's matrices are read and written once, however many tokens it brings; what each of them does
 goes on in a cache."""
 _PASSES_OF_NEW_KEYS: Final = 4.0

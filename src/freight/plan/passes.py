@@ -46,7 +46,7 @@ _PASSES: Final[Mapping[type, float]] = {
     Combine: 4.0,
     Embed: 4.0,
     Deal: 2.0,
-    Convolve: 6.0,
+    Convolve: 2.0,
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {"rms": 7.0, "rms_plus_one": 7.0, "layer": 10.5}
 _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
