@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from freight.kernels import recurrence
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
+from freight.kernels.state_heads import StateHeads
 
 
 @pytest.fixture(params=["loops", "torch"])
@@ -52,18 +53,20 @@ def ragged(draw: Any) -> tuple[list[int], list[bool], list[int], int]:
 @given(
     case=ragged(),
     taps=st.sampled_from([2, 3, 4, 6]),
+    has_bias=st.booleans(),
     num_columns=st.sampled_from([16, 48, 5, 83]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     by_torch=st.booleans(),
 )
 def test_each_token_is_the_sum_of_its_last_ones(
-    case: Any, taps: int, num_columns: int, dtype: torch.dtype, by_torch: bool
+    case: Any, taps: int, has_bias: bool, num_columns: int, dtype: torch.dtype, by_torch: bool
 ) -> None:
     counts, is_new, seats, seed = case
     dice = torch.Generator().manual_seed(seed)
     rows = rows_of(counts, is_new, seats)
     x = torch.randn(sum(counts), num_columns, generator=dice).to(dtype)
     weight = torch.randn(num_columns, taps, generator=dice)
+    bias = torch.randn(num_columns, generator=dice) if has_bias else None
     columns = torch.randn(len(counts) + 2, taps - 1, num_columns, generator=dice).to(dtype)
     expected, states = x.clone(), columns.clone()
     for start, count, seat, new in zip(rows.starts, counts, seats, is_new, strict=True):
@@ -71,12 +74,13 @@ def test_each_token_is_the_sum_of_its_last_ones(
         seen = torch.cat((before, x[start : start + count])).double()
         for token in range(count):
             found = (seen[token : token + taps] * weight.double().t()).sum(0)
+            found += 0 if bias is None else bias.double()
             expected[start + token] = found.to(dtype)
         states[seat] = seen[len(seen) - taps + 1 :].to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         if by_torch:
             patch.setattr(recurrence, "find_loops", lambda: None)
-        convolve(x, weight, columns, rows)
+        convolve(x, weight, bias, columns, rows)
     torch.testing.assert_close(x, expected, **tolerance(dtype))
     torch.testing.assert_close(columns, states, rtol=0, atol=0)
 
@@ -84,11 +88,12 @@ def test_each_token_is_the_sum_of_its_last_ones(
 def one_by_one(
     x: torch.Tensor,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | None,
     decay: torch.Tensor,
     bias: torch.Tensor,
+    skip: torch.Tensor | None,
     memory: torch.Tensor,
-    heads: DeltaHeads,
+    heads: StateHeads,
     rows: RowStates,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What is read, and the states, in float64."""
@@ -99,23 +104,32 @@ def one_by_one(
     ):
         held = torch.zeros(N, W, U, dtype=torch.float64) if new else states[seat]
         for token in range(start, start + count):
-            q, k, v = x[token].double().split((K * W, K * W, N * U))
-            q, k = (
-                (h.view(K, W) / (h.view(K, W).square().sum(-1, keepdim=True) + 1e-6).sqrt())
-                for h in (q, k)
-            )
-            q, k = (h.repeat_interleave(N // K, dim=0) for h in (q * W**-0.5, k))
+            if b is not None:
+                q, k, v = x[token].double().split((K * W, K * W, N * U))
+                q, k = (
+                    (h.view(K, W) / (h.view(K, W).square().sum(-1, keepdim=True) + 1e-6).sqrt())
+                    for h in (q, k)
+                )
+                q = q * W**-0.5
+            else:
+                v, k, q = x[token].double().split((N * U, K * W, K * W))
+            q, k = (h.reshape(K, W).repeat_interleave(N // K, dim=0) for h in (q, k))
             rate = torch.nn.functional.softplus(a[token].double() + bias.double())
             held = held * (-decay.double().exp() * rate).exp()[:, None, None]
-            lacking = v.view(N, U) - torch.einsum("nw,nwu->nu", k, held)
-            strength = b[token].double().sigmoid()[:, None]
-            held = held + torch.einsum("nw,nu->nwu", k, lacking * strength)
-            out[token] = torch.einsum("nw,nwu->nu", q, held).flatten()
+            added = v.view(N, U)
+            if b is not None:
+                added = added - torch.einsum("nw,nwu->nu", k, held)
+            strength = (rate if b is None else b[token].double().sigmoid())[:, None]
+            held = held + torch.einsum("nw,nu->nwu", k, added * strength)
+            read = torch.einsum("nw,nwu->nu", q, held)
+            if skip is not None:
+                read += skip.double()[:, None] * v.view(N, U)
+            out[token] = read.flatten()
         states[seat] = held
     return out, states
 
 
-def made(counts: list[int], heads: DeltaHeads, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+def made(counts: list[int], heads: StateHeads, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
     """x, a, b, decay, bias and memory for rows of so many tokens."""
     dice = torch.Generator().manual_seed(seed)
     K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
@@ -132,44 +146,52 @@ def made(counts: list[int], heads: DeltaHeads, dtype: torch.dtype, seed: int) ->
     case=ragged(),
     shape=st.sampled_from([(1, 1, 16, 16), (2, 4, 16, 32), (2, 2, 32, 16), (1, 3, 8, 24)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    is_scan=st.booleans(),
     by_torch=st.booleans(),
 )
 def test_states_are_what_a_token_at_a_time_makes_of_them(
-    case: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, by_torch: bool
+    case: Any,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    is_scan: bool,
+    by_torch: bool,
 ) -> None:
     counts, is_new, seats, seed = case
     K, N, W, U = shape
-    heads = DeltaHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
+    heads = StateHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
     rows = rows_of(counts, is_new, seats)
-    x, a, b, decay, bias, memory = made(counts, heads, dtype, seed)
-    expected, states = one_by_one(x, a, b, decay, bias, memory, heads, rows)
+    x, a, strength, decay, bias, memory = made(counts, heads, dtype, seed)
+    b, skip = (None, decay * 2) if is_scan else (strength, None)
+    expected, states = one_by_one(x, a, b, decay, bias, skip, memory, heads, rows)
     out = torch.empty(len(x), N * U, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         if by_torch:
             patch.setattr(recurrence, "find_loops", lambda: None)
-        apply_delta_rule(x, a, b, decay, bias, memory, out, heads=heads, rows=rows)
-    torch.testing.assert_close(out, expected.to(dtype), **tolerance(dtype))
+        recur(x, a, b, decay, bias, skip, memory, out, heads=heads, rows=rows)
+    close = tolerance(dtype)
+    close["atol"] *= max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(out, expected.to(dtype), **close)
     torch.testing.assert_close(memory, states.float(), atol=5e-5, rtol=5e-5)
 
 
 def test_extremes_stay_numbers(way: str) -> None:
     """Nothing is left of a state, or all of it; a key of zeros corrects nothing."""
-    heads = DeltaHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
+    heads = StateHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
     rows = rows_of([3, 70], [False, False], [0, 1])
     x, a, b, decay, bias, memory = made([3, 70], heads, torch.float32, 0)
     a[::3], a[1::3] = 1e4, -1e4
     b[::2], b[1::2] = 1e4, -1e4
     x[::5, :32] = 0.0
     decay[:] = 3.0
-    expected, states = one_by_one(x, a, b, decay, bias, memory, heads, rows)
+    expected, states = one_by_one(x, a, b, decay, bias, None, memory, heads, rows)
     out = torch.empty(73, 16)
-    apply_delta_rule(x, a, b, decay, bias, memory, out, heads=heads, rows=rows)
+    recur(x, a, b, decay, bias, None, memory, out, heads=heads, rows=rows)
     torch.testing.assert_close(out, expected.float(), atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(memory, states.float(), atol=2e-5, rtol=2e-5)
 
 
 def test_it_is_what_transformers_computes(way: str) -> None:
-    heads = DeltaHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=32)
+    heads = StateHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=32)
     rows = rows_of([150], [False], [0])
     x, a, b, decay, bias, memory = made([150], heads, torch.float32, 5)
     q, k, v = x.split((64, 64, 128), dim=1)
@@ -185,13 +207,13 @@ def test_it_is_what_transformers_computes(way: str) -> None:
         use_qk_l2norm_in_kernel=True,
     )
     out = torch.empty(150, 128)
-    apply_delta_rule(x, a, b, decay, bias, memory, out, heads=heads, rows=rows)
+    recur(x, a, b, decay, bias, None, memory, out, heads=heads, rows=rows)
     torch.testing.assert_close(out, expected.reshape(150, 128), atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(memory[:1], state, atol=5e-5, rtol=5e-5)
 
 
 def test_threads_change_nothing() -> None:
-    heads = DeltaHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=32)
+    heads = StateHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=32)
     counts = [300, 1, 40, 1, 1]
     rows = rows_of(counts, [True, False, True, False, False], [4, 0, 1, 3, 2])
     before, found = torch.get_num_threads(), []
@@ -199,9 +221,9 @@ def test_threads_change_nothing() -> None:
         torch.set_num_threads(threads)
         x, a, b, decay, bias, memory = made(counts, heads, torch.bfloat16, 9)
         out = torch.empty(len(x), 128, dtype=torch.bfloat16)
-        apply_delta_rule(x, a, b, decay, bias, memory, out, heads=heads, rows=rows)
+        recur(x, a, b, decay, bias, None, memory, out, heads=heads, rows=rows)
         columns = torch.zeros(7, 3, x.shape[1], dtype=torch.bfloat16)
-        convolve(x, torch.ones(x.shape[1], 4), columns, rows)
+        convolve(x, torch.ones(x.shape[1], 4), None, columns, rows)
         found.append((out, memory, x, columns))
     torch.set_num_threads(before)
     for other in found[1:]:

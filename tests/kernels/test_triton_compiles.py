@@ -26,13 +26,14 @@ from triton.runtime.jit import JITFunction
 
 from freight.kernels.cuda.attention import attend
 from freight.kernels.cuda.append import append, append_plain
-from freight.kernels.cuda.recurrence import apply_delta_rule, convolve
+from freight.kernels.cuda.recurrence import recur, convolve
 from freight.kernels.cuda.tokens import normalise, rotate
 from freight.kernels.cuda.eights import make_eights_plain
 from freight.kernels.cuda.exponents import make_exponents_plain
 from freight.kernels.cuda.micro import make_micro_plain
 from freight.kernels.cuda.groups import make_plain, multiply
 from freight.kernels.pages import Pages
+from freight.kernels.state_heads import StateHeads
 from freight.model.number_format import EightFloats, Grouped, MicroFloats, ShortExponents
 from freight.model.workspace import Workspace
 
@@ -94,13 +95,17 @@ class Rows:
         return on_meta(4, 3, dtype=torch.int64)
 
 
-assert convolve(x, on_meta(300, 4, dtype=dtype), on_meta(5, 3, 300, dtype=dtype), Rows())
+for bias in (None, gain):
+    columns = on_meta(5, 3, 300, dtype=dtype)
+    assert convolve(x, on_meta(300, 4, dtype=dtype), bias, columns, Rows())
 for width in (128, 96):
     x = on_meta(5, 2 * 2 * width + 4 * width, dtype=dtype)
     rate, own = on_meta(5, 4, dtype=dtype), on_meta(4, dtype=torch.float32)
     memory = on_meta(5, 4, width, width, dtype=torch.float32)
     out = on_meta(5, 4 * width, dtype=dtype)
-    assert apply_delta_rule(x, rate, rate, own, own, memory, out, num_key_heads=2, rows=Rows())
+    heads = StateHeads(num_key_heads=2, num_heads=4, key_width=width, value_width=width)
+    assert recur(x, rate, rate, own, own, None, memory, out, heads=heads, rows=Rows())
+    assert recur(x, rate, None, own, own, own, memory, out, heads=heads, rows=Rows())
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):
@@ -139,5 +144,5 @@ def test_every_kernel_compiles(architecture: str, dtype: str, tmp_path: Path) ->
     kernels = {"_make_plain", "_make_plain_across", "_make_exponents_plain", "_multiply"}
     kernels |= {"_make_micro_plain", "_make_eights_plain"}
     kernels |= {"_append", "_append_plain", "_merge", "_attend_plain", "_attend_codes"}
-    kernels |= {"_normalise", "_rotate", "_convolve", "_apply_delta_rule"}
+    kernels |= {"_normalise", "_rotate", "_convolve", "_recur"}
     assert set(done.stdout.split()) == kernels

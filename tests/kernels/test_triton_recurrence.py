@@ -1,4 +1,5 @@
-"""Triton's convolutions and gated delta rule against torch's steps: what is found, and states."""
+"""Triton's convolutions, gated delta rule and scans against torch's steps: what is found, and
+states."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from freight.kernels import recurrence
 from freight.kernels.cuda.choice import NO_KERNELS
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.recurrence import convolve, recur
+from freight.kernels.state_heads import StateHeads
 
 from .test_recurrence import made, ragged, rows_of, tolerance
 from .triton_bed import DEVICE, EXAMPLES, in_use, loaded
@@ -38,13 +40,15 @@ def test_convolutions(case: Any, taps: int, num_columns: int, dtype: torch.dtype
     rows = rows_of(counts, is_new, seats)
     x = torch.randn(sum(counts), num_columns, generator=dice).to(dtype)
     weight = torch.randn(num_columns, taps, generator=dice).to(dtype)
+    bias = torch.randn(num_columns, generator=dice).to(dtype) if seed % 2 else None
     columns = torch.randn(len(counts) + 2, taps - 1, num_columns, generator=dice).to(dtype)
     found = [own.to(DEVICE).clone() for own in (x, columns)]
     with in_use(loaded()):
-        convolve(found[0], weight.to(DEVICE), found[1], rows)
+        own = None if bias is None else bias.to(DEVICE)
+        convolve(found[0], weight.to(DEVICE), own, found[1], rows)
     patch = without_loops()
     with in_use(NO_KERNELS):
-        convolve(x, weight, columns, rows)
+        convolve(x, weight, bias, columns, rows)
     patch.undo()
     torch.testing.assert_close(found[0].cpu(), x, **tolerance(dtype))
     assert torch.equal(found[1].cpu(), columns)
@@ -55,22 +59,29 @@ def test_convolutions(case: Any, taps: int, num_columns: int, dtype: torch.dtype
     case=ragged(),
     shape=st.sampled_from([(1, 1, 16, 16), (2, 4, 16, 32), (2, 2, 24, 40), (1, 3, 8, 80)]),
     dtype=dtypes,
+    is_scan=st.booleans(),
 )
-def test_the_gated_delta_rule(
-    case: Any, shape: tuple[int, int, int, int], dtype: torch.dtype
+def test_states(
+    case: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, is_scan: bool
 ) -> None:
     counts, is_new, seats, seed = case
     K, N, W, U = shape
-    heads = DeltaHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
+    heads = StateHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
     rows = rows_of(counts, is_new, seats)
-    x, a, b, decay, bias, memory = made(counts, heads, dtype, seed)
+    x, a, strength, decay, bias, memory = made(counts, heads, dtype, seed)
+    b, skip = (None, decay * 2) if is_scan else (strength, None)
     out = torch.zeros(len(x), N * U, dtype=dtype)
-    on_device = [own.to(DEVICE).clone() for own in (x, a, b, decay, bias, memory, out)]
+    given = (x, a, b, decay, bias, skip, memory, out)
+    on_device = [None if own is None else own.to(DEVICE).clone() for own in given]
     with in_use(loaded()):
-        apply_delta_rule(*on_device, heads=heads, rows=rows)
+        recur(*on_device, heads=heads, rows=rows)
     patch = without_loops()
     with in_use(NO_KERNELS):
-        apply_delta_rule(x, a, b, decay, bias, memory, out, heads=heads, rows=rows)
+        recur(*given, heads=heads, rows=rows)
     patch.undo()
-    torch.testing.assert_close(on_device[6].cpu(), out, **tolerance(dtype))
-    torch.testing.assert_close(on_device[5].cpu(), memory, atol=1e-4, rtol=1e-4)
+    found, states = on_device[7], on_device[6]
+    assert found is not None and states is not None
+    close = tolerance(dtype)
+    close["atol"] *= max(1.0, float(out.abs().max()))
+    torch.testing.assert_close(found.cpu(), out, **close)
+    torch.testing.assert_close(states.cpu(), memory, atol=1e-4, rtol=1e-4)

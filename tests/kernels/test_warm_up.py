@@ -25,7 +25,8 @@ from freight.kernels import (
     token_loops,
 )
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.recurrence import recur, convolve
+from freight.kernels.state_heads import StateHeads
 from freight.kernels.row_states import RowStates
 from freight.kernels.paged import (
     _query_blocks,
@@ -59,7 +60,7 @@ used = (
     token_loops.normalise,
     token_loops.rotate,
     recurrence_loops.convolve,
-    recurrence_loops.apply_delta_rule,
+    recurrence_loops.recur,
 )
 # Only where they are faster than torch, or there are instructions for them.
 certain = len(used)
@@ -99,13 +100,13 @@ for centred, bias in ((True, None), (False, gain)):
     normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
 angles = torch.zeros(7, 24, dtype=dtype)[5:]
 rotate(x, 2, angles, angles, room)
-heads = DeltaHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=16)
+heads = StateHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=16)
 places = np.array([0, 3])
 rows = RowStates(starts=places, counts=places + 1, seats=places, is_new=places)
 x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 32, 16)
-convolve(x, torch.zeros(192, 3, dtype=dtype), torch.zeros(5, 2, 192, dtype=dtype), rows)
-apply_delta_rule(
-    x, x[:, :4], x[:, :4], torch.zeros(4), torch.zeros(4), memory,
+convolve(x, torch.zeros(192, 3, dtype=dtype), None, torch.zeros(5, 2, 192, dtype=dtype), rows)
+recur(
+    x, x[:, :4], None, torch.zeros(4), torch.zeros(4), torch.zeros(4), memory,
     torch.zeros(7, 64, dtype=dtype), heads=heads, rows=rows,
 )
 places = torch.tensor([3, 4])

@@ -11,7 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PretrainedConfig, Qwen3NextConfig
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    PretrainedConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
@@ -54,6 +60,21 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 40,
 }
+
+
+def granite(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "num_hidden_layers": 4, "shared_intermediate_size": 40}
+    mixer = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16}
+    kinds = ["linear_attention", "full_attention"] * 2
+    factors = {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+    return GraniteMoeHybridConfig(
+        **{**sizes, "intermediate_size": 48, **mixer, **factors, "layer_types": kinds, **changes},
+        residual_multiplier=0.5,
+        pad_token_id=1,
+    )
+
+
+LFM2_KINDS = ["conv", "full_attention", "conv", "conv"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3-next": Qwen3NextConfig(**SIZES, **EXPERTS),
     "qwen3-next, plain layers": Qwen3NextConfig(**SIZES, **EXPERTS, mlp_only_layers=[1]),
@@ -65,6 +86,29 @@ CONFIGS: dict[str, PretrainedConfig] = {
         layer_types=["full_attention", "linear_attention"] * 2,
     ),
     "qwen3.5 moe": Qwen3_5MoeTextConfig(**SIZES, **EXPERTS),
+    "lfm2": Lfm2Config(**SIZES, layer_types=LFM2_KINDS, pad_token_id=1, block_multiple_of=8),
+    "lfm2, width as given": Lfm2Config(
+        **SIZES,
+        layer_types=LFM2_KINDS,
+        pad_token_id=1,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+        conv_L_cache=4,
+    ),
+    "lfm2 moe": Lfm2MoeConfig(
+        **SIZES,
+        layer_types=LFM2_KINDS,
+        pad_token_id=1,
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+    "granite 4, dense": granite(num_local_experts=0, mamba_n_groups=2, tie_word_embeddings=True),
+    "granite 4": granite(
+        num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope"
+    ),
 }
 ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
 
@@ -74,6 +118,7 @@ ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
 def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters += sum(own.numel() for name, own in model.named_buffers() if "expert_bias" in name)
     assert count_parameters(read_config(tmp_path)) == parameters
     prompts = tiny.prompts(4, 40)
     answers = tiny.reference(model, prompts, STEPS)

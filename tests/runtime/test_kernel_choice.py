@@ -94,7 +94,7 @@ def test_what_is_not_wanted_is_not_tried() -> None:
     """A run that keeps plain keys appends them plain."""
     chosen, said = tried(loaded(), PLAIN)
     assert said == []
-    assert chosen == replace(loaded(), append=None, convolve=None, apply_delta_rule=None)
+    assert chosen == replace(loaded(), append=None, convolve=None, recur=None)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_does_not_work_is_left_out(name: str, fault: str) -> None:
         changed = {"make_plain": lambda: inputs[2], "append": lambda: inputs[0].raw}
         changed |= {"append_plain": changed["append"], "rotate": lambda: inputs[0]}
         changed |= {"normalise": lambda: inputs[1], "convolve": changed["rotate"]}
-        changed |= {"apply_delta_rule": lambda: inputs[6]}
+        changed |= {"recur": lambda: inputs[7]}
         for other in ("make_exponents_plain", "make_micro_plain", "make_eights_plain"):
             changed[other] = changed["make_plain"]
         out = changed.get(name, lambda: inputs[4] if found is None else found)()
@@ -150,7 +150,7 @@ def test_a_run_with_all_kernels_answers_as_without(
         ("make_plain", "multiply", "append") if compressed else ("append_plain",)
     )
     if kind == "recurrent":
-        of_kind = (*of_kind, "convolve", "apply_delta_rule")
+        of_kind = (*of_kind, "convolve", "recur")
     counts = dict.fromkeys((*of_either, *of_kind), 0)
 
     def counted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

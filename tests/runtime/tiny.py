@@ -85,7 +85,7 @@ def make_model(
             else:
                 parameter.normal_(mean=float("norm" in name), std=0.3)
         for name, buffer in model.named_buffers():
-            if "correction" in name:
+            if "correction" in name or "expert_bias" in name:
                 buffer.normal_(std=0.3)
     model = model.to(dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
@@ -194,7 +194,7 @@ def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer
     # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
     config = model.config.get_text_config()
     for module in model.modules():
-        if hasattr(module, "rotary_emb"):
+        if getattr(module, "rotary_emb", None) is not None:
             module.rotary_emb = type(module.rotary_emb)(config=config)
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):

@@ -1,5 +1,5 @@
-"""Convolutions and the gated delta rule over rows that keep a state: a torch reference, and loops
-of the CPU.
+"""Convolutions, the gated delta rule and scans over rows that keep a state: a torch reference, and
+loops of the CPU.
 
 A state is used where it lies, and is what it has become when a call returns. Rows of any lengths
 come together. All is computed in float32 and rounded once.
@@ -18,9 +18,10 @@ import torch
 from freight.kernels.cuda.choice import kernels_of
 from freight.kernels.row_states import Places, RowStates
 from freight.kernels.sharing import share
+from freight.kernels.state_heads import StateHeads
 from freight.kernels.threads import as_numbers, find_loops, has_words
 
-__all__ = ["DeltaHeads", "apply_delta_rule", "convolve"]
+__all__ = ["convolve", "recur"]
 
 _EPS: Final = 1e-6
 _BLOCK: Final = 64
@@ -32,31 +33,29 @@ _LEAST_SHARED: Final = 1 << 16
 """Numbers that are worth another thread."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaHeads:
-    """N heads with a matrix [W, U] each; K of queries and keys, which they share in equal parts."""
-
-    num_key_heads: int
-    num_heads: int
-    key_width: int
-    value_width: int
-
-
 # -- the convolution -------------------------------------------------------------------------------
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates) -> None:
-    """x [T, C] = sum over j of weight [C, taps][:, j] times the token taps - 1 - j before it, in
-    place; ``columns`` [seats, taps - 1, C] are each row's last tokens, of x's type."""
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: torch.Tensor,
+    rows: RowStates,
+) -> None:
+    """x [T, C] = bias [C] + sum over j of weight [C, taps][:, j] times the token so many before,
+    taps - 1 - j, in place; ``columns`` [seats, taps - 1, C] are each row's last tokens, in x's
+    type."""
     kernel = kernels_of(x.device).convolve
-    if kernel is not None and kernel(x, weight, columns, rows):
+    if kernel is not None and kernel(x, weight, bias, columns, rows):
         return
     taps, num_columns = weight.shape[1], x.shape[1]
     loops = find_loops() if has_words(x) and taps <= _MOST_TAPS else None
     if loops is None:
-        _convolve_by_torch(x, weight.float(), columns, rows)
+        _convolve_by_torch(x, weight.float(), bias, columns, rows)
         return
     factors = weight.float().t().contiguous().view(-1).numpy()
+    added = np.empty(0, np.float32) if bias is None else bias.float().numpy()
     numbers, pitch = as_numbers(x), x.stride(0)
     kept, seat_pitch = as_numbers(columns.flatten(1)), columns.stride(0)
 
@@ -72,6 +71,7 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows:
             pitch,
             num_columns,
             factors,
+            added,
             taps,
             kept,
             seat_pitch,
@@ -81,7 +81,11 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows:
 
 
 def _convolve_by_torch(
-    x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: torch.Tensor,
+    rows: RowStates,
 ) -> None:
     taps = weight.shape[1]
     for block in _blocks(rows, x, columns[0].numel()):
@@ -91,49 +95,56 @@ def _convolve_by_torch(
         width = block.tokens.shape[1]
         out = sum(weight[:, j] * seen[:, j : j + width] for j in range(taps))
         assert isinstance(out, torch.Tensor)
+        if bias is not None:
+            out = out + bias.float()
         x[block.tokens[block.is_there]] = out[block.is_there].to(x.dtype)
         last = block.counts[:, None] + torch.arange(taps - 1, device=x.device)
         kept = seen.gather(1, last[..., None].expand(-1, -1, x.shape[1]))
         columns[block.seats] = kept.to(columns.dtype)
 
 
-# -- the gated delta rule --------------------------------------------------------------------------
+# -- the gated delta rule, and scans -------------------------------------------------------------
 
 
-def apply_delta_rule(
+def recur(
     x: torch.Tensor,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | None,
     decay: torch.Tensor,
     bias: torch.Tensor,
+    skip: torch.Tensor | None,
     memory: torch.Tensor,
     out: torch.Tensor,
     *,
-    heads: DeltaHeads,
+    heads: StateHeads,
     rows: RowStates,
 ) -> None:
-    """out [T, N U] = what tokens read, each after it has decayed and corrected its row's matrices
-    ``memory`` [seats, N, W, U], float32. x [T, 2 K W + N U] has queries, keys and values; a and b
-    [T, N] with ``decay`` and ``bias`` [N], float32, say how much (see ``model.recurrent_steps``).
+    """out [T, N U] = what tokens read, each after it has decayed and changed its row's matrices
+    ``memory`` [seats, N, W, U], float32: by the gated delta rule, or without ``b`` by a scan, which
+    has a ``skip`` [N] (see ``model.recurrent_steps``, also for how x is laid out). a and b [T, N]
+    with ``decay`` and ``bias`` [N], float32, say how much.
     """
-    kernel = kernels_of(x.device).apply_delta_rule
+    kernel = kernels_of(x.device).recur
     if kernel is not None and kernel(
-        x, a, b, decay, bias, memory, out, num_key_heads=heads.num_key_heads, rows=rows
+        x, a, b, decay, bias, skip, memory, out, heads=heads, rows=rows
     ):
         return
-    loops = find_loops() if all(map(has_words, (x, a, b, out))) else None
+    assert (b is None) != (skip is None)
+    loops = find_loops() if all(map(has_words, (x, a, a if b is None else b, out))) else None
     if loops is None or heads.value_width % 16 or heads.key_width % 16:
-        _apply_by_torch(x, a, b, decay, bias, memory, out, heads, rows)
+        _recur_by_torch(x, a, b, decay, bias, skip, memory, out, heads, rows)
         return
     numbers, found = as_numbers(x), as_numbers(out)
-    rates, strengths = as_numbers(a), as_numbers(b)
+    rates, strengths = as_numbers(a), as_numbers(a if b is None else b)
+    skips = np.empty(0, np.float32) if skip is None else skip.numpy()
+    places = heads.places(is_delta=b is not None)
     held = as_numbers(memory.flatten(1))
     decays, biases = decay.numpy(), bias.numpy()
     each = heads.num_key_heads
     tasks = np.repeat(rows.counts + 1, each)
 
     def work(first: int, last: int) -> None:
-        loops.recurrence.apply_delta_rule(
+        loops.recurrence.recur(
             first,
             last,
             rows.starts,
@@ -145,9 +156,11 @@ def apply_delta_rule(
             rates,
             a.stride(0),
             strengths,
-            b.stride(0),
+            (a if b is None else b).stride(0),
             decays,
             biases,
+            skips,
+            *places,
             held,
             memory.stride(0),
             found,
@@ -162,42 +175,53 @@ def apply_delta_rule(
     share(tasks, work, max(1, -(-_LEAST_SHARED // per_task)))
 
 
-def _apply_by_torch(
+def _recur_by_torch(
     x: torch.Tensor,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | None,
     decay: torch.Tensor,
     bias: torch.Tensor,
+    skip: torch.Tensor | None,
     memory: torch.Tensor,
     out: torch.Tensor,
-    heads: DeltaHeads,
+    heads: StateHeads,
     rows: RowStates,
 ) -> None:
     """Some tokens of each row at once (Yang et al., 2406.06484, section 3, and 2412.06464, section
     3.3): what each corrects is what a triangular system of all of them says. Tokens that are not
-    there decay and correct nothing."""
+    there decay and change nothing."""
+    query, key, value = heads.places(is_delta=b is not None)
     K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
     for block in _blocks(rows, x, memory[0].numel()):
         num_rows, width = block.tokens.shape
         own = x[block.tokens].float()
-        q, k, v = own[..., : K * W], own[..., K * W : 2 * K * W], own[..., 2 * K * W :]
-        q, k = (_unit_heads(heads, part.reshape(num_rows, width, K, W)) for part in (q, k))
-        q = q * W**-0.5
-        v = v.reshape(num_rows, width, N, U).transpose(1, 2)
+        q, k = (
+            own[..., place : place + K * W].reshape(num_rows, width, K, W) for place in (query, key)
+        )
+        if b is not None:
+            q, k = _unit_heads(q) * W**-0.5, _unit_heads(k)
+        q, k = (part.repeat_interleave(N // K, dim=2).transpose(1, 2) for part in (q, k))
+        v = own[..., value : value + N * U].reshape(num_rows, width, N, U).transpose(1, 2)
         is_there = block.is_there[..., None]
         rate = torch.nn.functional.softplus(a[block.tokens].float() + bias)
         logs = (-decay.exp() * rate * is_there).transpose(1, 2).cumsum(-1)
-        strength = (b[block.tokens].float().sigmoid() * is_there).transpose(1, 2)[..., None]
+        much = rate if b is None else b[block.tokens].float().sigmoid()
+        strength = (much * is_there).transpose(1, 2)[..., None]
         # [R, N, B, B]: what is left of token j's correction at token i.
         left = (logs[..., :, None] - logs[..., None, :]).tril().exp().tril()
-        system = (strength * (k @ k.transpose(-1, -2)) * left).tril(-1)
-        system += torch.eye(width, device=x.device)
         held = memory[block.seats]
         held[block.is_new] = 0
         grown = logs.exp()[..., None]
-        wanted = strength * (v - grown * (k @ held))
-        corrections = torch.linalg.solve_triangular(system, wanted, upper=False)
+        if b is None:
+            corrections = strength * v
+        else:
+            system = (strength * (k @ k.transpose(-1, -2)) * left).tril(-1)
+            system += torch.eye(width, device=x.device)
+            wanted = strength * (v - grown * (k @ held))
+            corrections = torch.linalg.solve_triangular(system, wanted, upper=False)
         read = grown * (q @ held) + ((q @ k.transpose(-1, -2)) * left) @ corrections
+        if skip is not None:
+            read = read + skip[:, None, None] * v
         read = read.transpose(1, 2).reshape(num_rows, width, N * U)
         out[block.tokens[block.is_there]] = read[block.is_there].to(out.dtype)
         to_end = (logs[..., -1:] - logs).exp()[..., None]
@@ -205,11 +229,9 @@ def _apply_by_torch(
         memory[block.seats] = held
 
 
-def _unit_heads(heads: DeltaHeads, part: torch.Tensor) -> torch.Tensor:
-    """[R, B, K, W] as [R, N, B, W], each of length one."""
-    part = part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt()
-    part = part.repeat_interleave(heads.num_heads // heads.num_key_heads, dim=2)
-    return part.transpose(1, 2)
+def _unit_heads(part: torch.Tensor) -> torch.Tensor:
+    """[R, B, K, W], each of length one."""
+    return part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt()
 
 
 # -- rows, some tokens at a time -------------------------------------------------------------------

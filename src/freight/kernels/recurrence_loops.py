@@ -1,4 +1,4 @@
-"""Convolutions and the gated delta rule over rows that keep a state, as loops that numba compiles.
+"""Convolutions, the gated delta rule and scans over rows that keep a state, as compiled loops.
 Each works on some rows, or heads of rows, alone; threads are the caller's business.
 
 Numbers are float32 in a flat array, or bfloat16 in one of uint16, as in ``token_loops``. States are
@@ -24,7 +24,7 @@ from freight.kernels.vectors import (
     total,
 )
 
-__all__ = ["apply_delta_rule", "convolve"]
+__all__ = ["convolve", "recur"]
 
 U = np.uintp
 F = np.float32
@@ -48,13 +48,15 @@ def convolve(  # type: ignore[no-untyped-def]
     pitch,
     num_columns,
     weight,
+    bias,
     taps,
     columns,
     seat_pitch,
 ):
     """Rows ``first`` to ``last``: each token becomes the sum of the last ``taps`` of its row, with
-    itself, times ``weight`` [taps, C]; ``columns`` have the tokens before a row's first. From the
-    last token to the first, so that those that are wanted are still what they were."""
+    itself, times ``weight`` [taps, C], plus the bias [C] or an empty one; ``columns`` have the
+    tokens before a row's first. From the last token to the first, so that those that are wanted are
+    still what they were."""
     whole = num_columns // WIDTH * WIDTH
     kept = np.empty((taps - 1) * num_columns, columns.dtype)
     for row in range(first, last):
@@ -83,6 +85,8 @@ def convolve(  # type: ignore[no-untyped-def]
                     else:
                         found = load(columns, seat + U((taps - 1 + before) * num_columns) + at)
                     sums = multiply_add(found, factor, sums)
+                if bias.shape[0]:
+                    sums = add(sums, load(bias, at))
                 store(x, own + at, sums)
             for place in range(whole, num_columns):
                 at = U(place)
@@ -95,6 +99,8 @@ def convolve(  # type: ignore[no-untyped-def]
                     else:
                         begin = seat + U((taps - 1 + before) * num_columns)
                         sum_ += number_at(columns, begin + at) * factor
+                if bias.shape[0]:
+                    sum_ += bias[at]
                 put_number(x, own + at, sum_)
         for place in range((taps - 1) * num_columns):
             columns[seat + U(place)] = kept[place]
@@ -110,6 +116,13 @@ def _put_unit(x, begin, width, factor, out, place):  # type: ignore[no-untyped-d
     scale = splat(F(factor) / np.sqrt(total(sums) + _EPS))
     for at in range(0, width, WIDTH):
         store(out, place + U(at), multiply(load(x, begin + U(at)), scale))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _put(x, begin, width, out, place):  # type: ignore[no-untyped-def]
+    """out[place..] = width numbers from x[begin] on."""
+    for at in range(0, width, WIDTH):
+        store(out, place + U(at), load(x, begin + U(at)))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -130,15 +143,18 @@ def _step(  # type: ignore[no-untyped-def]
     place,
     key_width,
     left,
+    seen,
     strength,
     fit,
+    skip,
     x,
     value,
     out,
     to,
 ):
-    """One token, sixteen columns of a matrix [W, U] from ``begin`` on: it reads q (left S) and
-    k (left S), corrects by what k lacks of the value, and S is left S + k times that."""
+    """One token, sixteen columns of a matrix [W, U] from ``begin`` on: it reads q (left S), adds k
+    times its value without what k (left S) has of it, the part ``seen``, and to what is read the
+    part ``skip`` of its value."""
     stride = U(value_width)
     read, found = splat(F(0.0)), splat(F(0.0))
     read2, found2 = splat(F(0.0)), splat(F(0.0))
@@ -152,9 +168,11 @@ def _step(  # type: ignore[no-untyped-def]
         read2 = multiply_add(splat(queries[here + U(1)]), next_, read2)
         at += stride + stride
     factor = splat(left)
-    found = multiply(add(found, found2), factor)
-    change = multiply(subtract(load(x, value), found), splat(strength))
-    store(out, to, multiply_add(change, splat(fit), multiply(add(read, read2), factor)))
+    own = load(x, value)
+    found = multiply(add(found, found2), splat(left * seen))
+    change = multiply(subtract(own, found), splat(strength))
+    read = multiply_add(own, splat(skip), multiply(add(read, read2), factor))
+    store(out, to, multiply_add(change, splat(fit), read))
     at = begin
     for w in range(key_width):
         own = multiply(load(held, at), factor)
@@ -172,8 +190,10 @@ def _step_wide(  # type: ignore[no-untyped-def]
     place,
     key_width,
     left,
+    seen,
     strength,
     fit,
+    skip,
     x,
     value,
     out,
@@ -198,12 +218,15 @@ def _step_wide(  # type: ignore[no-untyped-def]
         found3, read3 = multiply_add(key, own, found3), multiply_add(query, own, read3)
         found4, read4 = multiply_add(key, other, found4), multiply_add(query, other, read4)
         at += stride + stride
-    factor, much, fits = splat(left), splat(strength), splat(fit)
-    found, found2 = multiply(add(found, found3), factor), multiply(add(found2, found4), factor)
-    change = multiply(subtract(load(x, value), found), much)
-    change2 = multiply(subtract(load(x, value + next_), found2), much)
-    store(out, to, multiply_add(change, fits, multiply(add(read, read3), factor)))
-    store(out, to + next_, multiply_add(change2, fits, multiply(add(read2, read4), factor)))
+    factor, much, fits, skips = splat(left), splat(strength), splat(fit), splat(skip)
+    part, own, other = splat(left * seen), load(x, value), load(x, value + next_)
+    found, found2 = multiply(add(found, found3), part), multiply(add(found2, found4), part)
+    change = multiply(subtract(own, found), much)
+    change2 = multiply(subtract(other, found2), much)
+    read = multiply_add(own, skips, multiply(add(read, read3), factor))
+    read2 = multiply_add(other, skips, multiply(add(read2, read4), factor))
+    store(out, to, multiply_add(change, fits, read))
+    store(out, to + next_, multiply_add(change2, fits, read2))
     at = begin
     for w in range(key_width):
         key = splat(keys[place + U(w)])
@@ -224,7 +247,7 @@ def _copy_columns(source, at, pitch, target, to, target_pitch, num_rows):  # typ
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def apply_delta_rule(  # type: ignore[no-untyped-def]
+def recur(  # type: ignore[no-untyped-def]
     first,
     last,
     starts,
@@ -239,6 +262,10 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
     b_pitch,
     decay,
     bias,
+    skips,
+    query_place,
+    key_place,
+    value_place,
     held,
     seat_pitch,
     out,
@@ -249,7 +276,9 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
     value_width,
 ):
     """Heads of queries and keys ``first`` to ``last``, counted over all rows, with the ``sharers``
-    heads of values that share each."""
+    heads of values that share each: by the gated delta rule, or where there are ``skips`` [N] by a
+    scan. Queries, keys and values of a token begin at their places."""
+    is_scan = skips.shape[0] > 0
     size = U(key_width) * U(value_width)
     queries = np.empty(_MOST_TOKENS * key_width, np.float32)
     keys = np.empty(_MOST_TOKENS * key_width, np.float32)
@@ -269,11 +298,15 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
             some = min(_MOST_TOKENS, counts[row] - begun)
             start = starts[row] + begun
             for token in range(some):
-                query = U(start + token) * U(pitch) + U(key_head * key_width)
-                key = query + U(num_key_heads * key_width)
+                own_x = U(start + token) * U(pitch) + U(key_head * key_width)
+                query, key = own_x + U(query_place), own_x + U(key_place)
                 at = U(token * key_width)
-                _put_unit(x, query, key_width, scale, queries, at)
-                _put_unit(x, key, key_width, F(1.0), keys, at)
+                if is_scan:
+                    _put(x, query, key_width, queries, at)
+                    _put(x, key, key_width, keys, at)
+                else:
+                    _put_unit(x, query, key_width, scale, queries, at)
+                    _put_unit(x, key, key_width, F(1.0), keys, at)
                 fits[token] = _dot(queries, keys, at, key_width)
             for turn in range(sharers):
                 head = key_head * sharers + turn
@@ -282,10 +315,14 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
                     own = number_at(a, U(start + token) * U(a_pitch) + U(head)) + bias[head]
                     rate = own if own > F(20.0) else np.log1p(np.exp(own))
                     lefts[token] = np.exp(speed * rate)
-                    own = number_at(b, U(start + token) * U(b_pitch) + U(head))
-                    strengths[token] = F(1.0) / (F(1.0) + np.exp(-own))
+                    strengths[token] = rate
+                    if not is_scan:
+                        own = number_at(b, U(start + token) * U(b_pitch) + U(head))
+                        strengths[token] = F(1.0) / (F(1.0) + np.exp(-own))
+                seen = F(0.0) if is_scan else F(1.0)
+                skip = skips[head] if is_scan else F(0.0)
                 begin = seat + U(head) * size
-                values = U(2 * num_key_heads * key_width + head * value_width)
+                values = U(value_place + head * value_width)
                 wide = value_width // (2 * WIDTH) * 2 * WIDTH
                 for column in range(0, wide, 2 * WIDTH):
                     # Rows of a matrix are so far apart that they share few of a cache's sets.
@@ -303,8 +340,10 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
                             U(token * key_width),
                             key_width,
                             lefts[token],
+                            seen,
                             strengths[token],
                             fits[token],
+                            skip,
                             x,
                             U(start + token) * U(pitch) + values + U(column),
                             out,
@@ -324,8 +363,10 @@ def apply_delta_rule(  # type: ignore[no-untyped-def]
                             U(token * key_width),
                             key_width,
                             lefts[token],
+                            seen,
                             strengths[token],
                             fits[token],
+                            skip,
                             x,
                             U(start + token) * U(pitch) + values + U(column),
                             out,

@@ -22,9 +22,10 @@ from freight.kernels.paged import append_rows, attend_queries, attend_single_que
 from freight.kernels.pages import Pages
 from freight.kernels.plain_rows import eights_on_cpu, exponents_on_cpu, micro_on_cpu
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
 from freight.kernels.sharing import team_threads, without_team
+from freight.kernels.state_heads import StateHeads
 from freight.kernels.threads import dequantise_on_cpu, product_on_cpu, quantise_on_cpu, scale_on_cpu
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.number_format import (
@@ -192,11 +193,12 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
 def _warm_up_states(dtype: torch.dtype) -> None:
     x, one = torch.zeros(1, 48, dtype=dtype), np.zeros(1, np.int64)
     rows = RowStates(starts=one, counts=one + 1, seats=one, is_new=one)
-    convolve(x, torch.zeros(48, 4), torch.zeros(1, 3, 48, dtype=dtype), rows)
-    heads = DeltaHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
+    columns = torch.zeros(1, 3, 48, dtype=dtype)
+    convolve(x, torch.zeros(48, 4), None, columns, rows)
+    heads = StateHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
     rate, number, out = x[:, :1], torch.zeros(1), torch.zeros(1, 16, dtype=dtype)
     memory = torch.zeros(1, 1, 16, 16)
-    apply_delta_rule(x, rate, rate, number, number, memory, out, heads=heads, rows=rows)
+    recur(x, rate, rate, number, number, None, memory, out, heads=heads, rows=rows)
 
 
 def _one_page(dtype: torch.dtype, kv_format: Grouped | None) -> Pages:

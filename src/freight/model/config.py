@@ -277,5 +277,7 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         key_width=config.count(keys["recurrent_key_width"]) or 0,
         value_width=config.count(keys["recurrent_value_width"]) or 0,
         taps=taps,
+        rule=config.text(keys["recurrent_rule"]),
+        has_bias=config.flag(keys["recurrent_bias"]),
         is_dealt=config.flag(keys["recurrent_deal"]),
     )

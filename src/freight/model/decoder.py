@@ -412,7 +412,7 @@ class _Builder:
             gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
             steps += [last, gate, Weigh(x="update", y="share"), Add(x="x", y="update")]
         else:
-            steps.append(replace(last, out="x", adds=True))
+            steps += self.left(prefix, last)
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:

@@ -48,8 +48,8 @@ from freight.model.programme import (
     Weigh,
     changed_values,
 )
-from freight.model.recurrences import apply_delta, convolve, deal
-from freight.model.recurrent_steps import Convolve, Deal, DeltaRule
+from freight.model.recurrences import convolve, deal, recur_by_state
+from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 from freight.model.routes import choose_experts
 from freight.model.workspace import Workspace
 
@@ -377,6 +377,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     ExpandValues: expand_values,
     Deal: deal,
     Convolve: convolve,
-    DeltaRule: apply_delta,
+    DeltaRule: recur_by_state,
+    Scan: recur_by_state,
     Weigh: _weigh,
 }

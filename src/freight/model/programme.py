@@ -29,6 +29,7 @@ from freight.model.recurrent_steps import (
     Deal,
     DeltaRule,
     RecurrentStep,
+    Scan,
     state_numbers,
 )
 from freight.model.rope_config import RopeConfig
@@ -312,8 +313,8 @@ class Unit:
 
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
-    makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues | DeltaRule
-    if isinstance(step, makes_one):
+    makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
+    if isinstance(step, makes_one | DeltaRule | Scan):
         return (step.out,)
     if isinstance(step, Deal):
         return tuple(dict.fromkeys(part.out for part in step.parts))
@@ -345,8 +346,12 @@ def _read_values(step: Step) -> tuple[str, ...]:
 
 
 def _weights_of(step: Step) -> Iterator[Weight]:
-    if isinstance(step, DeltaRule):
+    if isinstance(step, DeltaRule | Scan):
         yield from (step.decay, step.bias)
+    if isinstance(step, Scan):
+        yield step.skip
+    if isinstance(step, Convolve) and step.bias is not None:
+        yield step.bias
     single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
     if isinstance(step, single):
         yield step.weight

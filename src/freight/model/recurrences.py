@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule
 from freight.kernels.recurrence import convolve as convolve_rows
+from freight.kernels.recurrence import recur
+from freight.kernels.state_heads import StateHeads
 from freight.model.frame import Frame
-from freight.model.recurrent_steps import Convolve, Deal, DeltaRule
+from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 
-__all__ = ["apply_delta", "convolve", "deal"]
+__all__ = ["convolve", "deal", "recur_by_state"]
 
 
 def deal(step: Deal, frame: Frame) -> None:
@@ -22,16 +23,17 @@ def deal(step: Deal, frame: Frame) -> None:
 
 def convolve(step: Convolve, frame: Frame) -> None:
     weight = frame.vector(step.weight).view(-1, step.width)
+    bias = None if step.bias is None else frame.vector(step.bias)
     for states in frame.states:
         for seat, columns, _ in states.beginnings:
             states.columns[seat].copy_(columns)
-        convolve_rows(frame.values[step.x], weight, states.columns, states.rows)
+        convolve_rows(frame.values[step.x], weight, bias, states.columns, states.rows)
 
 
-def apply_delta(step: DeltaRule, frame: Frame) -> None:
+def recur_by_state(step: DeltaRule | Scan, frame: Frame) -> None:
     x = frame.values[step.x]
     out = frame.new(step.out, x, step.num_heads * step.value_width)
-    heads = DeltaHeads(
+    heads = StateHeads(
         num_key_heads=step.num_key_heads,
         num_heads=step.num_heads,
         key_width=step.key_width,
@@ -40,12 +42,13 @@ def apply_delta(step: DeltaRule, frame: Frame) -> None:
     for states in frame.states:
         for seat, _, memory in states.beginnings:
             states.memory[seat].copy_(memory)
-        apply_delta_rule(
+        recur(
             x,
             frame.values[step.a],
-            frame.values[step.b],
+            frame.values[step.b] if isinstance(step, DeltaRule) else None,
             frame.vector(step.decay),
             frame.vector(step.bias),
+            None if isinstance(step, DeltaRule) else frame.vector(step.skip),
             states.memory,
             out,
             heads=heads,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from freight.model.programme import Activate, Multiply, Norm, Project, Step
-from freight.model.recurrent_steps import Convolve, Deal, Dealt, DeltaRule
+from freight.model.recurrent_steps import Convolve, Deal, Dealt, DeltaRule, Scan
 from freight.model.switches import Recurrence
 from freight.model.weight import Weight
 
@@ -39,38 +40,54 @@ def recurrent_steps(
     def project(name: str, rows: str) -> Project:
         return Project(x=x, out=name, weight=matrix(f"{prefix}.{name}", rows, "D"))
 
+    def wide(name: str) -> Weight:
+        return replace(vector(f"{prefix}.{name}", "R"), is_wide=True)
+
+    if own.rule == "gates":
+        weight = vector(f"{prefix}.convolution", "MT")
+        steps: list[Step] = [project(name, "M") for name in ("mixed", "gate", "outer")]
+        steps += [
+            Multiply(x="mixed", y="gate"),
+            Convolve(x="mixed", weight=weight, width=own.taps),
+            Multiply(x="mixed", y="outer"),
+        ]
+        return steps, Project(x="mixed", out="update", weight=matrix(f"{prefix}.out", "D", "M"))
+    is_scan = own.rule == "scan"
     if own.is_dealt:
-        steps: list[Step] = [project("all", "O"), project("ba", "2R"), *_deals(own)]
+        steps = [project("all", "O"), project("ba", "2R"), *_deals(own)]
     else:
-        steps = [project("mixed", "M"), project("gate", "RU"), project("b", "R"), project("a", "R")]
-    decay, bias = (vector(f"{prefix}.{name}", "R") for name in ("decay", "decay_bias"))
-    steps += [
-        Convolve(x="mixed", weight=vector(f"{prefix}.convolution", "MT"), width=own.taps),
-        Activate(x="mixed", function="silu"),
-        DeltaRule(
-            x="mixed",
-            a="a",
-            b="b",
-            out="read",
-            decay=replace(decay, is_wide=True),
-            bias=replace(bias, is_wide=True),
-            num_key_heads=own.num_key_heads,
-            num_heads=own.num_heads,
-            key_width=own.key_width,
-            value_width=own.value_width,
-        ),
-        Norm(
-            x="read",
-            out="read",
-            kind="rms",
-            weight=vector(f"{prefix}.read_norm", "U"),
-            bias=None,
-            eps=eps,
-            num_heads=own.num_heads,
-        ),
-        Activate(x="gate", function="silu"),
-        Multiply(x="gate", y="read"),
-    ]
+        names = [("gate", "RU"), ("mixed", "M"), ("a", "R")]
+        steps = [project(*name) for name in (*names, *([] if is_scan else [("b", "R")]))]
+    bias = vector(f"{prefix}.convolution_bias", "M") if own.has_bias else None
+    weight = vector(f"{prefix}.convolution", "MT")
+    steps.append(Convolve(x="mixed", weight=weight, width=own.taps, bias=bias))
+    steps.append(Activate(x="mixed", function="silu"))
+    rule: dict[str, Any] = {
+        "x": "mixed",
+        "a": "a",
+        "out": "read",
+        "decay": wide("decay"),
+        "bias": wide("decay_bias"),
+        "num_key_heads": own.num_key_heads,
+        "num_heads": own.num_heads,
+        "key_width": own.key_width,
+        "value_width": own.value_width,
+    }
+    steps.append(Scan(**rule, skip=wide("skip")) if is_scan else DeltaRule(**rule, b="b"))
+    gates: list[Step] = [Activate(x="gate", function="silu"), Multiply(x="gate", y="read")]
+    name, dims, heads = (
+        ("gate", "RU", own.num_key_heads) if is_scan else ("read", "U", own.num_heads)
+    )
+    norm = Norm(
+        x=name,
+        out=name,
+        kind="rms",
+        weight=vector(f"{prefix}.read_norm", dims),
+        bias=None,
+        eps=eps,
+        num_heads=heads,
+    )
+    steps += [*gates, norm] if is_scan else [norm, *gates]
     return steps, Project(x="gate", out="update", weight=matrix(f"{prefix}.out", "D", "RU"))
 
 

@@ -1,7 +1,8 @@
 """Steps of layers that keep a state of one size for each row instead of its keys, as data.
 
 A convolution keeps the columns of a row's last tokens; the gated delta rule (Yang et al.,
-2412.06464) keeps a matrix for each head, which every token decays and corrects.
+2412.06464) keeps a matrix for each head, which every token decays and corrects, and a state space
+scan (Mamba-2: Dao and Gu, 2405.21060) one that every token decays and adds to.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from freight.model.weight import Weight
 
-__all__ = ["Convolve", "Deal", "Dealt", "DeltaRule", "RecurrentStep", "state_numbers"]
+__all__ = ["Convolve", "Deal", "Dealt", "DeltaRule", "RecurrentStep", "Scan", "state_numbers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +37,13 @@ class Deal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Convolve:
-    """x[t, c] = sum over j of weight[c, j] x[t - width + 1 + j, c], within the row, in place; zeros
-    are before its first token. ``weight`` is [C, width], a vector."""
+    """x[t, c] = bias[c] + sum over j of weight[c, j] x[t - width + 1 + j, c], within the row, in
+    place; zeros are before its first token. ``weight`` is [C, width], a vector."""
 
     x: str
     weight: Weight
     width: int
+    bias: Weight | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +69,36 @@ class DeltaRule:
     value_width: int
 
 
-RecurrentStep = Deal | Convolve | DeltaRule
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """What each head of ``out`` [T, N U] reads from its matrix S [W, U], a token of the row at a
+    time, r being log(1 + exp(a + bias)):
+
+        S *= exp(-exp(decay) r);  S += k (v r);  out = q S + skip v
+
+    x [T, N U + K W + K W] has values of N heads, and keys and queries of K, which they share in
+    equal parts; ``a`` is [T, N].
+    """
+
+    x: str
+    a: str
+    out: str
+    decay: Weight
+    bias: Weight
+    skip: Weight
+    num_key_heads: int
+    num_heads: int
+    key_width: int
+    value_width: int
+
+
+RecurrentStep = Deal | Convolve | DeltaRule | Scan
 
 
 def state_numbers(step: object) -> tuple[int, int]:
     """What a step keeps of a row: numbers of the type that is computed with, and of float32."""
     if isinstance(step, Convolve):
         return step.weight.num_columns // step.width * (step.width - 1), 0
-    if isinstance(step, DeltaRule):
+    if isinstance(step, DeltaRule | Scan):
         return 0, step.num_heads * step.key_width * step.value_width
     return 0, 0

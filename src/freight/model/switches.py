@@ -92,9 +92,11 @@ class Latent:
 class Recurrence:
     """Layers that keep a state for each row instead of its keys: ``layers`` says of each layer
     whether it is one. Of ``num_heads`` each has a matrix of ``key_width`` by ``value_width``
-    numbers, written and read by keys and queries that ``num_key_heads`` make (the gated delta
-    rule); what makes these is convolved over the last ``taps`` tokens. With ``is_dealt`` queries,
-    keys, values and gates are one matrix, stacked by key head."""
+    numbers, written and read by keys and queries that ``num_key_heads`` make, by the ``rule``
+    "delta" (the gated delta rule) or "scan" (Mamba-2); what makes these is convolved over the last
+    ``taps`` tokens, ``has_bias`` says whether with a bias. By the rule "gates" there are no
+    matrices, and what is convolved is the values alone, between two gates. With ``is_dealt``
+    queries, keys, values and gates are one matrix, stacked by key head."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -102,6 +104,8 @@ class Recurrence:
     key_width: int
     value_width: int
     taps: int
+    rule: str
+    has_bias: bool
     is_dealt: bool
 
     @property
@@ -320,8 +324,11 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     own = config.recurrence
     if own is None:
         return []
-    widths = (own.num_key_heads, own.num_heads, own.key_width, own.value_width)
+    key_width = 1 if own.rule == "gates" else own.key_width
+    widths = (own.num_key_heads, own.num_heads, key_width, own.value_width)
     problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
+    if own.rule not in ("delta", "scan", "gates"):
+        problems.append(f"recurrent layers go by {own.rule!r}, not by delta, scan or gates")
     if own.taps < 2:
         problems.append(f"convolutions are over {own.taps} tokens, they must be over 2 at least")
     if own.num_key_heads > 0 and own.num_heads % own.num_key_heads:

@@ -30,7 +30,7 @@ from freight.model.programme import (
     Unit,
     Weigh,
 )
-from freight.model.recurrent_steps import Convolve, Deal, DeltaRule
+from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 
 __all__ = ["bytes_passed"]
 
@@ -89,7 +89,7 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
     elif isinstance(step, Split):
         columns[step.q] = step.num_heads * step.head_dim
         columns[step.k] = columns[step.v] = step.num_kv_heads * step.head_dim
-    elif isinstance(step, Attend | DeltaRule):
+    elif isinstance(step, Attend | DeltaRule | Scan):
         width = step.head_dim if isinstance(step, Attend) else step.value_width
         columns[step.out] = step.num_heads * width
     elif isinstance(step, Deal):

@@ -26,7 +26,7 @@ from freight.model.programme import (
     Weigh,
     changed_values,
 )
-from freight.model.recurrent_steps import Deal, DeltaRule
+from freight.model.recurrent_steps import Deal, DeltaRule, Scan
 from freight.model.switches import ModelConfig
 from freight.model.tiles import tile_rows
 from freight.plan.layout import WeightLayout
@@ -191,7 +191,7 @@ def _unit_bytes(
             columns[step.out] = columns[step.q]
         elif isinstance(step, Deal):
             columns |= {part.out: part.num_columns for part in step.parts}
-        elif isinstance(step, DeltaRule):
+        elif isinstance(step, DeltaRule | Scan):
             columns[step.out] = step.num_heads * step.value_width
         elif isinstance(step, Weigh):
             scratch = columns[step.y] * size

@@ -32,10 +32,10 @@ from freight.model.number_format import (
     ShortExponents,
 )
 from freight.model.programme import Attend, Programme
-from freight.model.recurrent_steps import Convolve, DeltaRule
+from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
 from freight.model.workspace import Workspace
 from freight.quantities import MIB, align_up
-from freight.runtime.recurrence_trials import convolution_trial, delta_trial
+from freight.runtime.recurrence_trials import convolution_trial, recurrence_trial
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
 __all__ = ["attend_steps", "choose_kernels", "recurrent_steps", "try_kernels"]
@@ -51,7 +51,7 @@ _NAMES: Final = {
     "normalise": "norms",
     "rotate": "rotations",
     "convolve": "convolutions of rows",
-    "apply_delta_rule": "the gated delta rule",
+    "recur": "states of rows",
     "attend": "attention of single queries",
 }
 _KEY_COUNTS: Final = (530, 17)
@@ -74,7 +74,7 @@ def choose_kernels(
     *,
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
-    recurrences: Iterable[Convolve | DeltaRule] = (),
+    recurrences: Iterable[Convolve | DeltaRule | Scan] = (),
     say: Callable[[str], None],
 ) -> None:
     """From now on use on a CUDA device what works there, for weights kept so and attention, or
@@ -104,10 +104,10 @@ def attend_steps(programme: Programme) -> list[Attend]:
     return [step for unit in programme.kinds for step in unit.steps if isinstance(step, Attend)]
 
 
-def recurrent_steps(programme: Programme) -> list[Convolve | DeltaRule]:
+def recurrent_steps(programme: Programme) -> list[Convolve | DeltaRule | Scan]:
     """Likewise of those that keep a state."""
     steps = (step for unit in programme.kinds for step in unit.steps)
-    return [step for step in steps if isinstance(step, Convolve | DeltaRule)]
+    return [step for step in steps if isinstance(step, Convolve | DeltaRule | Scan)]
 
 
 def try_kernels(
@@ -117,7 +117,7 @@ def try_kernels(
     *,
     weights: Iterable[Compressed | None],
     steps: Iterable[Attend],
-    recurrences: Iterable[Convolve | DeltaRule] = (),
+    recurrences: Iterable[Convolve | DeltaRule | Scan] = (),
     say: Callable[[str], None],
 ) -> Kernels:
     """Those of ``kernels`` that find what their references find. None is in use afterwards."""
@@ -132,7 +132,7 @@ def try_kernels(
     kept = {step.kv_format: step for step in attends if step.kv_format is not None}
     states = set(recurrences)
     convolved = [own for own in states if isinstance(own, Convolve)]
-    deltas = [own for own in states if isinstance(own, DeltaRule)]
+    deltas = [own for own in states if isinstance(own, DeltaRule | Scan)]
     plain = [step for step in attends if step.kv_format is None][:1]
     trials: dict[str, tuple[Sequence[Trial], float]] = {
         "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
@@ -148,8 +148,8 @@ def try_kernels(
             [convolution_trial(own, device, dtype) for own in convolved],
             _TOLERANCES[dtype],
         ),
-        "apply_delta_rule": (
-            [delta_trial(own, device, dtype) for own in deltas],
+        "recur": (
+            [recurrence_trial(own, device, dtype) for own in deltas],
             _TOLERANCES[dtype],
         ),
         "attend": ([_attend(step, device, dtype) for step in attends], _TOLERANCES[dtype]),

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from freight.kernels.recurrence import DeltaHeads, apply_delta_rule, convolve
+from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
-from freight.model.recurrent_steps import Convolve, DeltaRule
+from freight.kernels.state_heads import StateHeads
+from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
-__all__ = ["convolution_trial", "delta_trial"]
+__all__ = ["convolution_trial", "recurrence_trial"]
 
 
 def _states() -> RowStates:
@@ -31,31 +32,41 @@ def convolution_trial(step: Convolve, device: torch.device, dtype: torch.dtype) 
         x = trial_numbers(7, width, device=device, dtype=dtype)
         weight = trial_numbers(width, step.width, device=device, dtype=dtype)
         columns = trial_numbers(4, step.width - 1, width, device=device, dtype=dtype)
-        convolve(x, weight, columns, _states())
+        bias = None if step.bias is None else weight[:, 0].contiguous()
+        convolve(x, weight, bias, columns, _states())
         yield from (x, columns)
 
     return trial
 
 
-def delta_trial(step: DeltaRule, device: torch.device, dtype: torch.dtype) -> Trial:
+def recurrence_trial(step: DeltaRule | Scan, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
-        heads = DeltaHeads(
+        heads = StateHeads(
             num_key_heads=step.num_key_heads,
             num_heads=step.num_heads,
             key_width=step.key_width,
             value_width=step.value_width,
         )
         values = heads.num_heads * heads.value_width
-        x = trial_numbers(
-            7, 2 * heads.num_key_heads * heads.key_width + values, device=device, dtype=dtype
-        )
+        columns = 2 * heads.num_key_heads * heads.key_width + values
+        x = trial_numbers(7, columns, device=device, dtype=dtype)
         a = trial_numbers(7, heads.num_heads, device=device, dtype=dtype)
         decay = trial_numbers(heads.num_heads, device=device, dtype=torch.float32)
         shape = (4, heads.num_heads, heads.key_width, heads.value_width)
         memory = trial_numbers(*shape, device=device, dtype=torch.float32)
         out = torch.zeros(7, values, device=device, dtype=dtype)
-        apply_delta_rule(
-            x, a, a.flip(0), decay, decay.flip(0), memory, out, heads=heads, rows=_states()
+        is_delta = isinstance(step, DeltaRule)
+        recur(
+            x,
+            a,
+            a.flip(0) if is_delta else None,
+            decay,
+            decay.flip(0),
+            None if is_delta else decay * 2,
+            memory,
+            out,
+            heads=heads,
+            rows=_states(),
         )
         yield from (out, memory)
 

@@ -28,7 +28,7 @@ class Kernels:
     normalise: Callable[..., bool] | None = None
     rotate: Callable[..., bool] | None = None
     convolve: Callable[..., bool] | None = None
-    apply_delta_rule: Callable[..., bool] | None = None
+    recur: Callable[..., bool] | None = None
     attend: Callable[..., None] | None = None
 
 
@@ -72,6 +72,6 @@ def load_kernels() -> Kernels | None:
         normalise=tokens.normalise,
         rotate=tokens.rotate,
         convolve=recurrence.convolve,
-        apply_delta_rule=recurrence.apply_delta_rule,
+        recur=recurrence.recur,
         attend=attention.attend,
     )

@@ -1,5 +1,5 @@
-"""Convolutions and the gated delta rule on a CUDA device, one launch each over rows of any lengths;
-the references are torch's steps in ``kernels.recurrence``.
+"""Convolutions, and the gated delta rule or scans, on a CUDA device, one launch over rows of any
+lengths; the references are torch's steps in ``kernels.recurrence``.
 
 A program has some columns of one row's state in registers and takes the row's tokens one by one: a
 state is read and written once, however many there are. Numbers are float32 between reading and
@@ -16,8 +16,9 @@ import triton.language as tl
 
 from freight.kernels.cuda.launch import power_of_two
 from freight.kernels.row_states import RowStates
+from freight.kernels.state_heads import StateHeads
 
-__all__ = ["apply_delta_rule", "convolve"]
+__all__ = ["convolve", "recur"]
 
 _COLUMNS: Final = 128
 _MOST_TAPS: Final = 4
@@ -46,6 +47,7 @@ def _kept(columns, column, inside, taps, width, number, is_new):  # type: ignore
 def _convolve(  # type: ignore[no-untyped-def]
     x,
     weight,
+    bias,
     columns,
     table,
     num_rows,
@@ -53,6 +55,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     taps,
     x_stride,
     seat_stride,
+    has_bias: tl.constexpr,
     block: tl.constexpr,
 ):
     """``block`` columns of one row."""
@@ -66,13 +69,16 @@ def _convolve(  # type: ignore[no-untyped-def]
     second = _tap(weight, column, inside, taps, 1)
     third = _tap(weight, column, inside, taps, 2)
     last = _tap(weight, column, inside, taps, 3)
+    added = tl.zeros([block], tl.float32)
+    if has_bias:
+        added += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     before3 = _kept(own, column, inside, taps, width, 0, is_new)
     before2 = _kept(own, column, inside, taps, width, 1, is_new)
     before1 = _kept(own, column, inside, taps, width, 2, is_new)
     for token in range(count):
         place = x + (start + token) * x_stride + column
         here = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        found = before3 * first + before2 * second + before1 * third + here * last
+        found = before3 * first + before2 * second + before1 * third + here * last + added
         tl.store(place, found.to(x.dtype.element_ty), mask=inside)
         before3 = before2
         before2 = before1
@@ -84,7 +90,13 @@ def _convolve(  # type: ignore[no-untyped-def]
         tl.store(own + place * width + column, value.to(columns.dtype.element_ty), mask=there)
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows: RowStates) -> bool:
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: torch.Tensor,
+    rows: RowStates,
+) -> bool:
     """As ``kernels.recurrence.convolve``; False where there are too many taps."""
     taps, width = weight.shape[1], x.shape[1]
     if taps > _MOST_TAPS or x.stride(1) != 1 or not weight.is_contiguous():
@@ -93,6 +105,7 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows:
     _convolve[(table.shape[1], triton.cdiv(width, _COLUMNS))](
         x,
         weight,
+        weight if bias is None else bias,
         columns,
         table,
         table.shape[1],
@@ -100,18 +113,20 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, columns: torch.Tensor, rows:
         taps,
         x.stride(0),
         columns.stride(0),
+        has_bias=bias is not None,
         block=_COLUMNS,
     )
     return True
 
 
 @triton.jit
-def _apply_delta_rule(  # type: ignore[no-untyped-def]
+def _recur(  # type: ignore[no-untyped-def]
     x,
     a,
     b,
     decay,
     bias,
+    skip,
     memory,
     out,
     table,
@@ -121,11 +136,15 @@ def _apply_delta_rule(  # type: ignore[no-untyped-def]
     key_width,
     value_width,
     scale,
+    query_place,
+    key_place,
+    value_place,
     x_stride,
     a_stride,
     b_stride,
     out_stride,
     seat_stride,
+    is_delta: tl.constexpr,
     key_block: tl.constexpr,
     block: tl.constexpr,
 ):
@@ -144,67 +163,75 @@ def _apply_delta_rule(  # type: ignore[no-untyped-def]
     speed = -tl.exp(tl.load(decay + head))
     shift = tl.load(bias + head)
     for token in range(start, start + count):
-        tokens = x + token * x_stride
-        q = tl.load(tokens + key_head * key_width + w, mask=is_key, other=0.0).to(tl.float32)
-        keys = tokens + key_heads * key_width
-        k = tl.load(keys + key_head * key_width + w, mask=is_key, other=0.0).to(tl.float32)
-        values = keys + key_heads * key_width
-        v = tl.load(values + head * value_width + u, mask=is_value, other=0.0).to(tl.float32)
-        q *= scale / tl.sqrt(tl.sum(q * q, 0) + 1e-6)
-        k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6)
+        keys = x + token * x_stride + key_head * key_width
+        q = tl.load(keys + query_place + w, mask=is_key, other=0.0).to(tl.float32)
+        k = tl.load(keys + key_place + w, mask=is_key, other=0.0).to(tl.float32)
+        values = x + token * x_stride + value_place + head * value_width
+        v = tl.load(values + u, mask=is_value, other=0.0).to(tl.float32)
         rate = tl.load(a + token * a_stride + head).to(tl.float32) + shift
         rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-        strength = tl.sigmoid(tl.load(b + token * b_stride + head).to(tl.float32))
         state *= tl.exp(speed * rate)
-        change = (v - tl.sum(state * k[:, None], 0)) * strength
+        if is_delta:
+            q *= scale / tl.sqrt(tl.sum(q * q, 0) + 1e-6)
+            k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6)
+            strength = tl.sigmoid(tl.load(b + token * b_stride + head).to(tl.float32))
+            change = (v - tl.sum(state * k[:, None], 0)) * strength
+        else:
+            change = v * rate
         state += k[:, None] * change[None, :]
         read = tl.sum(state * q[:, None], 0)
+        if not is_delta:
+            read += v * tl.load(skip + head)
         target = out + token * out_stride + head * value_width + u
         tl.store(target, read.to(out.dtype.element_ty), mask=is_value)
     tl.store(place, state, mask=inside)
 
 
-def apply_delta_rule(
+def recur(
     x: torch.Tensor,
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | None,
     decay: torch.Tensor,
     bias: torch.Tensor,
+    skip: torch.Tensor | None,
     memory: torch.Tensor,
     out: torch.Tensor,
     *,
-    num_key_heads: int,
+    heads: StateHeads,
     rows: RowStates,
 ) -> bool:
-    """As ``kernels.recurrence.apply_delta_rule``; False where a state is too wide for it."""
-    _, heads, key_width, value_width = memory.shape
-    if key_width > _MOST_KEY_WIDTH or x.stride(1) != 1 or out.stride(1) != 1:
+    """As ``kernels.recurrence.recur``; False where a state is too wide for it."""
+    strengths = a if b is None else b
+    if heads.key_width > _MOST_KEY_WIDTH or x.stride(1) != 1 or out.stride(1) != 1:
         return False
-    if a.shape[1] > 1 and (a.stride(1) != 1 or b.stride(1) != 1):
+    if heads.num_heads > 1 and (a.stride(1) != 1 or strengths.stride(1) != 1):
         return False
     table = rows.table(x.device)
-    grid = (table.shape[1] * heads, triton.cdiv(value_width, _STATE_COLUMNS))
-    _apply_delta_rule[grid](
+    width = heads.value_width
+    _recur[(table.shape[1] * heads.num_heads, triton.cdiv(width, _STATE_COLUMNS))](
         x,
         a,
-        b,
+        strengths,
         decay,
         bias,
+        decay if skip is None else skip,
         memory,
         out,
         table,
         table.shape[1],
-        heads,
-        num_key_heads,
-        key_width,
-        value_width,
-        key_width**-0.5,
+        heads.num_heads,
+        heads.num_key_heads,
+        heads.key_width,
+        width,
+        heads.key_width**-0.5,
+        *heads.places(is_delta=b is not None),
         x.stride(0),
         a.stride(0),
-        b.stride(0),
+        strengths.stride(0),
         out.stride(0),
         memory.stride(0),
-        key_block=power_of_two(key_width),
+        is_delta=b is not None,
+        key_block=power_of_two(heads.key_width),
         block=_STATE_COLUMNS,
     )
     return True

@@ -20,8 +20,9 @@ from freight.model.families.glm import GLM, GLM4
 from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
-from freight.model.families.granite import GRANITE, GRANITE_MOE
+from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
@@ -100,6 +101,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "dots1": DOTS1,
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,

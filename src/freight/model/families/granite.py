@@ -1,5 +1,6 @@
 """Granite 3: Llama's shape with a factor for embeddings, scores, updates and logits each; also with
-experts, whose weights have the factor of updates."""
+experts, whose weights have the factor of updates. Granite 4: most layers keep a state, by a scan,
+and experts have an MLP beside them, or that is all there is."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIASES
-from freight.model.families.table import Family, Stacked, fixed, inverse, read, required
+from freight.model.families.table import Family, Fused, Stacked, fixed, inverse, read, required
 
-__all__ = ["GRANITE", "GRANITE_MOE"]
+__all__ = ["GRANITE", "GRANITE_HYBRID", "GRANITE_MOE"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,4 +56,76 @@ GRANITE_MOE: Final = Family(
         "layers.{i}.experts.{e}.down": Stacked(tensor=f"{_MOE}.output_linear.weight"),
     },
     prepare=_spell_out,
+)
+
+_KINDS: Final = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def _spell_out_hybrid(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Layers by their older names; where no rotation is named there is none. Without experts the
+    MLP beside them is the only one."""
+    raw = _spell_out(raw)
+    kinds = raw.get("layer_types") or raw.get("layers_block_type")
+    if isinstance(kinds, list):
+        kinds = [_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+    changes: dict[str, Any] = {"layer_types": kinds}
+    if raw.get("position_embedding_type") != "rope" and isinstance(kinds, list):
+        changes["rope_layers"] = [False] * len(kinds)
+    width, heads = raw.get("hidden_size"), raw.get("mamba_n_heads", 128)
+    expansion, given = raw.get("mamba_expand", 2), raw.get("mamba_d_head", "auto")
+    counts = (width, heads, expansion)
+    if given == "auto" and all(isinstance(own, int) and own > 0 for own in counts):
+        changes["mamba_d_head"] = width * expansion // heads
+    shared = raw.get("shared_intermediate_size", 1024)
+    if raw.get("num_local_experts", 8) == 0:
+        changes |= {"intermediate_size": shared, "shared_size": 0}
+    else:
+        changes["shared_size"] = shared
+    return {**raw, **changes}
+
+
+_MAMBA: Final = "model.layers.{i}.mamba"
+_MLP: Final = "model.layers.{i}.shared_mlp"
+_ALONE: Final = Fused(tensor=f"{_MLP}.input_linear.weight", of=("mlp.gate", "mlp.up"))
+_BESIDE: Final = Fused(tensor=f"{_MLP}.input_linear.weight", of=("shared.gate", "shared.up"))
+_MIXED: Final = Fused(
+    tensor=f"{_MAMBA}.in_proj.weight",
+    of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
+)
+
+GRANITE_HYBRID: Final = Family(
+    architectures=("GraniteMoeHybridForCausalLM",),
+    model_types=("granitemoehybrid",),
+    keys={
+        **GRANITE_MOE.keys,
+        "shared_size": read("shared_size", 0),
+        "recurrent_rule": fixed("scan"),
+        "recurrent_bias": read("mamba_conv_bias", True),
+        "recurrent_taps": read("mamba_d_conv", 4),
+        "recurrent_key_heads": read("mamba_n_groups", 1),
+        "recurrent_heads": read("mamba_n_heads", 128),
+        "recurrent_key_width": read("mamba_d_state", 256),
+        "recurrent_value_width": read("mamba_d_head", None),
+    },
+    tensors={
+        **GRANITE_MOE.tensors,
+        "layers.{i}.recurrence.gate": _MIXED,
+        "layers.{i}.recurrence.mixed": _MIXED,
+        "layers.{i}.recurrence.a": _MIXED,
+        "layers.{i}.recurrence.convolution": f"{_MAMBA}.conv1d.weight",
+        "layers.{i}.recurrence.convolution_bias": f"{_MAMBA}.conv1d.bias",
+        "layers.{i}.recurrence.decay": f"{_MAMBA}.A_log",
+        "layers.{i}.recurrence.decay_bias": f"{_MAMBA}.dt_bias",
+        "layers.{i}.recurrence.skip": f"{_MAMBA}.D",
+        "layers.{i}.recurrence.read_norm": f"{_MAMBA}.norm.weight",
+        "layers.{i}.recurrence.out": f"{_MAMBA}.out_proj.weight",
+        "layers.{i}.mlp.gate": _ALONE,
+        "layers.{i}.mlp.up": _ALONE,
+        "layers.{i}.mlp.down": f"{_MLP}.output_linear.weight",
+        "layers.{i}.shared.gate": _BESIDE,
+        "layers.{i}.shared.up": _BESIDE,
+        "layers.{i}.shared.down": f"{_MLP}.output_linear.weight",
+    },
+    demands={"mamba_proj_bias": False, "hidden_act": "silu"},
+    prepare=_spell_out_hybrid,
 )

@@ -256,6 +256,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_heads": fixed(32),
     "recurrent_key_width": fixed(128),
     "recurrent_value_width": fixed(128),
+    "recurrent_rule": fixed("delta"),
+    "recurrent_bias": fixed(False),
     "recurrent_deal": fixed(False),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""

@@ -1,0 +1,25 @@
+"""The heads of a layer whose rows keep a matrix for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StateHeads"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateHeads:
+    """N heads with a matrix [W, U] each; K of queries and keys, which they share in equal parts."""
+
+    num_key_heads: int
+    num_heads: int
+    key_width: int
+    value_width: int
+
+    def places(self, *, is_delta: bool) -> tuple[int, int, int]:
+        """Where queries, keys and values of a token begin."""
+        keys = self.num_key_heads * self.key_width
+        if is_delta:
+            return 0, keys, 2 * keys
+        values = self.num_heads * self.value_width
+        return values + keys, values, 0
