@@ -222,6 +222,8 @@ OWN: dict[str, dict[str, object]] = {
     "palm": {"n_embd": 4096},
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
+    "lfm2": {"full_attn_idxs": [1, 3]},
+    "lfm2_moe": {"full_attn_idxs": [1, 3]},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),

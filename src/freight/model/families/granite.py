@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIASES
-from freight.model.families.table import Family, Fused, Stacked, fixed, inverse, read, required
+from freight.model.families.table import (
+    MOST_LAYERS,
+    Family,
+    Fused, Stacked, fixed, inverse, read, required
 
 __all__ = ["GRANITE", "GRANITE_HYBRID", "GRANITE_MOE"]
 
@@ -66,6 +69,9 @@ def _spell_out_hybrid(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     MLP beside them is the only one."""
     raw = _spell_out(raw)
     kinds = raw.get("layer_types") or raw.get("layers_block_type")
+    num_layers = raw.get("num_hidden_layers")
+    if kinds is None and isinstance(num_layers, int):
+        kinds = ["mamba"] * min(num_layers, MOST_LAYERS)
     if isinstance(kinds, list):
         kinds = [_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     changes: dict[str, Any] = {"layer_types": kinds}
