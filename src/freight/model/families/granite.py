@@ -11,7 +11,13 @@ from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIAS
 from freight.model.families.table import (
     MOST_LAYERS,
     Family,
-    Fused, Stacked, fixed, inverse, read, required
+    Fused,
+    Stacked,
+    fixed,
+    inverse,
+    read,
+    required,
+)
 
 __all__ = ["GRANITE", "GRANITE_HYBRID", "GRANITE_MOE"]
 
