@@ -24,7 +24,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from freight.kernels import sharing
+from freight.kernels import recurrence, sharing
 from freight.kernels.attention_choice import loop_attends_faster
 from freight.kernels.eights import join_eight_rows
 from freight.kernels.exponents import most_spared, shorten
@@ -56,6 +56,9 @@ from freight.kernels.micro import join_micro_rows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
 from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
+from freight.kernels.recurrence import convolve, recur
+from freight.kernels.row_states import RowStates
+from freight.kernels.state_heads import StateHeads
 from freight.kernels.team import work_together
 from freight.memory.tier import host_arena
 from freight.model.number_format import (
@@ -71,7 +74,7 @@ from freight.model.number_format import (
 
 PARTS = (
     *("dequantise", "attention", "prompts", "products", "integers"),
-    *("exponents", "floats", "helpers", "threads"),
+    *("exponents", "floats", "states", "helpers", "threads"),
 )
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
@@ -401,6 +404,48 @@ def multiplying_kept(
     return {f"{name}: {kind}": partial(multiply_by, matrices) for kind, matrices in kinds.items()}
 
 
+def changing_states(kind: str, counts: Sequence[int]) -> Turns:
+    """Rows of so many tokens through the convolution and the states of a layer: by the gated delta
+    rule with 32 heads of 128 by 128 numbers, or by a scan with 64 heads of 128 by 64."""
+    is_delta = kind == "delta"
+    num_heads, width, key_heads = (32, 128, 16) if is_delta else (64, 64, 1)
+    heads = StateHeads(
+        num_key_heads=key_heads, num_heads=num_heads, key_width=128, value_width=width
+    )
+    ends, tokens = np.cumsum(counts), sum(counts)
+    rows = RowStates(
+        starts=ends - counts,
+        counts=np.array(counts),
+        seats=np.arange(len(counts)),
+        is_new=np.array([count > 1 for count in counts], np.int64),
+    )
+    columns = 2 * key_heads * 128 + num_heads * width
+    x = torch.randn(tokens, columns).bfloat16()
+    a, numbers = torch.randn(tokens, num_heads).bfloat16(), torch.randn(num_heads)
+    b, skip = (a.flip(0), None) if is_delta else (None, numbers)
+    weight, kept = torch.randn(columns, 4), torch.zeros(len(counts), 3, columns).bfloat16()
+    memory = torch.zeros(len(counts), num_heads, 128, width)
+    out = torch.empty(tokens, num_heads * width).bfloat16()
+
+    def convolved() -> None:
+        convolve(x, weight, None, kept, rows)
+        x.clamp_(-3, 3)
+
+    def changed() -> None:
+        recur(x, a, b, numbers, numbers, skip, memory, out, heads=heads, rows=rows)
+
+    def by_torch() -> None:
+        with patch.object(recurrence, "find_loops", lambda: None):
+            changed()
+
+    told = f"{kind}, {len(counts)} rows of {counts[0]}"
+    return {
+        f"{told}: convolution": convolved,
+        f"{told}: states by the loop": changed,
+        f"{told}: states by torch": by_torch,
+    }
+
+
 def calling(helpers: int) -> Turns:
     """What it costs to hand work over."""
     pool = ThreadPoolExecutor(helpers)
@@ -495,6 +540,9 @@ def main() -> None:
         for size, num_tokens in itertools.product((2880, 1152), FLOAT_TOKENS):
             own = multiplying_kept(num_tokens, (size, size), torch.bfloat16, float_rows)
             found |= timed(own, turns)
+    if part in (None, "states"):
+        for kind, counts in itertools.product(("delta", "scan"), ([1] * 64, [512] * 4)):
+            found |= timed(changing_states(kind, counts), min(turns, 9))
     if part in (None, "helpers"):
         for helpers in (1, 15):
             found |= timed(calling(helpers), turns)

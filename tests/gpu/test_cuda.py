@@ -18,11 +18,13 @@ from packaging.version import Version
 from transformers import PreTrainedModel
 
 from freight.errors import BudgetError
+from freight.kernels.cuda.choice import kernels_of
 from freight.quantities import MIB
 from freight.runtime.device import room_on_cpu
 
 from ..runtime import tiny
 from ..runtime.test_engine_parity import CONFIGS, FAMILIES
+from ..runtime.test_engine_recurrence import CONFIGS as RECURRENT
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -123,6 +125,22 @@ def test_families_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> 
     prompts = tiny.prompts(5, 30)
     options = {**BLOCK, **PLACEMENTS["an odd mix"]}
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
+        found = tiny.run(engine, prompts, STEPS)
+    assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("placement", ["all on the gpu", "an odd mix"])
+def test_rows_with_states_give_the_tokens_of_transformers(
+    tmp_path: Path, placement: str, name: str
+) -> None:
+    model = tiny.make_model(tmp_path, config=RECURRENT[name]).cuda()
+    prompts = tiny.prompts(7, 80)
+    options = {**BLOCK, **PLACEMENTS[placement], "cpu_attention_percent": 0.0}
+    with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
+        if "lfm2" not in name:
+            assert kernels_of(torch.device("cuda", 0)).recur is not None
+        assert kernels_of(torch.device("cuda", 0)).convolve is not None
         found = tiny.run(engine, prompts, STEPS)
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
 

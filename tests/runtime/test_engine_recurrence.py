@@ -232,6 +232,25 @@ def test_what_a_state_rules_out_is_refused(
         pass
 
 
+@pytest.mark.parametrize("name", ["qwen3.5 moe", "granite 4, dense"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_compressed_weights_give_the_same_answers_wherever_they_are(
+    name: str, bits: int, tmp_path: Path
+) -> None:
+    """And what says how states change is not compressed."""
+    tiny.make_model(tmp_path, config=CONFIGS[name])
+    prompts = tiny.prompts(5, 30)
+    found = []
+    for options in (tiny.ON_CPU, ON_SIM, {"device": "cpu"}):
+        options = {**options, "weight_bits": bits, "compressed_dir": tmp_path / "kept"}
+        with tiny.engine(tmp_path, prompts, FEW, **options) as built:
+            found.append(tiny.run(built, prompts, FEW))
+            compressed = built.plan.layout.compressed
+    assert found[1:] == found[:-1]
+    assert any(".recurrence." in own for own in compressed)
+    assert not any(own.endswith((".recurrence.a", ".recurrence.b")) for own in compressed)
+
+
 def test_a_model_of_states_alone(tmp_path: Path) -> None:
     """Without keys there are no pages, on any tier. (transformers keeps no such model's states: it
     computes all tokens again.)"""

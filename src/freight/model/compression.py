@@ -2,8 +2,9 @@
 
 By wish, all matrices that products use; the embedding's table, of which rows are looked up, stays
 plain then, and a head that shares it, and, for integer products, a router, whose least error sends
-a token to another expert. Where nothing is lost, these too. Or those that the checkpoint has
-quantised already, as they are. Knows names and shapes, no tensors.
+a token to another expert. What makes the rates by which states change stays plain, too: it is a
+thousandth of a layer, and its errors add up over tokens. Where nothing is lost, these too. Or those
+that the checkpoint has quantised already, as they are. Knows names and shapes, no tensors.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ ALIGNMENT: Final = 4096
 """Where tensors begin in the file of compressed weights: on a block, so that whole blocks are
 theirs."""
 
+_RATES: Final = (".recurrence.a", ".recurrence.b", ".recurrence.ba")
 _NUMBERS: Final = re.compile(r"^layers\.\d+\.|(?<=experts\.)\d+\.")
 
 
@@ -69,7 +71,8 @@ def choose_formats(
             if short is not None:
                 formats[name] = short.name
         return formats
-    for name in _matrices(config, with_routers=not compression.is_for_integers):
+    with_routers = not compression.is_for_integers
+    for name in _matrices(config, with_routers=with_routers, with_rates=False):
         if compression.is_for_integers and name.endswith(".kv_up"):
             continue  # heads take their own rows of it
         number_format = compression.fit(*sources[name].shape)
@@ -160,14 +163,18 @@ def refuse_compression(
     )
 
 
-def _matrices(config: ModelConfig, *, with_routers: bool) -> dict[str, None]:
-    """Names of the matrices that products use, in the order of the units."""
+def _matrices(
+    config: ModelConfig, *, with_routers: bool, with_rates: bool = True
+) -> dict[str, None]:
+    """Names of the matrices that products use, in the order of the units; ``with_rates`` also of
+    those that say how states change."""
     return {
         weight.name: None
         for unit in build_programme(config).units[1:]
         if with_routers or unit.kind != "router"
         for weight in unit.weights
-        if weight.is_matrix and not (weight.name == "head.weight" and config.tied_embeddings)
+        if weight.is_matrix and (with_rates or not weight.name.endswith(_RATES))
+        if not (weight.name == "head.weight" and config.tied_embeddings)
     }
 
 
