@@ -17,7 +17,7 @@ from typing import Final
 from freight.hardware.machine import Machine
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
-from freight.model.switches import Experts, ModelConfig
+from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
@@ -133,8 +133,8 @@ class Sampler:
         sweeps = story(WorkSizes.of(self.plan, self.config))
         is_rough = self.is_rough and self.plan.policy.num_micro_batches > _FEW_BATCHES
         first, second = _ROUGH_DEPTHS if is_rough else _DEPTHS
-        if self.config.experts is not None:
-            first, second = _depths_with(self.config.experts, self.config.sliding_windows)
+        if self.config.experts is not None or self.config.recurrence is not None:
+            first, second = _depths_with(self.config)
         if layers <= second:
             return self._at_depth(sweeps, steps, layers)
         near, far = (self._at_depth(sweeps, steps, depth) for depth in (first, second))
@@ -176,13 +176,22 @@ class Sampler:
         )
 
 
-def _depths_with(experts: Experts, windows: Sequence[int | None]) -> tuple[int, int]:
-    """Behind one layer with experts, and whole periods of layers later, so many units apart."""
-    plain = experts.layers.index(True) if any(experts.layers) else 0
-    behind = [*zip(experts.layers, windows, strict=True)][plain:]
+def _depths_with(config: ModelConfig) -> tuple[int, int]:
+    """Behind one layer with experts, or where layers are of several kinds and have none behind a
+    period of them, and whole periods of layers later, so many units apart. Where they have both a
+    period is long enough to begin before it."""
+    experts, layers = config.experts, range(config.num_layers)
+    plain = next(filter(config.has_experts, layers), 0)
+    kinds = [(config.has_experts(i), config.sliding_windows[i], config.attends(i)) for i in layers]
+    behind = kinds[plain:]
     period = next(p for p in range(1, len(behind) + 1) if behind[p:] == behind[:-p])
-    of_period = sum(1 + (experts.num_experts if own else 1) for own, _ in behind[:period])
-    return plain + 1, plain + 1 + period * -(-_UNITS_APART // of_period)
+    num_experts = 0 if experts is None else experts.num_experts
+    of_period = sum(1 + (num_experts if own else 1) for own, _, _ in behind[:period])
+    if config.recurrence is None:
+        plain += 1
+    elif experts is None:
+        plain += period
+    return plain, plain + period * -(-_UNITS_APART // of_period)
 
 
 def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Iterator[Step]:
