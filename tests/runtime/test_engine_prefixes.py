@@ -23,6 +23,7 @@ from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
 from .test_engine_parity import deepseek, gpt_oss
+from .test_engine_recurrence import CONFIGS
 
 STEPS = 6
 OWN = tiny.prompts(12, 20)
@@ -430,6 +431,21 @@ def test_many_beginnings_where_no_keys_are_kept(
     name: str, kind: str, model_dir: Path, expected: list[list[int]]
 ) -> None:
     """Each is computed once in a micro-batch, with the rows that have it, and forgotten."""
+    check_many_beginnings(name, kind, model_dir, expected)
+
+
+@pytest.mark.parametrize("kind", ["scores", "one new token"])
+@pytest.mark.parametrize("name", WITHOUT_KEYS)
+def test_many_beginnings_where_no_states_are_kept(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "fitting_page_tokens", lambda *_: 16)
+    model = tiny.make_model(tmp_path, config=CONFIGS["qwen3.5"])
+    expected = tiny.tokens(tiny.reference(model, PROMPTS, 1))
+    check_many_beginnings(name, kind, tmp_path, expected)
+
+
+def check_many_beginnings(name: str, kind: str, model_dir: Path, expected: list[list[int]]) -> None:
     own = {"micro_batch_size", "num_micro_batches", "batch_tokens"} & WITHOUT_KEYS[name].keys()
     policy = {key: WITHOUT_KEYS[name][key] for key in own}
     device = WITHOUT_KEYS[name].get("device", "cpu")

@@ -223,10 +223,11 @@ def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
 def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
     """The most rows of all blocks in flight on each tier, and beginnings that prompts share."""
     rows = most_rows(policy.kv, policy.micro_batch_size)
-    is_kept, held = keeps_kv(policy, workload), held_beginnings(policy, workload)
+    held = held_beginnings(policy, workload)
     lanes, times = policy.blocks_in_flight, policy.num_micro_batches
-    if not is_kept:
+    if not keeps_kv(policy, workload):  # of one micro-batch, each row may have a beginning
         lanes = times = 1
+        held = policy.micro_batch_size * policy.shares_prefixes
     return {
         tier: lanes * (count * times + held * (tier == policy.compute_tier))
         for tier, count in rows.items()

@@ -98,7 +98,11 @@ class Terms:
             state_bytes=float(
                 base.geometry.state_layers
                 * base.geometry.state_bytes
-                * (policy.blocks_in_flight if keeps_kv(policy, workload) else 1)
+                * (
+                    policy.blocks_in_flight
+                    if keeps_kv(policy, workload)
+                    else 1 + policy.shares_prefixes
+                )
                 * kept_rows
             ),
             state_slot_bytes=float(policy.micro_batch_size * base.geometry.state_bytes),

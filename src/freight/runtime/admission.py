@@ -76,7 +76,8 @@ class Admission(ABC):
         self._prefixes = Prefixes(
             kv=kv_cache,
             # Of what a beginning leaves in layers without keys there is room where it was planned.
-            is_on=policy.shares_prefixes and (shares_elsewhere or kv_cache.states is None),
+            is_on=policy.shares_prefixes
+            and (shares_elsewhere or kv_cache.states is None or not kv_cache.is_kept),
             elsewhere=shares_elsewhere,
         )
 
