@@ -341,6 +341,8 @@ def test_rows_end_where_positions_would_change_queries() -> None:
     llama |= {"max_position_embeddings": 10_485_760, "intermediate_size_mlp": 96}
     assert parse_config(llama).max_positions == 8191
     assert parse_config({**llama, "attention_chunk_size": 4096}).max_positions == 4096
+    with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
+        parse_config({**llama, "max_position_embeddings": "many"})
     plain = {**llama, "attn_temperature_tuning": False}
     assert parse_config(plain).max_positions == 8192
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16_384}
@@ -352,3 +354,63 @@ def test_rows_end_where_positions_would_change_queries() -> None:
     assert found.max_positions == 16_384 and set(found.sliding_windows) == {None}
     del rope["llama_4_scaling_beta"]
     assert parse_config(mistral).max_positions == 262_144
+
+
+GRANITE_4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 100_352,
+    "tie_word_embeddings": True,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "position_embedding_type": "nope",
+}
+LFM2: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 65_536,
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "parameters", "num_attending"),
+    [
+        (
+            {
+                **GRANITE_4,
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "shared_intermediate_size": 8192,
+                "num_local_experts": 0,
+                "num_experts_per_tok": 0,
+                "mamba_n_heads": 64,
+            },
+            3_191_396_096,
+            4,
+        ),
+        (
+            {
+                **LFM2,
+                "architectures": ["Lfm2ForCausalLM"],
+                "num_hidden_layers": 16,
+                "block_ff_dim": 12_288,
+                "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+                "tie_embedding": True,
+            },
+            1_170_340_608,
+            6,
+        ),
+    ],
+    ids=["granite-4.0-h-micro", "lfm2-1.2b"],
+)
+def test_models_with_states_have_the_published_number_of_parameters(
+    raw: dict[str, Any], parameters: int, num_attending: int
+) -> None:
+    """Layers and widths by the names that they were published with."""
+    config = parse_config(raw)
+    assert count_parameters(config) == parameters
+    assert config.num_attention_layers == num_attending

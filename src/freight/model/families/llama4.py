@@ -48,8 +48,11 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _most_positions(raw: Mapping[str, Any]) -> object:
-    """As far as chunks and growing queries make no difference."""
-    limits = [raw.get("max_position_embeddings", 131_072), raw.get("attention_chunk_size", 8192)]
+    """As far as chunks and growing queries make no difference; what is no number, to be refused."""
+    stated = raw.get("max_position_embeddings", 131_072)
+    if stated is not None and not isinstance(stated, int):
+        return stated
+    limits = [stated, raw.get("attention_chunk_size", 8192)]
     if raw.get("attn_temperature_tuning", True):
         grows_from = raw.get("floor_scale", 8192)
         limits.append(grows_from - 1 if isinstance(grows_from, int) else grows_from)
