@@ -100,14 +100,14 @@ for centred, bias in ((True, None), (False, gain)):
     normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
 angles = torch.zeros(7, 24, dtype=dtype)[5:]
 rotate(x, 2, angles, angles, room)
-heads = StateHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=16)
+heads = StateHeads(num_key_heads=2, num_heads=4, key_width=16, value_width=32)
 places = np.array([0, 3])
 rows = RowStates(starts=places, counts=places + 1, seats=places, is_new=places)
-x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 32, 16)
+x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 16, 32)
 convolve(x, torch.zeros(192, 3, dtype=dtype), None, torch.zeros(5, 2, 192, dtype=dtype), rows)
 recur(
     x, x[:, :4], None, torch.zeros(4), torch.zeros(4), torch.zeros(4), memory,
-    torch.zeros(7, 64, dtype=dtype), heads=heads, rows=rows,
+    torch.zeros(7, 128, dtype=dtype), heads=heads, rows=rows,
 )
 places = torch.tensor([3, 4])
 q = torch.zeros(2, 6, 96, dtype=dtype)

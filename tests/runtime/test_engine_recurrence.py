@@ -52,7 +52,7 @@ SIZES: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "linear_value_head_dim": 32,
 }
 EXPERTS: dict[str, Any] = {
     "num_experts": 6,
@@ -64,7 +64,7 @@ EXPERTS: dict[str, Any] = {
 
 def granite(**changes: Any) -> PretrainedConfig:
     sizes = {**tiny.SIZES, "num_hidden_layers": 4, "shared_intermediate_size": 40}
-    mixer = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 16}
+    mixer = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_d_head": 32}
     kinds = ["linear_attention", "full_attention"] * 2
     factors = {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "logits_scaling": 2.0}
     return GraniteMoeHybridConfig(

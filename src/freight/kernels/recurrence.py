@@ -29,6 +29,8 @@ _BLOCK: Final = 64
 _GROUP_BYTES: Final = 8 << 20
 """Tokens of several rows, or their states, that it takes together, in float32."""
 _MOST_TAPS: Final = 4
+_LOOP_ROWS, _LOOP_COLUMNS = 16, 32
+"""Of a matrix, that the loop takes at once."""
 _LEAST_SHARED: Final = 1 << 16
 """Numbers that are worth another thread."""
 
@@ -131,7 +133,7 @@ def recur(
         return
     assert (b is None) != (skip is None)
     loops = find_loops() if all(map(has_words, (x, a, a if b is None else b, out))) else None
-    if loops is None or heads.value_width % 16 or heads.key_width % 16:
+    if loops is None or heads.value_width % _LOOP_COLUMNS or heads.key_width % _LOOP_ROWS:
         _recur_by_torch(x, a, b, decay, bias, skip, memory, out, heads, rows)
         return
     numbers, found = as_numbers(x), as_numbers(out)

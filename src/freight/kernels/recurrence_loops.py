@@ -152,55 +152,10 @@ def _step(  # type: ignore[no-untyped-def]
     out,
     to,
 ):
-    """One token, sixteen columns of a matrix [W, U] from ``begin`` on: it reads q (left S), adds k
-    times its value without what k (left S) has of it, the part ``seen``, and to what is read the
-    part ``skip`` of its value."""
-    stride = U(value_width)
-    read, found = splat(F(0.0)), splat(F(0.0))
-    read2, found2 = splat(F(0.0)), splat(F(0.0))
-    at = begin
-    for w in range(0, key_width, 2):
-        own, next_ = load(held, at), load(held, at + stride)
-        here = place + U(w)
-        found = multiply_add(splat(keys[here]), own, found)
-        read = multiply_add(splat(queries[here]), own, read)
-        found2 = multiply_add(splat(keys[here + U(1)]), next_, found2)
-        read2 = multiply_add(splat(queries[here + U(1)]), next_, read2)
-        at += stride + stride
-    factor = splat(left)
-    own = load(x, value)
-    found = multiply(add(found, found2), splat(left * seen))
-    change = multiply(subtract(own, found), splat(strength))
-    read = multiply_add(own, splat(skip), multiply(add(read, read2), factor))
-    store(out, to, multiply_add(change, splat(fit), read))
-    at = begin
-    for w in range(key_width):
-        own = multiply(load(held, at), factor)
-        store(held, at, multiply_add(splat(keys[place + U(w)]), change, own))
-        at += stride
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _step_wide(  # type: ignore[no-untyped-def]
-    held,
-    begin,
-    value_width,
-    queries,
-    keys,
-    place,
-    key_width,
-    left,
-    seen,
-    strength,
-    fit,
-    skip,
-    x,
-    value,
-    out,
-    to,
-):
-    """The same of 32 columns: two sums do not wait for each other, and what both are multiplied by
-    is read once."""
+    """One token, 32 columns of a matrix [W, U] from ``begin`` on: it reads q (left S), adds k times
+    its value without what k (left S) has of it, the part ``seen``, and to what is read the part
+    ``skip`` of its value. Of 32 columns there are as many sums as do not wait for each other, and
+    what two of them are multiplied by is read once."""
     stride, next_ = U(value_width), U(WIDTH)
     read, found = splat(F(0.0)), splat(F(0.0))
     read2, found2 = splat(F(0.0)), splat(F(0.0))
@@ -323,15 +278,14 @@ def recur(  # type: ignore[no-untyped-def]
                 skip = skips[head] if is_scan else F(0.0)
                 begin = seat + U(head) * size
                 values = U(value_place + head * value_width)
-                wide = value_width // (2 * WIDTH) * 2 * WIDTH
-                for column in range(0, wide, 2 * WIDTH):
+                for column in range(0, value_width, 2 * WIDTH):
                     # Rows of a matrix are so far apart that they share few of a cache's sets.
                     matrix, at, stride = held, begin + U(column), value_width
                     if some > _FEW_TOKENS:
                         _copy_columns(held, at, value_width, near, U(0), 2 * WIDTH, key_width)
                         matrix, at, stride = near, U(0), 2 * WIDTH
                     for token in range(some):
-                        _step_wide(
+                        _step(
                             matrix,
                             at,
                             stride,
@@ -352,23 +306,3 @@ def recur(  # type: ignore[no-untyped-def]
                     if some > _FEW_TOKENS:
                         at = begin + U(column)
                         _copy_columns(near, U(0), 2 * WIDTH, held, at, value_width, key_width)
-                for column in range(wide, value_width, WIDTH):
-                    for token in range(some):
-                        _step(
-                            held,
-                            begin + U(column),
-                            value_width,
-                            queries,
-                            keys,
-                            U(token * key_width),
-                            key_width,
-                            lefts[token],
-                            seen,
-                            strengths[token],
-                            fits[token],
-                            skip,
-                            x,
-                            U(start + token) * U(pitch) + values + U(column),
-                            out,
-                            U(start + token) * U(out_pitch) + U(head * value_width + column),
-                        )

@@ -191,13 +191,13 @@ def _warm_up_tokens(dtype: torch.dtype) -> None:
 
 
 def _warm_up_states(dtype: torch.dtype) -> None:
-    x, one = torch.zeros(1, 48, dtype=dtype), np.zeros(1, np.int64)
+    x, one = torch.zeros(1, 64, dtype=dtype), np.zeros(1, np.int64)
     rows = RowStates(starts=one, counts=one + 1, seats=one, is_new=one)
-    columns = torch.zeros(1, 3, 48, dtype=dtype)
-    convolve(x, torch.zeros(48, 4), None, columns, rows)
-    heads = StateHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=16)
-    rate, number, out = x[:, :1], torch.zeros(1), torch.zeros(1, 16, dtype=dtype)
-    memory = torch.zeros(1, 1, 16, 16)
+    columns = torch.zeros(1, 3, 64, dtype=dtype)
+    convolve(x, torch.zeros(64, 4), None, columns, rows)
+    heads = StateHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=32)
+    rate, number, out = x[:, :1], torch.zeros(1), torch.zeros(1, 32, dtype=dtype)
+    memory = torch.zeros(1, 1, 16, 32)
     recur(x, rate, rate, number, number, None, memory, out, heads=heads, rows=rows)
 
 
