@@ -42,7 +42,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 @st.composite
 def ragged(draw: Any) -> tuple[list[int], list[bool], list[int], int]:
     counts = draw(
-        st.lists(st.sampled_from([1, 1, 2, 3, 5, 17, 64, 65, 130]), min_size=1, max_size=5)
+        st.lists(st.sampled_from([1, 1, 2, 3, 5, 17, 64, 65, 130, 300]), min_size=1, max_size=5)
     )
     is_new = draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
     seats = draw(st.permutations(range(len(counts) + 2)))[: len(counts)]

@@ -414,3 +414,27 @@ def test_models_with_states_have_the_published_number_of_parameters(
     config = parse_config(raw)
     assert count_parameters(config) == parameters
     assert config.num_attention_layers == num_attending
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_ffn_dim_multiplier": float("nan")}, "intermediate_size is nan"),
+        ({"block_ffn_dim_multiplier": "x"}, "intermediate_size is 'x'"),
+        ({"layer_types": ["conv", "sliding_attention"] * 8}, "must list linear_attention"),
+        ({"layer_types": ["conv"] * 3}, "3 of 16 layers"),
+        ({"conv_L_cache": 1}, "over 1 tokens"),
+        ({"conv_bias": True}, "conv_bias is True"),
+    ],
+)
+def test_senseless_layers_with_states_are_refused(change: dict[str, Any], words: str) -> None:
+    raw = {**LFM2, "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 16, **change}
+    raw.setdefault("layer_types", ["conv", "full_attention"] * 8)
+    with pytest.raises(ModelError, match=words):
+        parse_config(raw)
+
+
+def test_no_layer_attends_where_none_is_listed() -> None:
+    raw = {**LFM2, "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 3}
+    assert parse_config({**raw, "full_attn_idxs": []}).num_attention_layers == 0
+    assert parse_config(raw).num_attention_layers == 3

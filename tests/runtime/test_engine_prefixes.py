@@ -477,6 +477,7 @@ def check_many_beginnings(name: str, kind: str, model_dir: Path, expected: list[
             device=device, dtype="float32", verify=True, share_prefixes=shares, **policy
         )
         work = tiny.workload([row.prompt_ids for row in rows], params.max_tokens, params)
+        work = replace(work, is_brought=True)
         engine = build_engine(model_dir, options=options, workload=work)
         assert not engine.placement.kv_cache.is_kept
         done = {own.index: own for own in engine.run(iter(rows), note)}

@@ -4,6 +4,7 @@ any admission, samples, prompts in pieces, on any tier; and what is refused of t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.errors import InputError
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
+from freight.runtime.engine import build_engine
+from freight.runtime.options import EngineOptions
 
 from . import tiny
 from .test_engine_admission import (
@@ -230,6 +233,21 @@ def test_what_a_state_rules_out_is_refused(
         tiny.engine(model_dir, PROMPTS, FEW, **options),
     ):
         pass
+
+
+def test_room_for_beginnings_is_taken_where_some_are_shared(tmp_path: Path) -> None:
+    """Of rows whose keys are forgotten: no more pages than rows otherwise."""
+    tiny.make_model(tmp_path, config=CONFIGS["qwen3.5"])
+    prompts = tiny.prompts(6, 30)
+    for is_brought, times in ((False, 1), (True, 2)):
+        built = build_engine(
+            tmp_path,
+            options=EngineOptions(device="cpu", dtype="float32", micro_batch_size=3),
+            workload=replace(tiny.workload(prompts, 1), is_brought=is_brought),
+        )
+        assert not built.placement.kv_cache.is_kept
+        assert built.plan.geometry.state_rows["cpu"] == 3 * times
+        built.close()
 
 
 @pytest.mark.parametrize("name", ["qwen3.5 moe", "granite 4, dense"])

@@ -20,14 +20,11 @@ from freight.kernels.row_states import Places, RowStates
 from freight.kernels.sharing import share
 from freight.kernels.state_heads import StateHeads
 from freight.kernels.threads import as_numbers, find_loops, has_words
+from freight.model.batch import STATE_BLOCK, STATE_BYTES
 
 __all__ = ["convolve", "recur"]
 
 _EPS: Final = 1e-6
-_BLOCK: Final = 64
-"""Tokens of a row that torch computes at once."""
-_GROUP_BYTES: Final = 8 << 20
-"""Tokens of several rows, or their states, that it takes together, in float32."""
 _MOST_TAPS: Final = 4
 _LOOP_ROWS, _LOOP_COLUMNS = 16, 32
 """Of a matrix, that the loop takes at once."""
@@ -257,17 +254,17 @@ def _blocks(rows: RowStates, x: torch.Tensor, state: int) -> Iterator[_Block]:
     order = np.argsort(-rows.counts, kind="stable")
     begin = 0
     while begin < len(order):
-        width = min(_BLOCK, int(rows.counts[order[begin]]))
-        most = max(1, _GROUP_BYTES // (4 * max(width * x.shape[1], state)))
+        width = min(STATE_BLOCK, int(rows.counts[order[begin]]))
+        most = max(1, STATE_BYTES // (4 * max(width * x.shape[1], state)))
         group = order[begin : begin + most]
         begin += most
-        for first in range(0, int(rows.counts[group[0]]), _BLOCK):
+        for first in range(0, int(rows.counts[group[0]]), STATE_BLOCK):
             some = group[rows.counts[group] > first]
             yield _block(rows, some, first, x.device)
 
 
 def _block(rows: RowStates, some: Places, first: int, device: torch.device) -> _Block:
-    counts = np.minimum(rows.counts[some] - first, _BLOCK)
+    counts = np.minimum(rows.counts[some] - first, STATE_BLOCK)
     steps = np.arange(counts.max())
     places = np.minimum(steps, counts[:, None] - 1)
 

@@ -49,7 +49,8 @@ class KVCache:
     ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
     Without ``is_kept`` pages are used within one computation only: after each ``begin_batch`` the
     same ones are given out. What rows keep in layers without keys is in ``states``, a page for
-    each, on the tier of its row: it is admitted and released with it.
+    each, on the tier of its row: it is admitted and released with it. ``holds_beginnings``: there
+    is room on the compute tier for what rows share, beside their own.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class KVCache:
         disk_extent_pages: int = 0,
         is_kept: bool = True,
         states: KVCache | None = None,
+        holds_beginnings: bool = True,
     ) -> None:
         self.is_kept = is_kept
         self.states = states
+        self.holds_beginnings = holds_beginnings
         self._disk_extent_pages = disk_extent_pages
         self.pools = pools
         self.page_tokens = page_tokens

@@ -16,6 +16,8 @@ __all__ = [
     "LOOP_BYTES",
     "PROMPT_BYTES",
     "QUERY_BLOCK",
+    "STATE_BLOCK",
+    "STATE_BYTES",
     "STEM_BYTES",
     "MicroBatch",
     "RowKey",
@@ -33,6 +35,13 @@ LOOP_BYTES: Final = 4 << 20
 PROMPT_BYTES: Final = 64 << 20
 """Likewise of whole prompts, which a device attends without holding scores: it wants much at once.
 """
+
+STATE_BYTES: Final = 2 << 20
+"""Tokens of several rows whose states torch changes together, in float32, or these states, stay
+under this (one row's may exceed it)."""
+
+STATE_BLOCK: Final = 64
+"""Tokens of a row that it takes at once."""
 
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""

@@ -264,7 +264,7 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
     taps = config.count(keys["recurrent_taps"])
     if taps is None:
         return None
-    known = (_RECURRENT_KIND, *_LAYER_KINDS)
+    known = (_RECURRENT_KIND, *_LAYER_KINDS[: 1 + config.flag(keys["uses_windows"])])
     if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
         config.problems.append(f"layer_types is {kinds!r}, it must list {', '.join(known)} layers")
         return None

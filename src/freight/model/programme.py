@@ -302,8 +302,8 @@ class Unit:
 
     def state_numbers(self) -> tuple[int, int]:
         """What it keeps of a row: numbers of the type that is computed with, and of float32."""
-        plain, wide = zip(*map(state_numbers, self.steps), strict=True)
-        return sum(plain), sum(wide)
+        numbers = [state_numbers(step) for step in self.steps]
+        return sum(plain for plain, _ in numbers), sum(wide for _, wide in numbers)
 
     def attention_flops(self, num_query_key_pairs: int) -> int:
         """Of scores and weighted values, for that many (query, key) pairs over all rows."""

@@ -375,11 +375,11 @@ class Planner:
     def _seconds_per_row(self, plan: Plan) -> float:
         policy, layout = plan.policy, plan.layout
         rows = min(policy.block_rows, self.workload.num_rows)
-        disk_bytes = self._needed_bytes(layout, "disk", rows)
-        disk_s = disk_bytes / _DISK_BYTES_PER_S
+        disk_s = (disk_bytes := self._needed_bytes(layout, "disk", rows)) / _DISK_BYTES_PER_S
         link_bytes = self._needed_bytes(layout, "cpu", rows)
         pages = rows * self.workload.max_total_tokens // policy.page_tokens
         kv_bytes = pages * sum(plan.geometry.far_page_bytes)
+        kv_bytes += rows * plan.geometry.state_bytes * self.config.num_recurrent_layers
         if self.compute_tier == "gpu":
             link_bytes += disk_bytes
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from freight.model.batch import STATE_BLOCK, STATE_BYTES
 from freight.model.switches import ModelConfig
 from freight.plan.forms import BLOCK
 from freight.plan.layout import WeightLayout
@@ -36,6 +37,8 @@ __all__ = [
 _SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for bfloat16 products of each, and memory in pieces of many sizes."""
+
+_TIMES_OF_STATES: Final = 10
 
 _EXTENT_BYTES: Final = 256 << 10
 """Requests of this size reach three fourths of a disk's rate, those of 16 KiB a fourth."""
@@ -225,9 +228,8 @@ def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
     rows = most_rows(policy.kv, policy.micro_batch_size)
     held = held_beginnings(policy, workload)
     lanes, times = policy.blocks_in_flight, policy.num_micro_batches
-    if not keeps_kv(policy, workload):  # of one micro-batch, each row may have a beginning
+    if not keeps_kv(policy, workload):
         lanes = times = 1
-        held = policy.micro_batch_size * policy.shares_prefixes
     return {
         tier: lanes * (count * times + held * (tier == policy.compute_tier))
         for tier, count in rows.items()
@@ -235,7 +237,10 @@ def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
 
 
 def held_beginnings(policy: Policy, workload: Workload) -> int:
-    """The most beginnings that prompts share at one time: none is shorter than the least."""
+    """The most beginnings that prompts share at one time: none is shorter than the least. Where no
+    keys are kept each row of a micro-batch may have one."""
+    if not keeps_kv(policy, workload):
+        return policy.micro_batch_size * (policy.shares_prefixes and workload.is_brought)
     if not shared_tokens(policy, workload):
         return 0
     return -(-workload.held_prefix_tokens // workload.least_prefix_tokens)
@@ -305,7 +310,8 @@ def measure(
         index_bytes=_index_bytes(config, size, policy, row_pages)
         + _turns_bytes(config, size, policy, workload)
         + _shapes_bytes(policy, workload, size)
-        + _record_bytes(policy, workload, scored),
+        + _record_bytes(policy, workload, scored)
+        + _recurrence_bytes(config),
         query_bytes=num_delegated * (attended + token_bytes),
         attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
         delegated_pages=min(slot_pages, delegated["disk"] * row_pages),
@@ -315,6 +321,16 @@ def measure(
     _count_weights(geometry, layout, policy)
     _count_block(geometry, config, layout, policy)
     return geometry
+
+
+def _recurrence_bytes(config: ModelConfig) -> int:
+    """What torch's own steps take beside the workspace where a layer's states are changed by them:
+    ten times what they do at once, as measured."""
+    own = config.recurrence
+    if own is None:
+        return 0
+    tokens = STATE_BLOCK * own.mixed_columns * 4
+    return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes)
 
 
 def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:

@@ -19,7 +19,9 @@ def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
 def state_size(config: ModelConfig, element_bytes: int) -> int:
     """Bytes of what a row keeps in a layer without keys: whole blocks, for it may be on disk."""
     own = config.recurrence
-    return 0 if own is None else align_up(own.state_bytes(element_bytes), BLOCK)
+    if own is None or not any(own.layers):
+        return 0
+    return align_up(own.state_bytes(element_bytes), BLOCK)
 
 
 def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:

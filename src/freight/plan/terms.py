@@ -101,7 +101,7 @@ class Terms:
                 * (
                     policy.blocks_in_flight
                     if keeps_kv(policy, workload)
-                    else 1 + policy.shares_prefixes
+                    else 1 + (policy.shares_prefixes and workload.is_brought)
                 )
                 * kept_rows
             ),
@@ -170,13 +170,13 @@ class Terms:
         }
         if near == "gpu":
             in_ram = RING_SLOTS["delegated kv"] * slots
+            staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
             sizes[DELEGATED, "cpu"] = {near: passing, "cpu": near_bytes}
             sizes[DELEGATED, "disk"] = {
                 near: passing,
-                "cpu": in_ram + tails,
+                "cpu": in_ram + tails + staged * self.state_slot_bytes,
                 "disk": near_bytes,
             }
-            staged = RING_SLOTS["kv in"] + RING_SLOTS["kv out"]
             sizes["kv", "disk"]["cpu"] = staged * passed + tails
             sizes["activations", "disk"]["cpu"] = 4 * stream
             sizes["weights", "cpu"] = {near: self.ring_bytes, "cpu": self.weight_bytes}

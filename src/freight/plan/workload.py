@@ -34,6 +34,8 @@ class Workload:
     where all are taken to be alike. ``brought`` are the same with what each brings where rows of
     one micro-batch share what they begin with, and keep no keys; empty where that is no less.
 
+    ``is_brought``: they are what is brought so.
+
     All prompts begin with ``least_prefix_tokens`` or more that others begin with too; the different
     beginnings have ``held_prefix_tokens`` together.
 
@@ -61,6 +63,7 @@ class Workload:
     max_logprobs: int = 0
     lengths: tuple[tuple[int, int, int], ...] = ()
     brought: tuple[tuple[int, int, int], ...] = ()
+    is_brought: bool = False
     ends_early: bool = False
     least_prefix_tokens: int = 0
     held_prefix_tokens: int = 0
@@ -114,7 +117,9 @@ class Workload:
         if not self.brought:
             return self
         total = sum(count * prompt for count, prompt, _ in self.brought)
-        return replace(self, lengths=self.brought, brought=(), total_prompt_tokens=total)
+        return replace(
+            self, lengths=self.brought, brought=(), is_brought=True, total_prompt_tokens=total
+        )
 
     @property
     def has_many_lengths(self) -> bool:

@@ -75,9 +75,8 @@ class Admission(ABC):
         self._kv = kv_cache
         self._prefixes = Prefixes(
             kv=kv_cache,
-            # Of what a beginning leaves in layers without keys there is room where it was planned.
             is_on=policy.shares_prefixes
-            and (shares_elsewhere or kv_cache.states is None or not kv_cache.is_kept),
+            and (kv_cache.states is None or kv_cache.states.holds_beginnings),
             elsewhere=shares_elsewhere,
         )
 

@@ -22,7 +22,7 @@ from freight.model.config import ModelConfig
 from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
-from freight.plan.geometry import keeps_kv
+from freight.plan.geometry import held_beginnings, keeps_kv
 from freight.plan.policy import Tier
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
@@ -203,6 +203,7 @@ class Placement:
                 page_tokens=_ALL_TOKENS,
                 far_page_bytes=[g.state_bytes * own for own in config.recurrence.layers],
                 is_kept=is_kept,
+                holds_beginnings=held_beginnings(policy, self.plan.workload) > 0,
             )
             for lane in range(policy.blocks_in_flight)
         ]

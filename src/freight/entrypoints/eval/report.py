@@ -51,13 +51,14 @@ class SettingResult:
             return {}
         # Any of the runs: what a weight or a token takes does not depend on the rows.
         held = next(iter(self.runs.values()))
+        exact = held["exact_kv_bytes_per_token"]  # none where all layers keep states instead
         seconds = sum(run["seconds"] for run in self.runs.values())
         tokens = sum(run["tokens"] for run in self.runs.values())
         return {
             "weight_bytes": held["weight_bytes"],
             "weights_saved": 1 - held["weight_bytes"] / held["exact_weight_bytes"],
             "kv_bytes_per_token": held["kv_bytes_per_token"],
-            "kv_saved": 1 - held["kv_bytes_per_token"] / held["exact_kv_bytes_per_token"],
+            "kv_saved": 1 - held["kv_bytes_per_token"] / exact if exact else 0.0,
             "tokens_per_s": tokens / seconds,
             "seconds": seconds,
         }

@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Fused, fixed, read
+from freight.model.families.table import (
+    BASE_KEYS,
+    MOST_LAYERS,
+    Family,
+    Fused,
+    fixed,
+    is_number,
+    read,
+)
 
 __all__ = ["LFM2", "LFM2_MOE"]
 
@@ -19,7 +27,8 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds, num_layers = raw.get("layer_types"), raw.get("num_hidden_layers", 32)
     if kinds is None and isinstance(num_layers, int):
         layers = range(min(num_layers, MOST_LAYERS))
-        attending = raw.get("full_attn_idxs") or [*layers]
+        attending = raw.get("full_attn_idxs")
+        attending = [*layers] if attending is None else attending
         if isinstance(attending, list):
             kinds = ["full_attention" if i in attending else "conv" for i in layers]
     if isinstance(kinds, list):
@@ -35,10 +44,11 @@ def _fit_width(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     raw = _name_layers(raw)
     width = raw.get("block_ff_dim", raw.get("intermediate_size", 12_288))
     factor, step = raw.get("block_ffn_dim_multiplier", 1.0), raw.get("block_multiple_of", 256)
-    numbers = all(isinstance(n, int | float) and n > 0 for n in (width, step))
-    if raw.get("block_auto_adjust_ff_dim", True) and numbers and isinstance(width, int):
-        width = int(2 * width / 3)
-        width = int(factor * width) if isinstance(factor, int | float) else width
+    is_whole = all(isinstance(n, int) and 0 < n < 2**63 for n in (width, step))
+    if raw.get("block_auto_adjust_ff_dim", True) and is_whole:
+        if not is_number(1.0 if factor is None else factor):
+            return {**raw, "intermediate_size": factor}  # to be refused
+        width = int((1.0 if factor is None else factor) * int(2 * width / 3))
         width = step * -(-width // step)
     return {**raw, "intermediate_size": width}
 
