@@ -325,7 +325,7 @@ def measure(
 
 def _recurrence_bytes(config: ModelConfig) -> int:
     """What torch's own steps take beside the workspace where a layer's states are changed by them:
-    ten times what they do at once, as measured."""
+    eight times what they do at once was measured (torch's profiler), and is rounded up."""
     own = config.recurrence
     if own is None:
         return 0

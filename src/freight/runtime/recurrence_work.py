@@ -69,15 +69,13 @@ class RecurrenceWork:
 
     def _layer_states(self, own: PoolRows, near: torch.Tensor, slot: torch.Tensor) -> LayerStates:
         memory, columns = self._views(slot if own.is_in_slot else near)
-        first_memory, first_columns = self._views(near)
-        return LayerStates(
-            rows=own.rows,
-            columns=columns,
-            memory=memory,
-            beginnings=[
+        beginnings = []
+        if own.beginnings:
+            first_memory, first_columns = self._views(near)
+            beginnings = [
                 (seat, first_columns[page], first_memory[page]) for page, seat in own.beginnings
-            ],
-        )
+            ]
+        return LayerStates(rows=own.rows, columns=columns, memory=memory, beginnings=beginnings)
 
     def _views(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Matrices and columns in pages [P, bytes]."""
