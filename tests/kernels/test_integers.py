@@ -20,15 +20,21 @@ from freight.kernels.integers import (
     quantise_tokens,
 )
 from freight.model.number_format import Compression, PerRow, integer_scratch
+from freight.quantities import align_up
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=["fast", "reference"], autouse=True)
+@pytest.fixture(params=["fast", "blocks", "reference"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Everything with the compiled loops, and without."""
-    assert threads.find_loops() is not None
+    """Everything with the compiled loops, with those that lay rows in blocks, and without."""
+    loops = threads.find_loops()
+    assert loops is not None
     with monkeypatch.context() as patch:
+        if request.param == "blocks":
+            if loops.tile_blocks is None:
+                pytest.skip("the processor has no instruction for it")
+            patch.setattr(loops.tile_blocks, "FEWEST_TOKENS_OF_INTEGERS", 1)
         if request.param == "reference":
             patch.setattr(threads, "find_loops", lambda: None)
         yield request.param
@@ -101,6 +107,7 @@ def test_codes_and_scales_are_those_of_numpy(data: st.DataObject, dtype: torch.d
     spread=st.sampled_from([0.0, 1e-30, 1.0, 1e4]),
     has_bias=st.booleans(),
     adds=st.booleans(),
+    begin=st.sampled_from([0, 3]),
 )
 def test_products_are_those_of_numpy_bit_for_bit(
     tokens: int,
@@ -111,30 +118,33 @@ def test_products_are_those_of_numpy_bit_for_bit(
     spread: float,
     has_bias: bool,
     adds: bool,
+    begin: int,
 ) -> None:
     """The sums exact in 32 bits, scaled in float32 in one order, rounded once at the end; rows and
-    results may lie in larger buffers."""
+    results may lie in larger buffers, where cache lines begin or elsewhere."""
     dice = torch.Generator().manual_seed(seed)
     x = (torch.randn(tokens, 4 * columns + 3, generator=dice) * spread).to(dtype)[:, 2:-1]
     w = as_rows(torch.randn(rows, 4 * columns, generator=dice))
     larger = torch.full((rows + 1, 4 * columns + 4), 7, dtype=torch.uint8)
     larger[1:] = w.raw
     bias = torch.randn(rows, generator=dice).to(dtype) if has_bias else None
-    before = torch.randn(tokens, rows + 5, generator=dice).to(dtype)
+    before = torch.randn(tokens, align_up(rows + 5, 32), generator=dice).to(dtype)
+    end = begin + rows
     out = before.clone()
     sums = torch.empty(integer_scratch(tokens, rows, 4 * columns), dtype=torch.int32)
     own = IntegerRows(raw=larger[1:], columns=4 * columns)
-    integer_product(as_integers(x), own, bias, out[:, 3 : 3 + rows], sums, adds=adds)
+    integer_product(as_integers(x), own, bias, out[:, begin:end], sums, adds=adds)
 
     codes, scales = oracle(x.float().numpy()) if tokens else (np.zeros((0, 4 * columns)),) * 2
     w_codes, w_scales = w.codes.numpy().astype(np.int32), w.scales.numpy()
     values = (codes.astype(np.int32) @ w_codes.T).astype(np.float32)
     values = values * scales.reshape(-1, 1)[:tokens].astype(np.float32) * w_scales
     values = values if bias is None else values + bias.float().numpy()
-    was = before[:, 3 : 3 + rows].float().numpy()
+    was = before[:, begin:end].float().numpy()
     wanted = torch.from_numpy(values + was if adds else values).to(dtype)
-    assert torch.equal(out[:, 3 : 3 + rows], wanted)
-    assert torch.equal(out[:, :3], before[:, :3]) and torch.equal(out[:, -2:], before[:, -2:])
+    assert torch.equal(out[:, begin:end], wanted)
+    assert torch.equal(out[:, :begin], before[:, :begin])
+    assert torch.equal(out[:, end:], before[:, end:])
 
 
 @pytest.mark.parametrize("sign", [1, -1])

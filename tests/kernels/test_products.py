@@ -18,22 +18,29 @@ from freight.model.number_format import Grouped
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 CHOICE = products.loops_are_faster
+PAIRS = "pairs", "tiles", "blocks"
 
 
-@pytest.fixture(params=["loops", "torch", "pairs", "tiles"], autouse=True)
+@pytest.fixture(params=["loops", "torch", "pairs", "tiles", "blocks"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """By the loops, however small the product, by torch, and by pairs of bfloat16 or else torch,
-    in vectors or in registers of sixteen by sixteen, on all threads."""
+    in vectors or in registers of sixteen by sixteen, where rows may be laid in blocks, on all
+    threads."""
     loops = products.find_loops()
     assert loops is not None
-    by_pairs = request.param in ("pairs", "tiles")
-    if by_pairs and getattr(loops, request.param) is None:
+    by_pairs = request.param in PAIRS
+    module = {"blocks": loops.tile_blocks, "tiles": loops.tiles, "pairs": loops.pairs}
+    if by_pairs and module[request.param] is None:
         pytest.skip("the processor has no instruction for it")
     with monkeypatch.context() as patch:
+        if loops.tile_blocks is not None:
+            fewest = 1 if request.param == "blocks" else 1 << 30
+            patch.setattr(loops.tile_blocks, "FEWEST_TOKENS", fewest)
+            patch.setattr(loops.tile_blocks, "FEWEST_TOKENS_OF_CODES", fewest)
         patch.setattr(products, "loops_are_faster", lambda kept, dtype: request.param == "loops")
         patch.setattr(pairs, "_are_faster", lambda tokens, has_plain: by_pairs)
-        if by_pairs:
-            patch.setattr(pairs, "_loops_of_many", lambda loops: getattr(loops, request.param))
+        if request.param in ("pairs", "tiles"):
+            patch.setattr(pairs, "_loops_of_many", lambda loops: module[request.param])
         patch.setattr(pairs, "_one_by_one", lambda tokens: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
@@ -149,7 +156,7 @@ def test_a_token_does_not_depend_on_its_neighbours(way: str) -> None:
     if way == "torch":
         pytest.skip("a library chooses its loops by shape")
     x, rows = torch.randn(200, 512), torch.randn(90, 512)
-    if way in ("pairs", "tiles"):
+    if way in PAIRS:
         x, rows = x[:120].bfloat16(), rows.bfloat16()
     whole = product(x, rows)
     assert torch.equal(product(x[64:100], rows), whole[64:100])
@@ -245,6 +252,23 @@ def test_all_in_bfloat16(
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-8 * largest)
 
 
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("tokens", "num_rows"), [(64, 320), (75, 64), (33, 100)])
+def test_results_in_whole_lines(tokens: int, num_rows: int, adds: bool) -> None:
+    """As they are elsewhere, bit for bit, and columns beside them stay."""
+    x, rows = torch.randn(tokens, 640).bfloat16(), torch.randn(num_rows, 640).bfloat16()
+    bias, before = torch.randn(num_rows).bfloat16(), torch.randn(tokens, num_rows).bfloat16()
+    wide = torch.full((tokens, 384), 7.0).bfloat16()
+    out = wide[:, 32 : 32 + num_rows]
+    out.copy_(before)
+    assert out.data_ptr() % 64 == 0
+    scratch = torch.empty(scratch_values(640, x.dtype), dtype=x.dtype)
+    own = Product(rows=rows, out=out, bias=bias, adds=adds)
+    multiply(x, [own], lambda count: scratch[:count])
+    assert torch.equal(out, product(x, rows, bias, before if adds else None))
+    assert (wide[:, :32] == 7.0).all() and (wide[:, 32 + num_rows :] == 7.0).all()
+
+
 def test_bfloat16_is_rounded_to_the_nearest(way: str) -> None:
     if way != "loops":
         pytest.skip("a library, or an instruction, rounds as it likes")
@@ -278,12 +302,21 @@ def test_infinite_pairs_and_none(way: str) -> None:
     cuts=st.lists(st.integers(1, 119), max_size=2, unique=True),
     num_columns=st.sampled_from([32, 96, 640]),
     has_bias=st.booleans(),
+    is_behind=st.booleans(),
+    in_lines=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_products_that_gate_others(
-    tokens: int, cuts: list[int], num_columns: int, has_bias: bool, seed: int
+    tokens: int,
+    cuts: list[int],
+    num_columns: int,
+    has_bias: bool,
+    is_behind: bool,
+    in_lines: bool,
+    seed: int,
 ) -> None:
-    """In one call with what they gate, which other threads may make; rows lie in several places."""
+    """In one call with what they gate, which other threads may make; rows lie in several places,
+    those that are gated right behind their gates or behind all of them."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -292,9 +325,12 @@ def test_products_that_gate_others(
     x = drawn(tokens, num_columns)
     matrices, biases = drawn(2, 120, num_columns), drawn(2, 120) * 3
     matrices[0, 7] = 40.0 if seed % 2 else -40.0
-    out = torch.full((tokens, 120), torch.nan).bfloat16()
-    borders = [0, *sorted(cuts), 120]
+    out = torch.full((tokens, 128 if in_lines else 120), torch.nan).bfloat16()[:, :120]
+    borders = [0, *sorted({cut // 32 * 32 for cut in cuts} - {0} if in_lines else cuts), 120]
     parts = [slice(*pair) for pair in itertools.pairwise(borders)]
+    orders = [(0, parts), (1, parts[::-1])]
+    if is_behind:
+        orders = [(own, [part]) for part in parts for own in range(2)]
     asked = [
         Product(
             rows=matrices[own][part].clone(),
@@ -302,7 +338,7 @@ def test_products_that_gate_others(
             bias=biases[own][part] if has_bias else None,
             gates=own == 1,
         )
-        for own, order in ((0, parts), (1, parts[::-1]))
+        for own, order in orders
         for part in order
     ]
     if not products.can_gate(x, asked):
@@ -318,6 +354,28 @@ def test_products_that_gate_others(
     torch.testing.assert_close(
         out.double(), expected, rtol=2**-6, atol=2**-6 * float(shares.abs().max())
     )
+
+
+@pytest.mark.parametrize("width", [96, 100])
+def test_gates_are_the_same_made_before(way: str, width: int) -> None:
+    """Bit for bit, whether a gate is kept or its silu taken at once; rows may be compressed."""
+    if way not in PAIRS:
+        pytest.skip("only loops over pairs gate")
+    x, plain = torch.randn(50, 640).bfloat16(), torch.randn(width, 640)
+    kind = Grouped(bits=4, group_size=64)
+    short = CompressedRows(raw=quantise(plain, kind), columns=640, number_format=kind)
+    gate, bias = torch.randn(width, 640).bfloat16(), torch.randn(width).bfloat16()
+    scratch = torch.empty(scratch_values(640, x.dtype), dtype=x.dtype)
+    found = torch.full((2, 50, width), torch.nan).bfloat16()
+    for rows in (plain.bfloat16(), short):
+        for out, at_once in zip(found, (True, False), strict=True):
+            asked = [
+                Product(rows=gate, out=out, bias=bias),
+                Product(rows=rows, out=out, gates=True),
+            ]
+            for some in [asked] if at_once else [asked[:1], asked[1:]]:
+                multiply(x, some, lambda count: scratch[:count])
+        assert torch.equal(found[0], found[1])
 
 
 def test_float16_is_left_to_torch() -> None:

@@ -21,6 +21,8 @@ from freight.quantities import align_up
 __all__ = ["multiply_in_tiles"]
 
 _TILE: Final = 16
+_ALIKE: Final = 2 * _TILE
+"""Tokens that are multiplied at once: parts are whole ones but for the last."""
 _FEWEST_TOKENS: Final = 8
 """Fewer leave most of a register empty."""
 _COUNTERS: Final = 4
@@ -44,19 +46,23 @@ def multiply_in_tiles(
     done, where there is no such loop, or ``room``, words of scratch, is too small."""
     loops = threads.find_loops()
     tokens, columns = codes.shape
-    most = min(LAID_TOKENS, 4 * room.numel() // columns // _TILE * _TILE)
+    most = 4 * room.numel() // columns // _ALIKE * _ALIKE
     if loops is None or loops.tiles is None or min(tokens, most) < _FEWEST_TOKENS:
         return False
     if not (loops.tiles.HAS_INTEGERS and _can_take(codes, raw, out)):
         return False
+    own_loops = loops.tile_blocks
+    if min(tokens, most) < own_loops.FEWEST_TOKENS_OF_INTEGERS:
+        own_loops, most = loops.tiles, min(most, LAID_TOKENS)
     parts = -(-tokens // most)
-    borders = [tokens * part // parts for part in range(parts + 1)]
+    borders = [align_up(tokens * part // parts, _ALIKE) for part in range(parts)] + [tokens]
     wide: Any = np.empty(0, np.float32) if bias is None else bias.float().numpy()
     flat = raw.numpy().reshape(-1).view(np.uint32)
     for first, last in itertools.pairwise(borders):
         own = slice(first, last)
         results = wide, ADDS if adds else PUTS, as_numbers(out[own]), out.stride(0)
-        _multiply_part(loops, codes[own], scales[own], flat, raw.shape[1] // 4, room, results)
+        pitch = raw.shape[1] // 4
+        _multiply_part(own_loops, loops, codes[own], scales[own], flat, pitch, room, results)
     return True
 
 
@@ -73,6 +79,7 @@ def _can_take(codes: torch.Tensor, raw: torch.Tensor, out: torch.Tensor) -> bool
 
 
 def _multiply_part(
+    own_loops: Any,
     loops: Any,
     codes: torch.Tensor,
     scales: torch.Tensor,
@@ -90,12 +97,12 @@ def _multiply_part(
     laid = tiles.view(np.float32)
     rows = FourRows(flat, pitch, columns, flat.view(np.float32), padded)
     count = len(flat) // pitch
-    length = loops.tiles.columns_together(columns, tokens)
-    turn = loops.tiles.rows_of_a_turn(count, length < columns, torch.get_num_threads())
+    length, cores = own_loops.columns_together(columns, tokens), torch.get_num_threads()
+    turn = own_loops.rows_of_a_turn(count, columns, length, cores)
     counters = np.zeros(_COUNTERS, np.int64)
 
     def work() -> None:
         loops.pairs.lay_in_turns(counters, source, columns, columns, tokens, length, laid)
-        loops.tiles.many_in_turns(counters, _NUMBER, turn, rows, tiles, tokens, length, *results)
+        own_loops.many_in_turns(counters, _NUMBER, turn, rows, tiles, tokens, length, *results)
 
     together(work, max(1, codes.numel() * count // LEAST_SHARED))

@@ -33,6 +33,7 @@ __all__ = [
     "fetch",
     "loader",
     "narrowed",
+    "narrowed_pairs",
     "pair_products",
     "place_of",
     "splat",
@@ -180,6 +181,19 @@ def narrowed(builder: Any, floats: Any) -> Any:
     name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     return builder.call(function, [floats])
+
+
+def narrowed_pairs(builder: Any, first: Any, second: Any) -> Any:
+    """Sixteen pairs, of a float of the first and one of the second, rounded as ``narrowed``."""
+    kind = ir.FunctionType(_PAIRS, [FLOATS, FLOATS])
+    name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    halves = builder.bitcast(
+        builder.call(function, [second, first]), ir.VectorType(SHORT, 2 * WIDTH)
+    )
+    lanes = [place for k in range(WIDTH) for place in (k, k + WIDTH)]
+    mask = ir.Constant(ir.VectorType(WORD, 2 * WIDTH), lanes)
+    return builder.bitcast(builder.shuffle_vector(halves, halves, mask), FLOATS)
 
 
 def fetch(builder: Any, place: Any, *, near: bool = True) -> None:

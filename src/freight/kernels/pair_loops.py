@@ -60,7 +60,7 @@ def columns_together(columns: int, tokens: int) -> int:
     return pairs_of_a_part(columns, -(-columns // _MOST_COLUMNS))
 
 
-def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
+def rows_of_a_turn(rows: int, columns: int, length: int, cores: int) -> int:
     """Whole panels, and whole vectors of results."""
     return _MANY_ROWS
 

@@ -23,10 +23,12 @@ from freight.kernels.product import (
 )
 from freight.kernels.row_kinds import PairRows
 from freight.kernels.sharing import team_threads, together
-from freight.kernels.sums import GATES
+from freight.kernels.sums import GATES, PUTS
 from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import EightFloats, Grouped, MicroFloats
+from freight.model.tiles import laid_tokens
+from freight.quantities import align_up
 
 __all__ = ["multiply_pairs", "pairs_are_better"]
 
@@ -43,8 +45,8 @@ _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
 _FEWEST_TOKENS: Final = 4
-_PROBE_TOKENS: Final = (2, 8, 64)
-"""Of the fewest, of few, and of more."""
+_PROBE_TOKENS: Final = (2, 8, 64, 1024)
+"""Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.1
 """That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
 of tokens."""
@@ -62,10 +64,20 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     has_plain = any(map(_is_plain, products))
     most = own.MOST_TOKENS if has_plain else own.MOST_TOKENS_OF_CODES
     return (
-        fewest <= tokens <= most
+        (fewest <= tokens <= most or _are_for_blocks(loops, *x.shape, has_plain=has_plain))
         and _are_pairs(x, products)
         and _are_faster(tokens, has_plain=has_plain)
     )
+
+
+def _are_for_blocks(loops: Loops, tokens: int, columns: int, *, has_plain: bool) -> bool:
+    """Whether there are loops that lay rows in blocks, and so many tokens are for them."""
+    own = loops.tile_blocks
+    if own is None:
+        return False
+    if has_plain:
+        return bool(tokens >= own.FEWEST_TOKENS and columns <= own.MOST_COLUMNS)
+    return bool(tokens >= own.FEWEST_TOKENS_OF_CODES)
 
 
 def _is_plain(product: Product) -> bool:
@@ -116,15 +128,21 @@ def multiply_pairs(
     if is_few and _one_by_one(x.shape[0]):
         _multiply_few(loops, x, products)
         return
-    parts = -(-x.shape[0] // _loops_of_many(loops).MOST_TOGETHER)
+    tokens, columns = x.shape
+    in_blocks = _are_for_blocks(loops, tokens, columns, has_plain=any(map(_is_plain, products)))
+    own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)
+    most = laid_tokens(columns) if in_blocks else own_loops.MOST_TOGETHER
+    parts = -(-tokens // most)
     if parts == 1:
-        _multiply_many(loops, x, products, scratch(_room(*x.shape)))
+        _multiply_many(loops, own_loops, x, products, scratch(_room(*x.shape)))
         return
-    borders = [x.shape[0] * part // parts for part in range(parts + 1)]
-    room = scratch(_room(-(-x.shape[0] // parts), x.shape[1]))
+    # Whole pairs of tiles, but for the last ones.
+    borders = [align_up(tokens * part // parts, 2 * _TILE) for part in range(parts)] + [tokens]
+    largest = max(last - first for first, last in itertools.pairwise(borders))
+    room = scratch(_room(largest, columns))
     for first, last in itertools.pairwise(borders):
         own = [replace(each, out=each.out[first:last]) for each in products]
-        _multiply_many(loops, x[first:last], own, room)
+        _multiply_many(loops, own_loops, x[first:last], own, room)
 
 
 def _room(tokens: int, columns: int) -> int:
@@ -170,41 +188,67 @@ def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
 
 
 def _multiply_many(
-    loops: Loops, x: torch.Tensor, products: Sequence[Product], room: torch.Tensor
+    loops: Loops,
+    own_loops: Any,
+    x: torch.Tensor,
+    products: Sequence[Product],
+    room: torch.Tensor,
 ) -> None:
     """Tokens are laid sixteen side by side in the room first."""
-    own_loops, targets = _loops_of_many(loops), _targets(products)
+    targets = _targets(products)
     tokens, columns, pitch = x.shape[0], x.shape[1] // 2, x.stride(0) // 2
     tiles = as_words(room[None, : _room(*x.shape)]).view(np.uint32)
     source = as_words(x).view(np.float32)
     laid, cores = tiles.view(np.float32), torch.get_num_threads()
     length = own_loops.columns_together(columns, tokens)
     counters = np.zeros(_COUNTERS + len(targets), np.int64)
-    turns = [own_loops.rows_of_a_turn(own.count, length < columns, cores) for own in targets]
     shares = _shares(x, targets, LEAST_SHARED)
-    if threads := team_threads(shares):
+    threads = team_threads(shares)
+    in_blocks = own_loops is loops.tile_blocks
+
+    def multiply(wait_for_gates: bool) -> None:
+        made, number = 0, 0
+        while number < len(targets):
+            own, place, count = targets[number], _COUNTERS + number, targets[number].count
+            given: tuple[Any, ...] = own.rows, tiles, tokens, length, *own.results
+            in_turns, in_team = own_loops.many_in_turns, own_loops.many_together
+            following = targets[number + 1 : number + 2]
+            if in_blocks and following and _is_gate(own, following[0]):
+                (gated,) = following
+                given = own.rows, gated.rows, tiles, tokens, length, own.bias, gated.bias
+                given = *given, own.out, own.pitch
+                in_turns, in_team = own_loops.gated_in_turns, own_loops.gated_together
+                count, number = count + gated.count, number + 1
+            elif own.adds == GATES and wait_for_gates:
+                # What it gates must be there: products before this one make it.
+                loops.pairs.wait_for(counters, _ROWS_DONE, made)
+            turn = own_loops.rows_of_a_turn(count, columns, length, cores)
+            if threads:
+                in_team(threads, counters, place, turn, *given)
+            else:
+                in_turns(counters, place, turn, *given)
+            made, number = made + count, number + 1
+
+    if threads:
         loops.pairs.lay_together(threads, counters, source, pitch, columns, tokens, length, laid)
-        for number, own in enumerate(targets):
-            place, turn = _COUNTERS + number, turns[number]
-            own_loops.many_together(
-                threads, counters, place, turn, own.rows, tiles, tokens, length, *own.results
-            )
+        multiply(wait_for_gates=False)
         return
 
     def work() -> None:
         loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
-        made = 0
-        for number, own in enumerate(targets):
-            if own.adds == GATES:
-                # What it gates must be there: products before this one make it.
-                loops.pairs.wait_for(counters, _ROWS_DONE, made)
-            place, turn = _COUNTERS + number, turns[number]
-            own_loops.many_in_turns(
-                counters, place, turn, own.rows, tiles, tokens, length, *own.results
-            )
-            made += own.count
+        multiply(wait_for_gates=True)
 
     together(work, shares)
+
+
+def _is_gate(own: Target, following: Target) -> bool:
+    """Whether what the next one makes is kept as its share in just this one's results."""
+    return (
+        own.adds == PUTS
+        and following.adds == GATES
+        and own.count == following.count
+        and own.out.ctypes.data == following.out.ctypes.data
+    )
 
 
 def _loops_of_many(loops: Loops) -> Any:
@@ -231,7 +275,9 @@ def _probe_tokens(tokens: int) -> int:
     """How many are tried in the place of so many."""
     loops = find_loops()
     assert loops is not None
-    return _PROBE_TOKENS[(tokens > _FEWEST_TOKENS) + (tokens > loops.pairs.FEW_TOKENS)]
+    is_more = tokens > loops.pairs.FEW_TOKENS
+    is_many = _are_for_blocks(loops, tokens, _PROBE_COLUMNS, has_plain=True)
+    return _PROBE_TOKENS[(tokens > _FEWEST_TOKENS) + is_more + is_many]
 
 
 @cache
@@ -254,8 +300,11 @@ def _times(tokens: int) -> tuple[float, ...]:
     def one_by_one(turn: int) -> None:
         _multiply_few(loops, x, product(turn))
 
+    in_blocks = _are_for_blocks(loops, tokens, _PROBE_COLUMNS, has_plain=True)
+    own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)
+
     def in_tiles(turn: int) -> None:
-        _multiply_many(loops, x, product(turn), room)
+        _multiply_many(loops, own_loops, x, product(turn), room)
 
     few = tokens <= loops.pairs.FEW_TOKENS
     ways = (by_torch, one_by_one, in_tiles) if few else (by_torch, in_tiles)

@@ -41,7 +41,7 @@ from freight.kernels.threads import (
 )
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import TILE_ROWS, EightFloats, Grouped, MicroFloats, ShortExponents
-from freight.model.tiles import tile_rows
+from freight.model.tiles import laid_tokens, tile_rows
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
@@ -71,6 +71,8 @@ def scratch_values(
     columns: as many rows, or tokens, as are widened at once; ``on_device`` also as many of ``rows``
     compressed ones as are made plain there."""
     wide = TILE_ROWS * columns * 4 // dtype.itemsize
+    if dtype.itemsize == 2 and not on_device:
+        wide = max(wide, laid_tokens(columns) * columns)
     return max(wide, tile_rows(rows, columns, on_device=on_device) * columns)
 
 

@@ -69,6 +69,7 @@ class Loops:
     products: Any
     pairs: Any
     tiles: Any
+    tile_blocks: Any
     query_blocks: Any
     tile_attention: Any
     tokens: Any
@@ -110,6 +111,7 @@ def find_loops() -> Loops | None:
         products=product_loops,
         pairs=_pair_loops("pair_loops"),
         tiles=_tile_loops("tile_loops"),
+        tile_blocks=_tile_loops("tile_block_loops"),
         tile_attention=_tile_loops("tile_attention_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,

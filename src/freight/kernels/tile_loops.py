@@ -41,9 +41,11 @@ __all__ = [
     "MOST_TOGETHER",
     "MOST_TOKENS",
     "columns_together",
+    "lay_panel",
     "many_in_turns",
     "many_together",
     "rows_of_a_turn",
+    "scale_sums",
 ]
 
 U = np.uintp
@@ -83,10 +85,10 @@ def columns_together(columns: int, tokens: int) -> int:
     return pairs_of_a_part(columns, -(-columns // most))
 
 
-def rows_of_a_turn(rows: int, in_parts: bool, cores: int) -> int:
-    """Where tokens meet the rows of a turn ``in_parts``, and come into a core's cache again for the
-    next turn, more rows."""
-    if not in_parts:
+def rows_of_a_turn(rows: int, columns: int, length: int, cores: int) -> int:
+    """Where tokens meet the rows of a turn in parts, ``length`` columns at a time, and come into a
+    core's cache again for the next turn, more rows."""
+    if length >= columns:
         return _FEWEST_ROWS
     fair = rows // (_TURNS * cores) // ROWS * ROWS
     return min(max(fair, _FEWEST_ROWS), _MOST_ROWS)
@@ -106,7 +108,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     if first < count:
         height = min(ROWS, count - first)
         width = min(_PANEL_COLUMNS, length, columns)
-        _lay(rows, (first, height, 0, width, ROWS), 0, height, 0, panel)
+        lay_panel(rows, (first, height, 0, width, ROWS), 0, height, 0, panel)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)
@@ -139,7 +141,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
                     target = sums, row, most
                     _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_panel)
                     panel, next_panel = next_panel, panel
-        _scale(rows, first, height, sums, most, num_tiles)
+        scale_sums(rows, first, height, sums, most, 0, num_tiles)
         own_bias = bias[first : first + height]
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
         take(counters, U(2), height)
@@ -153,14 +155,14 @@ def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
     call_together(many_in_turns, arguments, threads)
 
 
-def _lay(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:
+def lay_panel(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:
     """Of a part of the rows (the first row, how many, the first pair, how many, how many rows
     further those lie that come after them) those from number ``low`` to ``high`` as
     ``add_tile_products`` takes them; of pairs the first ``begin`` are laid already. Rows that are
     not there keep what they were, for nobody looks at their sums."""
 
 
-@overload(_lay, jit_options={"nogil": True, "boundscheck": False})
+@overload(lay_panel, jit_options={"nogil": True, "boundscheck": False})
 def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
     return _lay_pairs if kind_of(rows) in (PairRows, FourRows) else _lay_compressed
 
@@ -221,7 +223,7 @@ def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_pan
         own = panel, tiles, at, apart, count, sums, to, sums_apart
         meanwhile = next_panel, source, start, pitch, U(low), U(high), pairs, ahead
         _multiply(rows, tile + 1 < num_tiles, own, meanwhile)
-        _lay(rows, following, low, high, some, next_panel)
+        lay_panel(rows, following, low, high, some, next_panel)
 
 
 def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:
@@ -250,27 +252,30 @@ def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
     return multiply
 
 
-def _scale(rows: Any, first: Any, height: Any, sums: Any, most: Any, num_tiles: Any) -> None:
-    """Make numbers of whole sums: times the scale of the token, then of the row."""
+def scale_sums(
+    rows: Any, first: Any, height: Any, sums: Any, most: Any, begin: Any, end: Any
+) -> None:
+    """Make numbers of whole sums of the tiles from ``begin`` to ``end``: times the scale of the
+    token, then of the row."""
 
 
-@overload(_scale, jit_options={"nogil": True, "boundscheck": False})
-def _scale_of(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+@overload(scale_sums, jit_options={"nogil": True, "boundscheck": False})
+def _scale_of(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]
     return _scale_integers if kind_of(rows) is FourRows else _leave
 
 
-def _scale_integers(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+def _scale_integers(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]
     _, pitch, columns, numbers, token_scales = rows
     row_scales = np.empty(height, np.float32)
     for row in range(height):
         row_scales[row] = numbers[U((first + row) * pitch + columns)]
-    for tile in range(num_tiles):
+    for tile in range(begin, end):
         scales = load(token_scales, U(tile * WIDTH))
         for row in range(height):
-            place = U((tile * most + row) * WIDTH)
+            place = U(((tile - begin) * most + row) * WIDTH)
             found = multiply(whole_numbers(sums, place), scales)
             store(sums, place, multiply(found, splat(row_scales[row])))
 
 
-def _leave(rows, first, height, sums, most, num_tiles):  # type: ignore[no-untyped-def]
+def _leave(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]
     return None

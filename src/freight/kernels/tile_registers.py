@@ -30,6 +30,7 @@ __all__ = [
     "ROWS",
     "TILES",
     "add_tile_products",
+    "block_products",
     "configure",
     "has_integers",
     "may_use_tiles",
@@ -146,9 +147,10 @@ class _Products:
         signature: Any,
         arguments: Any,
         instruction: str = PAIRS,
+        load_rows: str = "tileloadd64",
     ) -> None:
         self.builder = builder
-        self._instruction = instruction
+        self._instruction, self._load_rows = instruction, load_rows
         self._context, self._kinds, self._arguments = context, signature.args, arguments
         self._sums: dict[tuple[int, int], tuple[int, Any]] = {}
 
@@ -178,11 +180,12 @@ class _Products:
         """Sixteen pairs of twice sixteen rows, which begin at ``rows`` and are ``pitch`` bytes
         apart, and of one or two ``tiles``."""
         builder, line = self.builder, ir.Constant(_LONG, _LINE_BYTES)
-        for half, (register, own) in enumerate(zip(_ROW_REGISTERS, rows, strict=True)):
-            _load_or_store(builder, "tileloadd64", register, own, pitch)
-            for tile, place in enumerate(tiles):
-                if half == 0:
-                    _load_or_store(builder, "tileloadd64", _TOKEN_REGISTERS[tile], place, line)
+        for register, own in zip(_ROW_REGISTERS, rows, strict=True):
+            _load_or_store(builder, self._load_rows, register, own, pitch)
+        for register, own in zip(_TOKEN_REGISTERS, tiles, strict=False):
+            _load_or_store(builder, "tileloadd64", register, own, line)
+        for half, register in enumerate(_ROW_REGISTERS):
+            for tile in range(len(tiles)):
                 sums = self._sums[half, tile][0]
                 _call(builder, self._instruction, sums, register, _TOKEN_REGISTERS[tile])
 
@@ -290,6 +293,47 @@ def tile_products(num_tiles: int, *, adds: bool) -> Any:
     @intrinsic
     def put(context, rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
         kinds = rows, _INDEX, _INDEX, x, _INDEX, _INDEX, _INDEX, sums, _INDEX, _INDEX
+        return types.none(*kinds), generate
+
+    return put
+
+
+def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
+    """What makes sums[place + 16 r + i] the products of row r of a panel, which begins at
+    block[start], and x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for sixteen tokens i
+    and ROWS rows r, or ``adds`` them to what is there. Of a second tile, x lies ``apart``, and sums
+    ``sums_apart``.
+
+    A panel is as ``add_tile_products`` has it; it passes the nearest cache without staying there.
+    For each sixteen pairs ``lines`` cache lines of each tile are brought to the second cache, one
+    after the other from x[ahead] on.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, start, _, at, apart, count, _, place, sums_apart, ahead, lines = arguments
+        own = _Products(context, builder, signature, arguments, instruction, "tileloaddt164")
+        own.begin(6, num_tiles, place, sums_apart, adds=adds)
+        with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
+            begun = builder.mul(step.index, own.whole(WIDTH))
+            line = builder.add(start, builder.mul(begun, own.whole(ROWS)))
+            halves = [own.address(0, line)]
+            halves.append(builder.gep(halves[0], [own.whole(WIDTH * WIDTH)]))
+            tokens = builder.add(at, builder.mul(begun, own.whole(WIDTH)))
+            further = [builder.mul(apart, own.whole(tile)) for tile in range(num_tiles)]
+            tiles = [own.address(2, builder.add(tokens, tile)) for tile in further]
+            own.multiply(halves, ir.Constant(_LONG, _LINE_BYTES), tiles)
+            coming = builder.add(ahead, builder.mul(begun, lines))
+            with cgutils.for_range(builder, lines) as ahead_line:
+                next_line = builder.mul(ahead_line.index, own.whole(WIDTH))
+                next_line = builder.add(coming, next_line)
+                for tile in further:
+                    fetch(builder, own.address(2, builder.add(next_line, tile)), near=False)
+        own.end()
+        return context.get_dummy_value()
+
+    @intrinsic
+    def put(context, block, start, x, at, apart, count, sums, place, sums_apart, ahead, lines):  # type: ignore[no-untyped-def]
+        kinds = block, _INDEX, x, _INDEX, _INDEX, _INDEX, sums, _INDEX, _INDEX, _INDEX, _INDEX
         return types.none(*kinds), generate
 
     return put

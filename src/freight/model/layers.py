@@ -6,6 +6,7 @@ matrix) on the compute device; which tier brought them, and when, is not known h
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -152,9 +153,12 @@ def _project(steps: Sequence[Project], frame: Frame) -> None:
     _multiply_plain(x, plain, frame)
 
 
-def _parts(
-    step: Project, frame: Frame, out: torch.Tensor
-) -> Iterator[tuple[Rows, torch.Tensor | None, torch.Tensor]]:
+_Part = tuple[Rows, torch.Tensor | None, torch.Tensor]
+_PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Tensor]
+"""Rows, their bias, and their columns of what is made."""
+
+
+def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
     """(rows, their bias, their columns of out) of each part of a step's weight."""
     bias = None if step.bias is None else frame.vector(step.bias)
     for first, rows in frame.weights[step.weight.name]:
@@ -180,17 +184,42 @@ def _project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fra
         return False
     x = frame.values[first.x]
     out = frame.new(first.out, x, first.weight.num_rows)
-    all_products = []
-    for step in products:
+    parts: list[list[_PlainPart]] = [[], []]
+    for own, step in zip(parts, products, strict=True):
         for rows, bias, part in _parts(step, frame, out):
             if isinstance(rows, IntegerRows):
                 return False
-            gates = step is second
-            all_products.append(Product(rows=rows, out=part, bias=bias, gates=gates))
+            own.append((rows, bias, part))
+    all_products = list(_gated_products(*parts))
     if not can_gate(x, all_products):
         return False
     _multiply_plain(x, all_products, frame)
     return True
+
+
+def _gated_products(gates: Sequence[_PlainPart], others: Sequence[_PlainPart]) -> Iterator[Product]:
+    """Parts of a gate, each followed by just those rows that it gates, of parts that begin
+    elsewhere as the tiers have them."""
+    borders = {0}
+    for parts in (gates, others):
+        borders |= set(itertools.accumulate(rows.shape[0] for rows, _, _ in parts))
+    for first, last in itertools.pairwise(sorted(borders)):
+        for parts in (gates, others):
+            rows, bias, out = _rows_of(parts, first, last)
+            yield Product(rows=rows, out=out, bias=bias, gates=parts is others)
+
+
+def _rows_of(parts: Sequence[_PlainPart], first: int, last: int) -> _PlainPart:
+    """Rows of one of the parts."""
+    begin = 0
+    for rows, bias, out in parts:
+        end = begin + rows.shape[0]
+        if first < end:
+            low, high = first - begin, last - begin
+            own = rows[low:high] if isinstance(rows, torch.Tensor) else rows.rows(low, high)
+            return own, None if bias is None else bias[low:high], out[:, low:high]
+        begin = end
+    raise AssertionError("no part has these rows")
 
 
 def _multiply_integers(

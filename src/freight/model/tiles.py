@@ -1,5 +1,6 @@
 """How many rows of a compressed matrix are made plain at once: few on a CPU, which keeps them in a
-cache, many on a device, where every call costs some microseconds."""
+cache, many on a device, where every call costs some microseconds. And how many tokens a CPU lays
+anew at once."""
 
 from __future__ import annotations
 
@@ -7,9 +8,13 @@ from typing import Final
 
 from freight.model.number_format import TILE_ROWS
 
-__all__ = ["tile_rows"]
+__all__ = ["laid_tokens", "tile_rows"]
 
 _DEVICE_NUMBERS: Final = 1 << 24
+_LAID_NUMBERS: Final = 1 << 22
+_MOST_LAID: Final = 2048
+_FEWEST_LAID: Final = 2 * TILE_ROWS
+_ALIKE: Final = 32
 
 
 def tile_rows(rows: int, columns: int, *, on_device: bool) -> int:
@@ -18,3 +23,10 @@ def tile_rows(rows: int, columns: int, *, on_device: bool) -> int:
     if on_device:
         most = max(most, _DEVICE_NUMBERS // columns // TILE_ROWS * TILE_ROWS)
     return min(most, -(-rows // TILE_ROWS) * TILE_ROWS)
+
+
+def laid_tokens(columns: int) -> int:
+    """Tokens of so many columns, in 16 bits, that are laid anew for loops at once: rows are laid
+    for these, and again for the next ones."""
+    most = min(_LAID_NUMBERS // columns // _ALIKE * _ALIKE, _MOST_LAID)
+    return max(most, _FEWEST_LAID)

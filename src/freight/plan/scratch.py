@@ -28,7 +28,7 @@ from freight.model.programme import (
 )
 from freight.model.recurrent_steps import Deal, DeltaRule, Scan
 from freight.model.switches import ModelConfig
-from freight.model.tiles import tile_rows
+from freight.model.tiles import laid_tokens, tile_rows
 from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy
 from freight.plan.workload import Workload
@@ -102,6 +102,9 @@ def _tile_bytes(layout: WeightLayout, *, on_device: bool) -> int:
     loops widen at once where they multiply."""
     matrices = [w for unit in layout.kinds for w in unit.weights if w.is_matrix]
     wide = TILE_ROWS * max(w.num_columns for w in matrices) * DTYPE_BYTES["float32"]
+    if layout.element_bytes == 2 and not on_device:
+        laid = (laid_tokens(w.num_columns) * w.num_columns for w in matrices)
+        wide = max(wide, layout.element_bytes * max(laid))
     plain = (
         tile_rows(w.num_rows, w.num_columns, on_device=on_device) * w.num_columns
         for w in matrices
