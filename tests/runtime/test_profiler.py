@@ -29,8 +29,11 @@ def test_integer_products_are_measured_where_they_are_faster(
     assert ("int8" in unit.products) == is_faster
     assert set(unit.attention_flops) == set(unit.products) - {"int8", "codes", "exponents"}
     points = dict(unit.products["codes"].points)
-    assert [*points] == [*map(float, processor_probe.CODE_ROWS)]
+    assert [*points] == [*map(float, processor_probe.ROWS[:4])]
     assert 1e7 < points[1.0] < 1e16
+    assert set(unit.passes) == {"norm", "rotation", "silu"}
+    assert all(0.0 <= often < 100.0 for often in unit.passes.values())
+    assert unit.passes["norm"] > 0 < unit.passes["rotation"]
     if is_faster:
         assert [rows for rows, _ in unit.products["int8"].points] == [
             *map(float, processor_probe.ROWS[:4])

@@ -43,8 +43,10 @@ class ComputeUnit:
     ``dequantised_per_s`` is how many compressed weights become plain in a second, which they do on
     a GPU for each chunk where products by "codes" are not known; 0 where that is not known.
     ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
-    a micro-batch in a sweep: choosing tokens, book-keeping. ``is_inline``: a device that is only
-    simulated computes in the thread that asks it to.
+    a micro-batch in a sweep: choosing tokens, book-keeping. ``passes`` is how often a "norm", a
+    "rotation" and "silu" with what it gates pass over their value, where it was measured: silu not
+    at all where products take it in. ``is_inline``: a device that is only simulated computes in the
+    thread that asks it to.
     """
 
     name: str
@@ -58,10 +60,12 @@ class ComputeUnit:
     dequantised_per_s: float = 0.0
     call_s: float = 0.0
     sweep_s: float = 0.0
+    passes: Mapping[str, float] = field(default_factory=dict)
     is_inline: bool = False
 
     def __post_init__(self) -> None:
         what = f"The unit {self.name!r}"
+        _require_from_0(what, **{f"passes.{name}": often for name, often in self.passes.items()})
         rates = {f"attention_flops.{dtype}": rate for dtype, rate in self.attention_flops.items()}
         rates["memory_bytes_per_s"] = self.memory_bytes_per_s
         _require_above_0(what, rates)

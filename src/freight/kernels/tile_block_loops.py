@@ -16,6 +16,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, pairs_of_a_part
+from freight.kernels.lines import as_kept, put_line, put_turned
 from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, kind_of
@@ -36,11 +37,8 @@ from freight.kernels.turns import take
 from freight.kernels.vectors import (
     WIDTH,
     add,
-    as_kept,
     load,
     multiply,
-    put_line,
-    put_turned,
     splat,
     store,
     transpose,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, models, register_model
 
@@ -28,7 +28,6 @@ from freight.kernels.llvm import (
     fetch,
     loader,
     narrowed,
-    narrowed_pairs,
     place_of,
     widen_codes,
 )
@@ -38,7 +37,6 @@ __all__ = [
     "VECTOR",
     "WIDTH",
     "add",
-    "as_kept",
     "bits_of",
     "factor_at",
     "half_at",
@@ -54,12 +52,10 @@ __all__ = [
     "number_at",
     "of_bits",
     "prefetch",
-    "put_line",
     "put_number",
     "put_pairs",
     "put_totals",
     "put_totals_of_pairs",
-    "put_turned",
     "quotient",
     "rounded",
     "splat",
@@ -67,12 +63,10 @@ __all__ = [
     "subtract",
     "total",
     "transpose",
+    "turned",
     "two_to",
     "whole_numbers",
 ]
-
-
-binding.initialize_native_asmparser()
 
 
 class _Vector(types.Type):  # type: ignore[misc]
@@ -160,67 +154,6 @@ def store(context, array, index, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def as_kept(context, value):  # type: ignore[no-untyped-def]
-    """Sixteen numbers as they are when they have been rounded to bfloat16."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        halves = builder.bitcast(narrowed(builder, *arguments), ir.VectorType(SHORT, WIDTH))
-        words = builder.shl(builder.zext(halves, WORDS), constant(WORD, 16))
-        return builder.bitcast(words, FLOATS)
-
-    return VECTOR(VECTOR), generate
-
-
-def _put_by_caches(builder: Any, place: Any, line: Any) -> None:
-    """A whole line to where one begins. As LLVM's own store it would be one of bfloat16 again, of
-    which LLVM has none that goes by the caches."""
-    place = builder.bitcast(place, FLOATS.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [place.type, FLOATS])
-    builder.asm(kind, "vmovntps $1, ($0)", "r,v,~{memory}", [place, line], side_effect=True)
-
-
-@intrinsic
-def put_turned(context, sums, start, out, place, pitch):  # type: ignore[no-untyped-def]
-    """out[place + pitch i + k] = sums[start + 16 k + i] rounded to bfloat16, for sixteen i and
-    thirty-two k: whole cache lines, where out must have them begin, that go by the caches."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, first, target, begin, apart = arguments
-        kinds = signature.args
-
-        def row(number: int) -> Any:
-            index = builder.add(first, ir.Constant(first.type, WIDTH * number))
-            return builder.load(place_of(context, builder, kinds[0], data, index, FLOAT), align=4)
-
-        pairs = [narrowed_pairs(builder, row(2 * k), row(2 * k + 1)) for k in range(WIDTH)]
-        for token, line in enumerate(_turned(builder, pairs)):
-            index = builder.add(begin, builder.mul(apart, ir.Constant(apart.type, token)))
-            at = place_of(context, builder, kinds[2], target, index, SHORT)
-            _put_by_caches(builder, at, line)
-        return context.get_dummy_value()
-
-    index = types.uintp
-    return types.none(sums, index, out, index, index), generate
-
-
-@intrinsic
-def put_line(context, out, place, low, high):  # type: ignore[no-untyped-def]
-    """Twice sixteen numbers rounded to bfloat16 into a uint16 array: a whole cache line, which
-    ``place`` begins. It goes by the caches."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, index, *halves = arguments
-        kind = ir.VectorType(FLOAT, WIDTH // 2)
-        own = [builder.bitcast(narrowed(builder, half), kind) for half in halves]
-        line = builder.shuffle_vector(*own, ir.Constant(WORDS, list(range(WIDTH))))
-        target = place_of(context, builder, signature.args[0], data, index, SHORT)
-        _put_by_caches(builder, target, line)
-        return context.get_dummy_value()
-
-    return types.none(out, types.uintp, VECTOR, VECTOR), generate
-
-
-@intrinsic
 def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped-def]
     """Sixteen pairs of bfloat16 from ``place`` of a float32 array on, each of a number from
     ``first`` of a uint16 one on and one from ``second``."""
@@ -294,7 +227,7 @@ def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-
         for row in range(WIDTH):
             index = builder.add(arguments[1], builder.mul(arguments[2], at(row)))
             kept.append(LOADERS[x.dtype](context, builder, types.none(kinds[0]), (data, index)))
-        kept = _turned(builder, kept)
+        kept = turned(builder, kept)
         for column, vector in enumerate(kept):
             index = builder.add(arguments[4], at(WIDTH * column))
             target = place_of(context, builder, kinds[3], arguments[3], index, FLOAT)
@@ -305,7 +238,7 @@ def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-
     return types.none(x, index, index, out, index), generate
 
 
-def _turned(builder: Any, rows: list[Any]) -> list[Any]:
+def turned(builder: Any, rows: list[Any]) -> list[Any]:
     """Sixteen vectors of the sixteen columns of rows of four bytes each: numbers, then pairs of
     them, within each four; then fours. Each step is one instruction where registers are wide."""
     fours = range(0, WIDTH, 4)

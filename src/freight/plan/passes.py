@@ -49,6 +49,7 @@ _PASSES: Final[Mapping[type, float]] = {
     Convolve: 2.0,
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {"rms": 7.0, "rms_plus_one": 7.0, "layer": 10.5}
+_PLAIN_NORM: Final = _PASSES_OF_NORM["rms"]
 _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
     "silu": 4.5,
     "relu": 2.0,
@@ -59,20 +60,28 @@ _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
 that of reading or writing the value once. A product of two values reads two and writes one."""
 
 
-def bytes_passed(unit: Unit, size: int) -> Iterator[float]:
-    """Bytes per token that each step but products and attention passes over."""
+def bytes_passed(unit: Unit, size: int, measured: Mapping[str, float]) -> Iterator[float]:
+    """Bytes per token that each step but products and attention passes over; how often some do is
+    ``measured``, as a machine's unit has it."""
     columns: dict[str, int] = {}
-    for step in unit.steps:
+    for step, before in zip(unit.steps, (None, *unit.steps), strict=False):
         _note_columns(step, columns, unit)
         name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
-        yield _passes(step) * columns.get(name, 0) * size
+        yield _passes(step, before, measured) * columns.get(name, 0) * size
 
 
-def _passes(step: Step) -> float:
+def _passes(step: Step, before: Step | None, measured: Mapping[str, float]) -> float:
     if isinstance(step, Norm):
-        return _PASSES_OF_NORM[step.kind]
+        own = _PASSES_OF_NORM[step.kind]
+        return own * measured.get("norm", _PLAIN_NORM) / _PLAIN_NORM
+    if isinstance(step, Rotate) and "rotation" in measured:
+        return measured["rotation"]
     if isinstance(step, Activate):
         return _PASSES_OF_FUNCTION[step.function]
+    if isinstance(step, Multiply) and isinstance(before, Activate) and before.x == step.x:
+        own = _PASSES_OF_FUNCTION[before.function]
+        if before.function == "silu" and "silu" in measured:
+            return measured["silu"] - own  # of both
     return _PASSES.get(type(step), 0.0)
 
 

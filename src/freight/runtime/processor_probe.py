@@ -21,7 +21,8 @@ from freight.kernels.integers import (
     quantise_rows,
     quantise_tokens,
 )
-from freight.kernels.products import Product, multiply, scratch_values
+from freight.kernels.products import Product, can_gate, multiply, scratch_values
+from freight.kernels.tokens import activate, normalise, rotate
 from freight.memory.tier import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
@@ -40,7 +41,6 @@ from freight.quantities import GIB
 
 __all__ = [
     "CODES",
-    "CODE_ROWS",
     "COLUMNS",
     "LEAST_S",
     "PRODUCT_S",
@@ -58,6 +58,7 @@ __all__ = [
     "pass_bytes_per_s",
     "plain_per_s",
     "product_s",
+    "steps_s",
     "sweep_s",
     "typical_s",
 ]
@@ -72,8 +73,6 @@ CODES: Final = Grouped(bits=4, group_size=64)
 _COLD_BYTES: Final = 1 * GIB
 """Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
 SMALL_ROWS: Final = 16
-CODE_ROWS: Final = ROWS[:5]
-"""Beyond these, products by codes are as fast as they get."""
 _SMALL: Final = {
     "model_type": "llama",
     "hidden_size": 512,
@@ -226,6 +225,40 @@ def pass_bytes_per_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device
         changed[turn % _CHANGED].mul_(pool[turn % len(pool)])
 
     return 3 * math.prod(shape) * dtype.itemsize / typical_s(multiply_values, where)
+
+
+def steps_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> dict[str, float]:
+    """Seconds for each byte of its value that a norm, a rotation, and silu with what it gates take,
+    if products do not take that in."""
+    tokens, heads = ROWS[-1], WIDTH // 64
+    room = Workspace(torch.empty(16 * tokens * WIDTH, dtype=torch.uint8, device=where))
+    pool = memory.tensors((tokens, WIDTH), dtype)
+    gain, out = torch.ones(WIDTH, dtype=dtype, device=where), torch.empty_like(pool[0])
+    turns = torch.full((2, tokens, 32), 0.5**0.5, dtype=dtype, device=where)
+
+    def norm(turn: int) -> None:
+        x = pool[turn % len(pool)]
+        normalise(x, out, gain, None, num_heads=1, eps=1e-5, centred=False, workspace=room)
+
+    def rotation(turn: int) -> None:
+        rotate(pool[turn % len(pool)], heads, turns[0], turns[1], room)
+
+    shape = (tokens, COLUMNS)
+    wide = memory.tensors(shape, dtype)
+    changed = [torch.ones(shape, dtype=dtype, device=where) for _ in range(_CHANGED)]
+
+    def gate(turn: int) -> None:
+        activate(changed[turn % _CHANGED], "silu", wide[turn % len(wide)])
+
+    narrow, whole = pool[0].nbytes, changed[0].nbytes
+    rows = torch.ones(COLUMNS, WIDTH, dtype=dtype, device=where)
+    products = [Product(rows=rows, out=changed[0], gates=gates) for gates in (False, True)]
+    is_taken_in = can_gate(pool[0], products)
+    return {
+        "norm": typical_s(norm, where) / narrow,
+        "rotation": typical_s(rotation, where) / narrow,
+        "silu": 0.0 if is_taken_in else typical_s(gate, where) / whole,
+    }
 
 
 def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:

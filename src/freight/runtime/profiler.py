@@ -38,7 +38,6 @@ from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe
 from freight.runtime.kernel_choice import choose_kernels
 from freight.runtime.processor_probe import (
-    CODE_ROWS,
     CODES,
     COLUMNS,
     LEAST_S,
@@ -57,6 +56,7 @@ from freight.runtime.processor_probe import (
     pass_bytes_per_s,
     plain_per_s,
     product_s,
+    steps_s,
     sweep_s,
     typical_s,
 )
@@ -74,7 +74,8 @@ _ENOUGH_S: Final = 30.0
 """No further round begins then."""
 _SHARING: Final = (1, 4, 8)
 _MOST_POOLS: Final = 16
-_SECONDS: Final = ("head", "call", "sweep")
+_STEPS: Final = ("norm", "rotation", "silu")
+_SECONDS: Final = ("head", "call", "sweep", *_STEPS)
 """Measurements that are times; others are rates."""
 _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
@@ -198,7 +199,7 @@ class _UnitProbe:
             f"{name} attention": _prompt_attention_flops(_DTYPES[name], self._memory, where)
             for name in self.names
         }
-        found |= {f"codes {rows}": self._compressed_flops(self.codes, rows) for rows in CODE_ROWS}
+        found |= {f"codes {rows}": self._compressed_flops(self.codes, rows) for rows in ROWS}
         short = self.exponents
         found |= {f"exponents {rows}": self._compressed_flops(short, rows) for rows in ROWS}
         if self.integers:
@@ -211,6 +212,7 @@ class _UnitProbe:
             codes_per_s, _ = _attended(sharing, fast, CODES, self._memory, where)
             found[f"attended codes {sharing}"] = codes_per_s
         found["plain"] = plain_per_s(fast, where)
+        found |= steps_s(self._memory, fast, where)
         rate = found[f"{self.fast} {SMALL_ROWS}"]
         found["call"] = call_s(fast, self.weights[self.fast][0].dtype, where, rate)
         found["sweep"] = sweep_s(where)
@@ -241,7 +243,7 @@ class _UnitProbe:
                 name: Curve(points=tuple((float(n), found[f"{name} {n}"]) for n in rows))
                 for name, rows in [
                     *((name, ROWS) for name in self.names),
-                    ("codes", CODE_ROWS),
+                    ("codes", ROWS),
                     ("exponents", ROWS),
                     *([("int8", ROWS)] if self.integers else []),
                 ]
@@ -257,6 +259,7 @@ class _UnitProbe:
             dequantised_per_s=found["plain"],
             call_s=found["call"],
             sweep_s=found["sweep"],
+            passes={name: found[name] * found["pass"] for name in _STEPS},
         )
 
 

@@ -1,0 +1,89 @@
+"""Whole cache lines of bfloat16 that go by the caches, of sixteen floats at once, for loops that
+numba compiles. Indices count elements; nothing is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+
+from freight.kernels.llvm import (
+    FLOAT,
+    FLOATS,
+    SHORT,
+    WIDTH,
+    WORD,
+    WORDS,
+    constant,
+    narrowed,
+    narrowed_pairs,
+    place_of,
+)
+from freight.kernels.vectors import VECTOR, turned
+
+__all__ = ["as_kept", "put_line", "put_turned"]
+
+binding.initialize_native_asmparser()
+
+
+@intrinsic
+def as_kept(context, value):  # type: ignore[no-untyped-def]
+    """Sixteen numbers as they are when they have been rounded to bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        halves = builder.bitcast(narrowed(builder, *arguments), ir.VectorType(SHORT, WIDTH))
+        words = builder.shl(builder.zext(halves, WORDS), constant(WORD, 16))
+        return builder.bitcast(words, FLOATS)
+
+    return VECTOR(VECTOR), generate
+
+
+def _put_by_caches(builder: Any, place: Any, line: Any) -> None:
+    """A whole line to where one begins. As LLVM's own store it would be one of bfloat16 again, of
+    which LLVM has none that goes by the caches."""
+    place = builder.bitcast(place, FLOATS.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [place.type, FLOATS])
+    builder.asm(kind, "vmovntps $1, ($0)", "r,v,~{memory}", [place, line], side_effect=True)
+
+
+@intrinsic
+def put_turned(context, sums, start, out, place, pitch):  # type: ignore[no-untyped-def]
+    """out[place + pitch i + k] = sums[start + 16 k + i] rounded to bfloat16, for sixteen i and
+    thirty-two k: whole cache lines, where out must have them begin, that go by the caches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, first, target, begin, apart = arguments
+        kinds = signature.args
+
+        def row(number: int) -> Any:
+            index = builder.add(first, ir.Constant(first.type, WIDTH * number))
+            return builder.load(place_of(context, builder, kinds[0], data, index, FLOAT), align=4)
+
+        pairs = [narrowed_pairs(builder, row(2 * k), row(2 * k + 1)) for k in range(WIDTH)]
+        for token, line in enumerate(turned(builder, pairs)):
+            index = builder.add(begin, builder.mul(apart, ir.Constant(apart.type, token)))
+            at = place_of(context, builder, kinds[2], target, index, SHORT)
+            _put_by_caches(builder, at, line)
+        return context.get_dummy_value()
+
+    index = types.uintp
+    return types.none(sums, index, out, index, index), generate
+
+
+@intrinsic
+def put_line(context, out, place, low, high):  # type: ignore[no-untyped-def]
+    """Twice sixteen numbers rounded to bfloat16 into a uint16 array: a whole cache line, which
+    ``place`` begins. It goes by the caches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, index, *halves = arguments
+        kind = ir.VectorType(FLOAT, WIDTH // 2)
+        own = [builder.bitcast(narrowed(builder, half), kind) for half in halves]
+        line = builder.shuffle_vector(*own, ir.Constant(WORDS, list(range(WIDTH))))
+        target = place_of(context, builder, signature.args[0], data, index, SHORT)
+        _put_by_caches(builder, target, line)
+        return context.get_dummy_value()
+
+    return types.none(out, types.uintp, VECTOR, VECTOR), generate
