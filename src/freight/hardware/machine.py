@@ -44,9 +44,9 @@ class ComputeUnit:
     a GPU for each chunk where products by "codes" are not known; 0 where that is not known.
     ``call_s`` is the fixed time of one unit of the model for one chunk of rows, ``sweep_s`` that of
     a micro-batch in a sweep: choosing tokens, book-keeping. ``passes`` is how often a "norm", a
-    "rotation" and "silu" with what it gates pass over their value, where it was measured: silu not
-    at all where products take it in. ``is_inline``: a device that is only simulated computes in the
-    thread that asks it to.
+    "rotation" and "silu" with what it gates pass over their value, where it was measured, and how
+    often the last does as a "gate" that products may take in: then not at all. ``is_inline``: a
+    device that is only simulated computes in the thread that asks it to.
     """
 
     name: str

@@ -279,7 +279,8 @@ class Cost:
         products_s += integers / self.unit.product_flops(self.dtype, num_tokens, "int8")
         products_s += codes / self.unit.product_flops(self.dtype, num_tokens, "codes")
         products_s += short / self.unit.product_flops(self.dtype, num_tokens, "exponents")
-        passed = num_tokens * sum(bytes_passed(unit, self.size, self.unit.passes))
+        own_passes = bytes_passed(unit, self.size, self.unit.passes, gates_apart=integers > 0)
+        passed = num_tokens * sum(own_passes)
         own_s = products_s + passed / self.unit.memory_bytes_per_s
         own_s += self._made_plain_s(num_codes, num_short)
         return self.unit.called_s(own_s, is_device=self.policy.compute_tier == "gpu")

@@ -60,17 +60,29 @@ _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
 that of reading or writing the value once. A product of two values reads two and writes one."""
 
 
-def bytes_passed(unit: Unit, size: int, measured: Mapping[str, float]) -> Iterator[float]:
+def bytes_passed(
+    unit: Unit, size: int, measured: Mapping[str, float], *, gates_apart: bool
+) -> Iterator[float]:
     """Bytes per token that each step but products and attention passes over; how often some do is
-    ``measured``, as a machine's unit has it."""
+    ``measured``, as a machine's unit has it. ``gates_apart``: products here take no gates in."""
+    of_gates = measured.get("silu" if gates_apart else "gate")
     columns: dict[str, int] = {}
     for step, before in zip(unit.steps, (None, *unit.steps), strict=False):
         _note_columns(step, columns, unit)
         name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
-        yield _passes(step, before, measured) * columns.get(name, 0) * size
+        own = _passes(step, measured)
+        if of_gates is not None and isinstance(before, Activate) and _gates(before, step):
+            own = of_gates - _passes(before, measured)  # of both
+        yield own * columns.get(name, 0) * size
 
 
-def _passes(step: Step, before: Step | None, measured: Mapping[str, float]) -> float:
+def _gates(activation: Activate, step: Step) -> bool:
+    """Whether the step right behind multiplies what the activation makes."""
+    is_by_it = isinstance(step, Multiply) and activation.x == step.x
+    return is_by_it and activation.function == "silu"
+
+
+def _passes(step: Step, measured: Mapping[str, float]) -> float:
     if isinstance(step, Norm):
         own = _PASSES_OF_NORM[step.kind]
         return own * measured.get("norm", _PLAIN_NORM) / _PLAIN_NORM
@@ -78,10 +90,6 @@ def _passes(step: Step, before: Step | None, measured: Mapping[str, float]) -> f
         return measured["rotation"]
     if isinstance(step, Activate):
         return _PASSES_OF_FUNCTION[step.function]
-    if isinstance(step, Multiply) and isinstance(before, Activate) and before.x == step.x:
-        own = _PASSES_OF_FUNCTION[before.function]
-        if before.function == "silu" and "silu" in measured:
-            return measured["silu"] - own  # of both
     return _PASSES.get(type(step), 0.0)
 
 

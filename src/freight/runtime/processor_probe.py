@@ -229,7 +229,7 @@ def pass_bytes_per_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device
 
 def steps_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> dict[str, float]:
     """Seconds for each byte of its value that a norm, a rotation, and silu with what it gates take,
-    if products do not take that in."""
+    this also as a gate that products may take in."""
     tokens, heads = ROWS[-1], WIDTH // 64
     room = Workspace(torch.empty(16 * tokens * WIDTH, dtype=torch.uint8, device=where))
     pool = memory.tensors((tokens, WIDTH), dtype)
@@ -253,11 +253,12 @@ def steps_s(memory: ColdMemory, dtype: torch.dtype, where: torch.device) -> dict
     narrow, whole = pool[0].nbytes, changed[0].nbytes
     rows = torch.ones(COLUMNS, WIDTH, dtype=dtype, device=where)
     products = [Product(rows=rows, out=changed[0], gates=gates) for gates in (False, True)]
-    is_taken_in = can_gate(pool[0], products)
+    silu_s = typical_s(gate, where) / whole
     return {
         "norm": typical_s(norm, where) / narrow,
         "rotation": typical_s(rotation, where) / narrow,
-        "silu": 0.0 if is_taken_in else typical_s(gate, where) / whole,
+        "silu": silu_s,
+        "gate": 0.0 if can_gate(pool[0], products) else silu_s,
     }
 
 

@@ -74,7 +74,7 @@ _ENOUGH_S: Final = 30.0
 """No further round begins then."""
 _SHARING: Final = (1, 4, 8)
 _MOST_POOLS: Final = 16
-_STEPS: Final = ("norm", "rotation", "silu")
+_STEPS: Final = ("norm", "rotation", "silu", "gate")
 _SECONDS: Final = ("head", "call", "sweep", *_STEPS)
 """Measurements that are times; others are rates."""
 _DTYPES: Final = {

@@ -1,0 +1,44 @@
+"""Passes over values: measured ones count where they were measured, gates once for both steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from freight.model.config import parse_config
+from freight.model.decoder import build_programme
+from freight.model.programme import Activate, Multiply, Unit
+from freight.plan.passes import bytes_passed
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+}
+
+
+def unit_of(kind: str) -> Unit:
+    programme = build_programme(parse_config(CONFIG))
+    return next(unit for unit in programme.units if unit.kind == kind)
+
+
+def passed(kind: str, *, gates_apart: bool = False, **measured: float) -> float:
+    return sum(bytes_passed(unit_of(kind), 2, measured, gates_apart=gates_apart))
+
+
+def test_what_was_measured_counts() -> None:
+    """An MLP of 64 and 96 numbers: a norm of the one, silu and a product of the other."""
+    steps = unit_of("mlp").steps
+    assert sum(isinstance(step, Activate | Multiply) for step in steps) == 2
+    assert passed("mlp") == 2 * (7.0 * 64 + (4.5 + 3.0) * 96)
+    assert passed("mlp", norm=1.0) == 2 * (1.0 * 64 + 7.5 * 96)
+    assert passed("mlp", norm=1.0, silu=2.0, gate=0.0) == 2 * 64
+    assert passed("mlp", norm=1.0, silu=2.0, gate=0.0, gates_apart=True) == 2 * (64 + 2.0 * 96)
+
+
+def test_rotations_of_queries_and_keys() -> None:
+    assert passed("attention", norm=0.0) - passed("attention", norm=0.0, rotation=1.0) == (
+        pytest.approx(2 * 6.0 * (64 + 64))
+    )
