@@ -14,7 +14,9 @@ Exponents: tokens of either type times rows of bfloat16 of those sizes, plain an
 exponents. Floats: tokens in bfloat16 times rows of 2880 and of 1152 numbers, plain, in MXFP4, FP8
 and 4-bit integers. Helpers: a hundred calls of so many threads that have nothing to do, beside a
 pool of futures. Threads: attention, and products of tokens in bfloat16, on so many threads, by
-Python's and by OpenMP's. The last line is one JSON object, in milliseconds.
+Python's and by OpenMP's. Blocks: tokens of 2048 numbers times a gate of 5632 rows and as many more,
+as a run has it, and without the loops that lay rows in blocks. The last line is one JSON object, in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -55,11 +59,13 @@ from freight.kernels.integers import (
 from freight.kernels.micro import join_micro_rows
 from freight.kernels.paged import append_rows, attend_queries, attend_single_queries
 from freight.kernels.pages import Pages
-from freight.kernels.products import Product, loops_are_faster, multiply, scratch_values
+from freight.kernels.products import Product, can_gate, loops_are_faster, multiply, scratch_values
 from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
 from freight.kernels.state_heads import StateHeads
 from freight.kernels.team import work_together
+from freight.kernels.threads import find_loops
+from freight.kernels.tokens import activate
 from freight.memory.tier import host_arena
 from freight.model.number_format import (
     EIGHT_COLUMNS,
@@ -74,7 +80,7 @@ from freight.model.number_format import (
 
 PARTS = (
     *("dequantise", "attention", "prompts", "products", "integers"),
-    *("exponents", "floats", "states", "helpers", "threads"),
+    *("exponents", "floats", "states", "helpers", "threads", "blocks"),
 )
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
 FOUR_BITS = Grouped(bits=4, group_size=64)
@@ -284,7 +290,7 @@ def multiplying(num_tokens: int) -> Turns:
     x_narrow, out_narrow = x.bfloat16(), out.bfloat16()
     packed = {bits: [pack(rows, bits) for rows in wide] for bits in (4, 8)}
     scratch, turn = torch.empty(scratch_values(columns, x.dtype)), itertools.count()
-    scratch_narrow = scratch.repeat(2).bfloat16()
+    scratch_narrow = torch.empty(scratch_values(columns, x_narrow.dtype), dtype=x_narrow.dtype)
 
     def by_loops(matrices: list[torch.Tensor]) -> None:
         own = matrices[next(turn) % copies]
@@ -352,6 +358,58 @@ def multiplying_integers(num_tokens: int, columns: int, num_rows: int) -> Turns:
         f"{name}: integers, torch": by_torch,
         f"{name}: bfloat16, a run's way": in_bfloat16,
     }
+
+
+def gating(num_tokens: int) -> Turns:
+    """Tokens times a gate's rows and as many more, with the gate's silu: eight matrices in turn, in
+    memory as a run has them."""
+    columns, num_rows, copies, dtype = 2048, 5632, 8, torch.bfloat16
+
+    def lying(*shape: int) -> torch.Tensor:
+        size = 2 * math.prod(shape)
+        return host_arena(size).take(size, "values").view(dtype).view(shape)
+
+    plain = [lying(num_rows, columns).copy_(torch.randn(num_rows, columns)) for _ in range(copies)]
+    kinds: dict[str, Sequence[torch.Tensor | CompressedRows]] = {
+        "plain": plain,
+        "4 bits": [pack(rows.float(), 4) for rows in plain],
+        "short exponents": [short_rows(rows)["short"] for rows in plain],
+    }
+    x = lying(num_tokens, columns).copy_(torch.randn(num_tokens, columns))
+    outs = [lying(num_tokens, num_rows) for _ in range(2)]
+    scratch, turn = lying(scratch_values(columns, dtype)), itertools.count()
+
+    def two(rows: Sequence[torch.Tensor | CompressedRows]) -> list[Any]:
+        number = 2 * next(turn)
+        return [rows[number % copies], rows[(number + 1) % copies]]
+
+    def a_run(rows: Sequence[torch.Tensor | CompressedRows]) -> None:
+        gate, other = two(rows)
+        own = [Product(rows=gate, out=outs[0]), Product(rows=other, out=outs[0], gates=True)]
+        if can_gate(x, own):
+            multiply(x, own, lambda size: scratch[:size])
+            return
+        own[1] = Product(rows=other, out=outs[1])
+        multiply(x, own, lambda size: scratch[:size])
+        activate(outs[0], "silu", outs[1])
+
+    def without_blocks(rows: Sequence[torch.Tensor | CompressedRows]) -> None:
+        loops = find_loops()
+        assert loops is not None
+        with patch("freight.kernels.pairs.find_loops", lambda: replace(loops, tile_blocks=None)):
+            a_run(rows)
+
+    def by_torch() -> None:
+        for rows, out in zip(two(plain), outs, strict=True):
+            torch.mm(x, rows.t(), out=out)
+        F.silu(outs[0], inplace=True).mul_(outs[1])
+
+    name = f"{num_tokens} tokens, gated"
+    found: dict[str, Callable[[], object]] = {f"{name}: plain, torch": by_torch}
+    for kind, rows in kinds.items():
+        found[f"{name}: {kind}, a run's way"] = partial(a_run, rows)
+        found[f"{name}: {kind}, without blocks"] = partial(without_blocks, rows)
+    return found
 
 
 def short_rows(rows: torch.Tensor) -> dict[str, CompressedRows]:
@@ -551,6 +609,9 @@ def main() -> None:
         for count in sorted({1 << n for n in range(1, most.bit_length())} | {most}):
             found |= timed(on_threads(count), turns)
         torch.set_num_threads(most)
+    if part in (None, "blocks"):
+        for num_tokens in (512, 1024, 2048):
+            found |= timed(gating(num_tokens), min(turns, 12))
     for name, milliseconds in found.items():
         print(f"{name:<62}{milliseconds:8.2f} ms")
     print(json.dumps({name: round(value, 3) for name, value in found.items()}))

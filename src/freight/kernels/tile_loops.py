@@ -52,14 +52,13 @@ U = np.uintp
 F = np.float32
 HAS_INTEGERS = has_integers()
 """Whether rows and tokens may be 8-bit integers."""
-MOST_TOGETHER = 512
+MOST_TOGETHER = 256
 """Tokens that are multiplied at once."""
-MOST_TOKENS = 256
-"""Up to which plain rows had better be multiplied so."""
+MOST_TOKENS = MOST_TOGETHER
+"""Up to which rows had better be multiplied so."""
 FEW_TOKENS_OF_CODES = 4
 """Up to which codes had better be multiplied as they are."""
-MOST_TOKENS_OF_CODES = 1024
-"""Up to which codes had better be laid anew for each part of the tokens than made numbers."""
+MOST_TOKENS_OF_CODES = MOST_TOKENS
 _PANEL_COLUMNS = 128
 _LINES = ROWS * WIDTH
 _FEW_TILES = 4
