@@ -35,7 +35,7 @@ from freight.kernels.paged import (
     attend_single_queries,
 )
 from freight.kernels.pages import Pages
-from freight.kernels.products import Product, multiply, scratch_values
+from freight.kernels.products import Product, can_gate, multiply, scratch_values
 from freight.kernels.threads import find_loops
 from freight.kernels.tokens import normalise, rotate
 from freight.kernels.warm_up import warm_up
@@ -69,7 +69,7 @@ used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
 if tiles is not None:
-    used += (tiles.many_in_turns,)
+    used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled
 for one in (own, across):
@@ -88,6 +88,9 @@ compressed = [(rows, n) for rows in (packed, shortened) for n in (3, 8, 40, 600)
 for rows, count in (*compressed, *((plain, n) for n in (3, 40, 150, 700))):
     x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
     multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
+    own = [Product(rows=rows, out=out), Product(rows=rows, out=out, gates=True)]
+    if can_gate(x, own):
+        multiply(x, own, lambda count: scratch[:count])
 raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
 pages = Pages(
     raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept

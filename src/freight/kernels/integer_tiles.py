@@ -103,6 +103,8 @@ def _multiply_part(
 
     def work() -> None:
         loops.pairs.lay_in_turns(counters, source, columns, columns, tokens, length, laid)
-        own_loops.many_in_turns(counters, _NUMBER, turn, rows, tiles, tokens, length, *results)
+        given = rows, tiles, tokens, length, *results
+        gates = (rows, results[0], False) if own_loops is loops.tile_blocks else ()
+        own_loops.many_in_turns(counters, _NUMBER, turn, *given, *gates)
 
     together(work, max(1, codes.numel() * count // LEAST_SHARED))

@@ -210,23 +210,20 @@ def _multiply_many(
         made, number = 0, 0
         while number < len(targets):
             own, place, count = targets[number], _COUNTERS + number, targets[number].count
-            given: tuple[Any, ...] = own.rows, tiles, tokens, length, *own.results
-            in_turns, in_team = own_loops.many_in_turns, own_loops.many_together
+            gates: tuple[Any, ...] = (own.rows, own.bias, False) if in_blocks else ()
             following = targets[number + 1 : number + 2]
             if in_blocks and following and _is_gate(own, following[0]):
-                (gated,) = following
-                given = own.rows, gated.rows, tiles, tokens, length, own.bias, gated.bias
-                given = *given, own.out, own.pitch
-                in_turns, in_team = own_loops.gated_in_turns, own_loops.gated_together
-                count, number = count + gated.count, number + 1
+                gates, own = (own.rows, own.bias, True), following[0]
+                count, number = count + own.count, number + 1
             elif own.adds == GATES and wait_for_gates:
                 # What it gates must be there: products before this one make it.
                 loops.pairs.wait_for(counters, _ROWS_DONE, made)
+            given = own.rows, tiles, tokens, length, *own.results, *gates
             turn = own_loops.rows_of_a_turn(count, columns, length, cores)
             if threads:
-                in_team(threads, counters, place, turn, *given)
+                own_loops.many_together(threads, counters, place, turn, *given)
             else:
-                in_turns(counters, place, turn, *given)
+                own_loops.many_in_turns(counters, place, turn, *given)
             made, number = made + count, number + 1
 
     if threads:

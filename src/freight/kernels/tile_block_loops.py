@@ -50,8 +50,6 @@ __all__ = [
     "FEWEST_TOKENS_OF_INTEGERS",
     "MOST_COLUMNS",
     "columns_together",
-    "gated_in_turns",
-    "gated_together",
     "many_in_turns",
     "many_together",
     "rows_of_a_turn",
@@ -99,37 +97,25 @@ _ONE_OF_INTEGERS, _TWO_OF_INTEGERS, _ADD_ONE_OF_INTEGERS, _ADD_TWO_OF_INTEGERS =
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
-    """As ``pair_loops`` has it."""
-    place = counters, number, most, tiles, tokens, length
-    _in_turns(place, rows, rows, False, bias, bias, adds, out, pitch)
-
-
-@njit(nogil=True, cache=True)
-def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(many_in_turns, arguments, threads)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def gated_in_turns(  # type: ignore[no-untyped-def]
-    counters, number, most, gate, rows, tiles, tokens, length, gate_bias, bias, out, pitch
+def many_in_turns(  # type: ignore[no-untyped-def]
+    counters,
+    number,
+    most,
+    rows,
+    tiles,
+    tokens,
+    length,
+    bias,
+    adds,
+    out,
+    pitch,
+    gate,
+    gate_bias,
+    is_gated,
 ):
-    """Likewise, the products of the rows times the silu of those of as many rows of a ``gate``;
-    half of ``most`` are of either."""
-    place = counters, number, most, tiles, tokens, length
-    _in_turns(place, gate, rows, True, gate_bias, bias, PUTS, out, pitch)
-
-
-@njit(nogil=True, cache=True)
-def gated_together(threads, *arguments):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(gated_in_turns, arguments, threads)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _in_turns(place, gate, rows, is_gated, gate_bias, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
-    counters, number, most, tiles, tokens, length = place
+    """As ``pair_loops`` has it; where it ``is_gated``, the products of the rows times the silu of
+    those of as many rows of a ``gate``, of the same kind or another: half of ``most`` are of
+    either. One loop for both, for it takes seconds to compile."""
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     is_whole = length >= columns
@@ -145,7 +131,8 @@ def _in_turns(place, gate, rows, is_gated, gate_bias, bias, adds, out, pitch):  
         height = min(turn, count - first)
         shift = (height + ROWS - 1) // ROWS * ROWS if is_gated else 0
         own_bias, own_gate_bias = bias[first : first + height], gate_bias[first : first + height]
-        results = most, height, shift, own_gate_bias, own_bias, adds, out[first:], pitch, turned
+        how = PUTS if is_gated else adds  # what is gated has been multiplied by then
+        results = most, height, shift, own_gate_bias, own_bias, how, out[first:], pitch, turned
         for begin in range(0, columns, length):
             width = min(length, columns - begin)
             if is_gated:
@@ -153,18 +140,21 @@ def _in_turns(place, gate, rows, is_gated, gate_bias, bias, adds, out, pitch):  
             _lay_block(rows, first, height, begin, width, block[shift * width :])
             is_last = begin + length >= columns
             for tile in range(0, num_tiles, TILES):
-                two = tile // TILES
-                own, before = sums[two * apart :], sums[max(0, two - 1) * apart :]
-                # Those of the two tiles before are put while registers multiply.
-                ready = -1
+                own = sums[tile // TILES * apart :]
                 at = begin, width, tile, num_tiles
-                _add_block(rows, block, first, tiles, at, own, before, ready, tokens, results)
+                _add_block(rows, block, shift + height, tiles, at, own, most)
                 if is_last:
                     for row in range(0, height, ROWS):
                         _put_panel(rows, first, own, row, tile, tokens, results)
         take(counters, U(2), 2 * height if is_gated else height)
         first = take(counters, U(number), turn)
     release()
+
+
+@njit(nogil=True, cache=True)
+def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(many_in_turns, arguments, threads)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -253,14 +243,12 @@ def _put_whole_lines(sums, most, tokens, height, bias, adds, out, pitch, turned)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _add_block(rows, block, first, tiles, at, sums, before, ready, tokens, results):  # type: ignore[no-untyped-def]
+def _add_block(rows, block, height, tiles, at, sums, most):  # type: ignore[no-untyped-def]
     """A block's rows times two tiles, or the last one, to sums [2, most, 16]: columns ``at`` (the
-    first one, how many, the first tile, how many tiles there are); the first columns' begin sums.
-    Results of the two tiles from ``ready`` on, if that is not negative, are put of the sums
-    ``before``, a panel's while the next one is multiplied."""
+    first one, how many, the first tile, how many tiles there are); sums of the first columns are
+    begun."""
     begin, width, tile, num_tiles = at
-    most, height, shift = results[:3]
-    panels = (shift + height + ROWS - 1) // ROWS
+    panels = (height + ROWS - 1) // ROWS
     start, is_two = (begin * num_tiles + tile * width) * WIDTH, tile + 1 < num_tiles
     apart, sums_apart = U(width * WIDTH), U(most * WIDTH)
     for column in range(0, width, _COLUMNS):
@@ -272,8 +260,6 @@ def _add_block(rows, block, first, tiles, at, sums, before, ready, tokens, resul
         is_first = begin + column == 0
         for panel in range(panels):
             row = panel * ROWS
-            if column == 0 and ready >= 0 and row < height:
-                _put_panel(rows, first, before, row, ready, tokens, results)
             ahead = start + (coming + panel * lines * (some // WIDTH)) * WIDTH
             own = (
                 *(block, U(row * width + column * ROWS), tiles, U(start + column * WIDTH), apart),

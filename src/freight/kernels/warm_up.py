@@ -163,7 +163,7 @@ def _warm_up_floats(
 
 def _multiply_by(many: CompressedRows, dtype: torch.dtype) -> None:
     scratch = torch.empty(scratch_values(_COLUMNS, dtype), dtype=dtype)
-    for count in (2, 8, 32):
+    for count in (2, 8, 32, 128):
         x = torch.zeros(count, _COLUMNS, dtype=dtype)
         product = Product(rows=many, out=torch.empty(count, _ROWS, dtype=dtype))
         multiply(x, [product], lambda size: scratch[:size])
@@ -174,10 +174,12 @@ def _warm_up_integers(dtype: torch.dtype) -> None:
     x, sums = torch.zeros(1, 4, dtype=dtype), torch.zeros(1, 4, dtype=torch.int32)
     quantise_on_cpu(x, codes, scales, 1.0)
     scale_on_cpu(sums, scales, torch.zeros(4), None, x, adds=False)
-    codes, scales = torch.zeros(16, 64, dtype=torch.int8), torch.zeros(16)
-    raw, out = torch.zeros(32, 68, dtype=torch.uint8), torch.zeros(16, 32, dtype=dtype)
-    room = torch.zeros(integer_scratch(16, 32, 64), dtype=torch.int32)
-    multiply_in_tiles(codes, scales, raw, None, out, room, adds=False)
+    raw = torch.zeros(32, 68, dtype=torch.uint8)
+    for count in (16, 1024):
+        codes, scales = torch.zeros(count, 64, dtype=torch.int8), torch.zeros(count)
+        out = torch.zeros(count, 32, dtype=dtype)
+        room = torch.zeros(integer_scratch(count, 32, 64), dtype=torch.int32)
+        multiply_in_tiles(codes, scales, raw, None, out, room, adds=False)
 
 
 def _warm_up_tokens(dtype: torch.dtype) -> None:
