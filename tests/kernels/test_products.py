@@ -356,7 +356,7 @@ def test_products_that_gate_others(
     )
 
 
-@pytest.mark.parametrize("width", [96, 100])
+@pytest.mark.parametrize("width", [96, 100, 192, 320, 448])
 def test_gates_are_the_same_made_before(way: str, width: int) -> None:
     """Bit for bit, whether a gate is kept or its silu taken at once; rows may be compressed."""
     if way not in PAIRS:

@@ -6,7 +6,9 @@ Weights come in parts, as tiers give them; what they are cut into must not show.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +94,35 @@ def test_project_from_parts(borders: list[int], biased: bool, adds: bool, seed: 
     given = frame(values, {"w": cut_up(weight, borders), "b": [(0, bias[None])]})
     expected = F.linear(x, weight, bias if biased else None) + (before if adds else 0.0)
     torch.testing.assert_close(run([step], given)["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    gate_borders=st.lists(st.integers(1, 159), max_size=3),
+    borders=st.lists(st.integers(1, 159), max_size=3),
+    tokens=st.sampled_from([40, 600]),
+    draw=st.randoms(use_true_random=False),
+)
+def test_gates_of_parts_in_any_order(
+    gate_borders: list[int], borders: list[int], tokens: int, draw: random.Random
+) -> None:
+    """A gate and what it gates are cut where it may be, and tiers give what they have first."""
+    torch.manual_seed(0)
+    x, gate, other = (torch.randn(rows, 64).bfloat16() / 8**0.5 for rows in (tokens, 160, 160))
+    parts = cut_up(gate, gate_borders), cut_up(other, borders)
+    for own in parts:
+        draw.shuffle(own)
+    weights = dict(zip(("gate", "other"), parts, strict=True))
+    steps = [
+        *(Project(x="x", out=name, weight=replace(matrix(160, 64), name=name)) for name in weights),
+        Activate(x="gate", function="silu"),
+        Multiply(x="gate", y="other"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("freight.kernels.pairs._are_faster", lambda tokens, has_plain: True)
+        found = run(steps, frame({"x": x}, weights))["gate"].float()
+    gated, shares = (F.linear(x.float(), own.float()) for own in (gate, other))
+    torch.testing.assert_close(found, F.silu(gated) * shares, rtol=0.03, atol=0.03)
 
 
 NORMS: dict[str, Callable[[int], torch.nn.Module]] = {

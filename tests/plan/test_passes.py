@@ -38,6 +38,32 @@ def test_what_was_measured_counts() -> None:
     assert passed("mlp", norm=1.0, silu=2.0, gate=0.0, gates_apart=True) == 2 * (64 + 2.0 * 96)
 
 
+def test_gates_that_no_product_makes() -> None:
+    """The scan's output is gated by its input: a pass whatever products take in."""
+    config = {
+        **CONFIG,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba"],
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "rms_norm_eps": 1e-5,
+    }
+    programme = build_programme(parse_config(config))
+    (unit,) = (unit for unit in programme.units if unit.kind == "recurrence")
+    with_gates, without = (
+        sum(bytes_passed(unit, 2, {"silu": 4.0, "gate": gate}, gates_apart=False))
+        for gate in (4.0, 0.0)
+    )
+    assert with_gates == without
+
+
 def test_rotations_of_queries_and_keys() -> None:
     assert passed("attention", norm=0.0) - passed("attention", norm=0.0, rotation=1.0) == (
         pytest.approx(2 * 6.0 * (64 + 64))

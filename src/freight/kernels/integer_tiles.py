@@ -46,7 +46,7 @@ def multiply_in_tiles(
     done, where there is no such loop, or ``room``, words of scratch, is too small."""
     loops = threads.find_loops()
     tokens, columns = codes.shape
-    most = 4 * room.numel() // columns // _ALIKE * _ALIKE
+    most = 4 * room.numel() // columns // _TILE * _TILE
     if loops is None or loops.tiles is None or min(tokens, most) < _FEWEST_TOKENS:
         return False
     if not (loops.tiles.HAS_INTEGERS and _can_take(codes, raw, out)):
@@ -54,8 +54,9 @@ def multiply_in_tiles(
     own_loops = loops.tile_blocks
     if min(tokens, most) < own_loops.FEWEST_TOKENS_OF_INTEGERS:
         own_loops, most = loops.tiles, min(most, LAID_TOKENS)
-    parts = -(-tokens // most)
-    borders = [align_up(tokens * part // parts, _ALIKE) for part in range(parts)] + [tokens]
+    alike = _ALIKE if most >= _ALIKE else _TILE
+    parts = -(-tokens // (most // alike * alike)) if tokens > most else 1
+    borders = [align_up(tokens * part // parts, alike) for part in range(parts)] + [tokens]
     wide: Any = np.empty(0, np.float32) if bias is None else bias.float().numpy()
     flat = raw.numpy().reshape(-1).view(np.uint32)
     for first, last in itertools.pairwise(borders):

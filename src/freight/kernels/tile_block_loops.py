@@ -65,8 +65,7 @@ blocks: laying rows that are read as they are takes as long as they take from me
 MOST_COLUMNS = 4096
 """Of plain rows: sums of the parts of longer ones pass memory again and again."""
 _MOST_ROWS = 256
-_MOST_ROWS = 256
-_FEWEST_ROWS = 64
+_FEWEST_ROWS = 2 * ROWS
 _KEPT = 1 << 18
 """Pairs of a block's rows: half of a core's second cache."""
 _COLUMNS = 256
@@ -82,9 +81,9 @@ def columns_together(columns: int, tokens: int) -> int:
 
 def rows_of_a_turn(rows: int, columns: int, length: int, cores: int) -> int:
     """As many rows as stay in the second cache, ``length`` pairs of each at a time, but enough
-    turns for all cores."""
-    most = min(_KEPT // min(length, columns) // ROWS * ROWS, _MOST_ROWS)
-    fair = rows // (_TURNS * cores) // ROWS * ROWS
+    turns for all cores: whole panels, also of either half where one gates the other."""
+    most = min(_KEPT // min(length, columns) // _FEWEST_ROWS * _FEWEST_ROWS, _MOST_ROWS)
+    fair = rows // (_TURNS * cores) // _FEWEST_ROWS * _FEWEST_ROWS
     return max(min(fair, most), _FEWEST_ROWS)
 
 
@@ -119,7 +118,7 @@ def many_in_turns(  # type: ignore[no-untyped-def]
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     is_whole = length >= columns
-    turn = most // 2 if is_gated else most
+    turn = most // 2 // ROWS * ROWS if is_gated else most
     block = whole_lines(most * length)
     sums = whole_lines((TILES if is_whole else num_tiles) * most * WIDTH)
     apart = 0 if is_whole else TILES * most * WIDTH

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -159,9 +160,10 @@ _PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Ten
 
 
 def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
-    """(rows, their bias, their columns of out) of each part of a step's weight."""
+    """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
+    on: tiers give parts in an order of their own."""
     bias = None if step.bias is None else frame.vector(step.bias)
-    for first, rows in frame.weights[step.weight.name]:
+    for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
         own = slice(first, first + rows.shape[0])
         yield rows, None if bias is None else bias[own], out[:, own]
 
@@ -187,7 +189,7 @@ def _project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fra
     parts: list[list[_PlainPart]] = [[], []]
     for own, step in zip(parts, products, strict=True):
         for rows, bias, part in _parts(step, frame, out):
-            if isinstance(rows, IntegerRows):
+            if isinstance(rows, IntegerRows) or _lie_together(rows):
                 return False
             own.append((rows, bias, part))
     all_products = list(_gated_products(*parts))
@@ -195,6 +197,11 @@ def _project_gated(products: Sequence[Project], rest: Sequence[Step], frame: Fra
         return False
     _multiply_plain(x, all_products, frame)
     return True
+
+
+def _lie_together(rows: torch.Tensor | CompressedRows) -> bool:
+    """Whether they can only be cut where several end."""
+    return isinstance(rows, CompressedRows) and rows.number_format.rows_together > 1
 
 
 def _gated_products(gates: Sequence[_PlainPart], others: Sequence[_PlainPart]) -> Iterator[Product]:

@@ -5,7 +5,7 @@ Knows steps and how wide their values are, no machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
@@ -65,14 +65,15 @@ def bytes_passed(
 ) -> Iterator[float]:
     """Bytes per token that each step but products and attention passes over; how often some do is
     ``measured``, as a machine's unit has it. ``gates_apart``: products here take no gates in."""
-    of_gates = measured.get("silu" if gates_apart else "gate")
     columns: dict[str, int] = {}
-    for step, before in zip(unit.steps, (None, *unit.steps), strict=False):
+    for number, step in enumerate(unit.steps):
+        before = unit.steps[number - 1] if number else None
         _note_columns(step, columns, unit)
         name = step.out if isinstance(step, Embed | Dispatch) else getattr(step, "x", "")
         own = _passes(step, measured)
-        if of_gates is not None and isinstance(before, Activate) and _gates(before, step):
-            own = of_gates - _passes(before, measured)  # of both
+        if "silu" in measured and isinstance(before, Activate) and _gates(before, step):
+            is_taken_in = not gates_apart and _is_made(unit.steps[: number - 1], step)
+            own = measured["gate" if is_taken_in else "silu"] - _passes(before, measured)  # of both
         yield own * columns.get(name, 0) * size
 
 
@@ -80,6 +81,19 @@ def _gates(activation: Activate, step: Step) -> bool:
     """Whether the step right behind multiplies what the activation makes."""
     is_by_it = isinstance(step, Multiply) and activation.x == step.x
     return is_by_it and activation.function == "silu"
+
+
+def _is_made(before: Sequence[Step], gated: Step) -> bool:
+    """Whether the steps before end with the products of one value that make both of what a step
+    multiplies."""
+    first, second = before[-2:] if len(before) > 1 else (None, None)
+    return (
+        isinstance(first, Project)
+        and isinstance(second, Project)
+        and isinstance(gated, Multiply)
+        and first.x == second.x
+        and (first.out, second.out) == (gated.x, gated.y)
+    )
 
 
 def _passes(step: Step, measured: Mapping[str, float]) -> float:

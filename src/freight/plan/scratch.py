@@ -102,7 +102,7 @@ def _tile_bytes(layout: WeightLayout, *, on_device: bool) -> int:
     loops widen at once where they multiply."""
     matrices = [w for unit in layout.kinds for w in unit.weights if w.is_matrix]
     wide = TILE_ROWS * max(w.num_columns for w in matrices) * DTYPE_BYTES["float32"]
-    if layout.element_bytes == 2 and not on_device:
+    if layout.element_bytes == 2:  # a simulated device lays them, too
         laid = (laid_tokens(w.num_columns) * w.num_columns for w in matrices)
         wide = max(wide, layout.element_bytes * max(laid))
     plain = (

@@ -147,7 +147,8 @@ class PackedWeights:
             return 0
         c = self._ways.config
         columns = max(c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim)
-        return scratch_values(columns, torch.float32) * torch.float32.itemsize
+        kinds = torch.float32, torch.bfloat16
+        return max(scratch_values(columns, kind) * kind.itemsize for kind in kinds)
 
     def _matrices(self, name: str, layer: int | None) -> Iterator[str]:
         sizes = self._ways.sizes(1, 1, self._has_experts(layer))
