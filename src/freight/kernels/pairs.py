@@ -45,7 +45,7 @@ _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
 _FEWEST_TOKENS: Final = 4
-_PROBE_TOKENS: Final = (2, 8, 64, 1024)
+_PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.1
 """That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
