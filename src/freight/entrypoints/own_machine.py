@@ -66,7 +66,7 @@ def own_machine(
     try:
         machine = read_own_profile(host)
     except InputError as error:
-        say(f"{error.limit} It is not used.")
+        say(f"The machine's kept profile is not used. {error.limit} {error.advice}")
         machine = None
     if machine is not None or work_s < _WORTH_MEASURING_S:
         return machine

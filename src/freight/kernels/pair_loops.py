@@ -24,7 +24,6 @@ __all__ = [
     "FEW_TOKENS_OF_CODES",
     "MOST_TOGETHER",
     "MOST_TOKENS",
-    "MOST_TOKENS_OF_CODES",
     "columns_together",
     "few_in_turns",
     "few_together",
@@ -48,7 +47,6 @@ FEW_TOKENS = 16
 """Up to which rows had better meet them one by one."""
 FEW_TOKENS_OF_CODES = 10
 """Up to which codes had better be multiplied as they are."""
-MOST_TOKENS_OF_CODES = MOST_TOKENS
 _MANY_ROWS = 8 * ROWS
 _FEW_ROWS = 64
 _TILES = 2

@@ -62,9 +62,11 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     tokens, own = x.shape[0], _loops_of_many(loops)
     fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
     has_plain = any(map(_is_plain, products))
-    most = own.MOST_TOKENS if has_plain else own.MOST_TOKENS_OF_CODES
     return (
-        (fewest <= tokens <= most or _are_for_blocks(loops, *x.shape, has_plain=has_plain))
+        (
+            fewest <= tokens <= own.MOST_TOKENS
+            or _are_for_blocks(loops, *x.shape, has_plain=has_plain)
+        )
         and _are_pairs(x, products)
         and _are_faster(tokens, has_plain=has_plain)
     )
@@ -206,7 +208,7 @@ def _multiply_many(
     threads = team_threads(shares)
     in_blocks = own_loops is loops.tile_blocks
 
-    def multiply(wait_for_gates: bool) -> None:
+    def multiply() -> None:
         made, number = 0, 0
         while number < len(targets):
             own, place, count = targets[number], _COUNTERS + number, targets[number].count
@@ -215,7 +217,7 @@ def _multiply_many(
             if in_blocks and following and _is_gate(own, following[0]):
                 gates, own = (own.rows, own.bias, True), following[0]
                 count, number = count + own.count, number + 1
-            elif own.adds == GATES and wait_for_gates:
+            elif own.adds == GATES and not threads:
                 # What it gates must be there: products before this one make it.
                 loops.pairs.wait_for(counters, _ROWS_DONE, made)
             given = own.rows, tiles, tokens, length, *own.results, *gates
@@ -228,12 +230,12 @@ def _multiply_many(
 
     if threads:
         loops.pairs.lay_together(threads, counters, source, pitch, columns, tokens, length, laid)
-        multiply(wait_for_gates=False)
+        multiply()
         return
 
     def work() -> None:
         loops.pairs.lay_in_turns(counters, source, pitch, columns, tokens, length, laid)
-        multiply(wait_for_gates=True)
+        multiply()
 
     together(work, shares)
 

@@ -58,7 +58,6 @@ MOST_TOKENS = MOST_TOGETHER
 """Up to which rows had better be multiplied so."""
 FEW_TOKENS_OF_CODES = 4
 """Up to which codes had better be multiplied as they are."""
-MOST_TOKENS_OF_CODES = MOST_TOKENS
 _PANEL_COLUMNS = 128
 _LINES = ROWS * WIDTH
 _FEW_TILES = 4
