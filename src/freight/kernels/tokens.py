@@ -223,6 +223,10 @@ def _relu(x: torch.Tensor) -> None:
     x.relu_()
 
 
+def _relu2(x: torch.Tensor) -> None:
+    x.relu_().square_()
+
+
 def _gelu(x: torch.Tensor) -> None:
     torch.ops.aten.gelu_(x)
 
@@ -234,6 +238,7 @@ def _gelu_tanh(x: torch.Tensor) -> None:
 _FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], None]]] = {
     "silu": _silu,
     "relu": _relu,
+    "relu2": _relu2,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
 }

@@ -53,6 +53,7 @@ _PLAIN_NORM: Final = _PASSES_OF_NORM["rms"]
 _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
     "silu": 4.5,
     "relu": 2.0,
+    "relu2": 4.0,
     "gelu": 3.5,
     "gelu_tanh": 2.5,
 }

@@ -26,6 +26,7 @@ PLAIN: Final[frozenset[ComputeKind]] = frozenset(
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": F.silu,
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }

@@ -43,6 +43,7 @@ ACTIVATIONS: Final = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 MOST_LAYERS: Final = 10_000
