@@ -350,7 +350,7 @@ def test_weights_are_kept_for_the_next_call(
 
 
 def test_calls_do_not_add_up_in_memory(llm: LLM) -> None:
-    from freight.memory.tier import process_bytes
+    from freight.memory.process import process_bytes
 
     sizes = []
     for _ in range(6):

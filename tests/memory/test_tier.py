@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.errors import BudgetError, DeviceError
-from freight.memory import tier
-from freight.memory.tier import device_arena, host_arena, process_bytes, system_memory_bytes
+from freight.memory.process import process_bytes
+from freight.memory.tier import device_arena, host_arena
 from freight.quantities import MIB, align_up
 
 requests = st.lists(
@@ -68,35 +67,6 @@ def test_what_an_arena_takes_shows_in_the_process() -> None:
     arena = host_arena(96 * MIB)
     assert 90 * MIB < process_bytes() - before < 110 * MIB
     assert arena.num_bytes == 96 * MIB
-
-
-def test_a_process_is_part_of_what_the_system_has() -> None:
-    assert process_bytes() < system_memory_bytes()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_others_in_a_control_group_hold_is_not_there(
-    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A group of 1 GiB: this process, another one's 300 MiB, and 200 MiB of cached files."""
-    root = tmp_path / "memory" if version == 1 else tmp_path
-    limit, usage = "memory.max", "memory.current"
-    stat = f"anon 1\ninactive_file {150 * MIB}\nactive_file {50 * MIB}\n"
-    if version == 1:
-        limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        stat = f"inactive_file 7\ntotal_inactive_file {150 * MIB}\ntotal_active_file {50 * MIB}\n"
-    own = process_bytes()
-    (tmp_path / "own").write_text("4:memory:/a/b\n" if version == 1 else "0::/a/b\n")
-    monkeypatch.setattr(tier, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(tier, "_GROUPS", tmp_path)
-    monkeypatch.setattr(tier, "process_bytes", lambda: own)
-    root.mkdir(exist_ok=True)
-    (root / limit).write_text(f"{1024 * MIB}\n")
-    (root / usage).write_text(f"{own + 500 * MIB}\n")
-    (root / "memory.stat").write_text(stat)
-    assert system_memory_bytes() == 724 * MIB
-    (root / limit).write_text("max\n")
-    assert system_memory_bytes() > 1024 * MIB
 
 
 def test_a_device_s_arena_on_the_host() -> None:

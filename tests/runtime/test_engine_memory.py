@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freight.errors import BudgetError, DeviceError, InputError
-from freight.memory.tier import Arena, process_bytes
+from freight.memory.process import give_back, process_bytes
+from freight.memory.tier import Arena
 from freight.model import attention, kv_view
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
@@ -304,6 +305,7 @@ def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_the_process_below_the_least(tmp_path: Path) -> None:
+    give_back()
     budget = process_bytes() + 30 * MIB
     message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=budget)
     for words in ("on cpu", "workspace", "the process itself", "missing", "--cpu-memory"):

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from freight.demo import EXAMPLES, MODEL_DIR
 from freight.memory.kv_cache import KVCache
-from freight.memory.tier import process_bytes
+from freight.memory.process import process_bytes
 from freight.plan.default import Planner
 from freight.plan.policy import Policy
 from freight.quantities import MIB

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from freight.memory.tier import process_bytes
+from freight.memory.process import process_bytes
 from freight.runtime import loaders
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.kept_weights import WeightKeeper

@@ -45,7 +45,7 @@ from freight.entrypoints.run import (
 from freight.errors import FreightError, InputError, RankError
 from freight.jobs.paths import check_paths
 from freight.jobs.runner import Engine
-from freight.memory.tier import system_memory_bytes
+from freight.memory.process import system_memory_bytes
 from freight.model.config import read_config
 from freight.plan.shares import part_of
 from freight.plan.workload import Workload

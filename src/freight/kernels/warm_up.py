@@ -4,12 +4,9 @@ that a plan must know of.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -51,7 +48,6 @@ _ROWS: Final = 8192
 _KEYS: Final = 520
 """Enough for two threads."""
 _TEAM_SHARES: Final = 2
-_MADV_DONTNEED: Final = 4
 
 
 def warm_up(
@@ -79,7 +75,6 @@ def warm_up(
         with without_team():
             call_all()
     call_all()
-    _let_go_of_compiler()
 
 
 def _warm_up_arithmetic(dtype: torch.dtype, names: set[str], kv_format: Grouped | None) -> None:
@@ -97,20 +92,6 @@ def _warm_up_arithmetic(dtype: torch.dtype, names: set[str], kv_format: Grouped 
     if PerRow() in kinds:
         _warm_up_integers(dtype)
     _warm_up_tokens(dtype)
-
-
-def _let_go_of_compiler() -> None:
-    """The compiler's code counts as this process's memory for as long as it is mapped, and is not
-    wanted again: its pages would come back from the file."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return
-    libc = ctypes.CDLL(None)
-    for line in maps.read_text().splitlines():
-        found = re.fullmatch(r"([0-9a-f]+)-([0-9a-f]+) r-xp .*libllvmlite.*", line)
-        if found:
-            first, end = (int(place, 16) for place in found.groups())
-            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
 def _alike(own: Grouped) -> Grouped:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,15 +18,12 @@ import torch
 from freight.errors import BudgetError, DeviceError
 from freight.quantities import MIB, align_up, format_bytes
 
-__all__ = ["Arena", "device_arena", "host_arena", "process_bytes", "system_memory_bytes"]
+__all__ = ["Arena", "device_arena", "host_arena"]
 
 _HUGE_PAGE: Final = 2 * MIB
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 _ALIGNMENT: Final = 4096
-_NO_LIMIT: Final = 2**63
-_GROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
 class Arena:
@@ -142,62 +137,3 @@ def _advise(memory: mmap.mmap, advice: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def process_bytes() -> int:
-    """Resident memory of this process, libraries included."""
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * mmap.PAGESIZE
-
-
-def system_memory_bytes() -> int:
-    """What this process may still take: what the machine has free, or its control groups less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    meminfo = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    return min(meminfo["MemAvailable"] + process_bytes(), *_group_limits(), _NO_LIMIT)
-
-
-def _group_limits() -> Iterator[int]:
-    """What the control groups that this process is in still give it, from its own up to the root:
-    their limits, less what others in them hold. Cached files are given back when memory is short.
-    """
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return
-    own = process_bytes()
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers == "memory":
-            root, files = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        elif controllers == "":
-            root, files = _GROUPS, ("memory.max", "memory.current")
-        else:
-            continue
-        group = root / name.lstrip("/")
-        for path in (group, *(p for p in group.parents if p.is_relative_to(root))):
-            limit, used = (_read_count(path / file) for file in files)
-            if limit is not None:
-                others = max(0, (used or 0) - _cached_bytes(path) - own)
-                yield max(0, limit - others)
-
-
-def _read_count(path: Path) -> int | None:
-    """The number in a control group's file; None where there is none, or it says "max"."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _cached_bytes(group: Path) -> int:
-    """Files in the page cache on a control group's account, those of groups below it included."""
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
-    # Version 1 counts groups below apart, under names of their own.
-    prefix = "total_" if "total_inactive_file" in counts else ""
-    return sum(counts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))

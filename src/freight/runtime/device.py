@@ -17,7 +17,12 @@ import torch
 
 from freight.errors import BudgetError, DeviceError, InputError
 from freight.kernels.trial import best_times
-from freight.memory.tier import process_bytes, system_memory_bytes
+from freight.memory.process import (
+    LIBRARY_BYTES,
+    give_back,
+    process_bytes,
+    system_memory_bytes,
+)
 from freight.plan.policy import Tier
 from freight.quantities import GIB, KIB, MIB, format_bytes
 
@@ -31,7 +36,6 @@ __all__ = [
     "quiet_allocator",
     "room_on_cpu",
     "tight_allocator",
-    "trim_heap",
 ]
 
 _PROBE_SIZE: Final = 1024
@@ -53,9 +57,6 @@ _BYTES_PER_COLUMN: Final = 16 * KIB
 """Of the residual stream: results of torch's own that lie beside the arena, each of a chunk's
 tokens."""
 _SIM_DEFAULT_BYTES: Final = 1 * GIB
-
-_TRIM_MARGIN_BYTES: Final = 32 * MIB
-"""What a sweep may take between two looks at it."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
@@ -207,13 +208,14 @@ def _product(dtype: torch.dtype) -> Callable[[], object]:
 
 def room_on_cpu(budget_bytes: int | None, held_bytes: int = 0) -> tuple[int, int]:
     """(what may be taken for tensors, what the process has and needs already), in bytes;
-    ``held_bytes`` of what it has is held for tensors."""
-    own = (
-        process_bytes()
-        - held_bytes
-        + _GROWTH_BYTES
-        + _GROWTH_BYTES_PER_CORE * torch.get_num_threads()
-    )
+    ``held_bytes`` of what it has is held for tensors. Where a budget is given, what the process
+    can do without goes back first; beside a CUDA device, whose libraries are many times as large
+    and were not measured, it stays."""
+    own = _GROWTH_BYTES + _GROWTH_BYTES_PER_CORE * torch.get_num_threads() - held_bytes
+    if budget_bytes is not None and not torch.cuda.is_initialized():
+        give_back()
+        own += LIBRARY_BYTES
+    own += process_bytes()
     available = system_memory_bytes()
     if budget_bytes is None:
         budget_bytes = max(own, int(available * _DEFAULT_SHARE))
@@ -236,18 +238,6 @@ def quiet_allocator() -> None:
         libc.mallopt(_M_TOP_PAD, 16 * MIB)
     except (OSError, AttributeError):
         return  # another C library: slower, not wrong
-
-
-def trim_heap(limit_bytes: int) -> None:
-    """Give back what lies free in the heap, if the process has come near ``limit_bytes``: results
-    of ever new sizes leave holes, which glibc keeps resident. Those that are used again are faulted
-    in again."""
-    if process_bytes() < limit_bytes - _TRIM_MARGIN_BYTES:
-        return
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library
 
 
 def tight_allocator() -> None:

@@ -16,6 +16,7 @@ import torch
 from freight.errors import BudgetError, InputError
 from freight.kernels.warm_up import warm_up
 from freight.memory.disk import Traffic
+from freight.memory.process import keep_within
 from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
@@ -46,7 +47,6 @@ from freight.runtime.device import (
     choose_dtype,
     find_device,
     quiet_allocator,
-    trim_heap,
 )
 from freight.runtime.drafts import Guesses
 from freight.runtime.executor import Executor
@@ -281,7 +281,7 @@ class Engine:
 
     def _keep_budget(self) -> None:
         if self._options.cpu_memory_bytes is not None:
-            trim_heap(self._options.cpu_memory_bytes)
+            keep_within(self._options.cpu_memory_bytes)
 
     def _lane(
         self, lane: int, requests: Iterator[Request], lengths: Lengths

@@ -23,7 +23,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.products import Product, can_gate, multiply, scratch_values
 from freight.kernels.tokens import activate, normalise, rotate
-from freight.memory.tier import system_memory_bytes
+from freight.memory.process import system_memory_bytes
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
 from freight.model.frame import Frame

@@ -25,7 +25,8 @@ from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
-from freight.memory.tier import device_arena, host_arena, system_memory_bytes
+from freight.memory.process import system_memory_bytes
+from freight.memory.tier import device_arena, host_arena
 from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend, attends_without_scores
 from freight.model.batch import RowKey, RowSpan

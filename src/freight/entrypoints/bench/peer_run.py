@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList
 
 from freight.entrypoints.bench.work import Work, make_rows
-from freight.memory.tier import process_bytes
+from freight.memory.process import process_bytes
 from freight.model.config import DTYPE_BYTES, ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.dummy import dummy_rows

@@ -27,7 +27,7 @@ from freight.entrypoints.bench.machine import (
 from freight.entrypoints.bench.own_run import own_options
 from freight.entrypoints.bench.work import Work
 from freight.entrypoints.own_machine import nominal_s
-from freight.memory.tier import process_bytes, system_memory_bytes
+from freight.memory.process import process_bytes, system_memory_bytes
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.config import DTYPE_BYTES, read_config
 from freight.model.number_format import (
