@@ -335,6 +335,7 @@ def test_the_least_that_is_named_is_enough(tmp_path: Path) -> None:
 
 
 def test_all_tiers_that_are_too_small_are_named_at_once(tmp_path: Path) -> None:
+    give_back()
     message = refusal(
         tmp_path,
         BudgetError,

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from freight.demo import EXAMPLES, MODEL_DIR
 from freight.memory.kv_cache import KVCache
-from freight.memory.process import process_bytes
+from freight.memory.process import give_back, process_bytes
 from freight.plan.default import Planner
 from freight.plan.policy import Policy
 from freight.quantities import MIB
@@ -199,6 +199,7 @@ def test_budget_of_the_device(
 
 @pytest.mark.parametrize("spare", [150 * MIB, 180 * MIB])
 def test_budget_of_the_process(spare: int, tiny_dir: Path, tiny_tokens: list[list[int]]) -> None:
+    give_back()
     chosen = {"device": "cpu", "cpu_memory_bytes": process_bytes() + spare}
     assert run_tiny(tiny_dir, chosen) == tiny_tokens
 
