@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: its threads would take the cores from each other's tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -18,6 +19,10 @@ import torch
 # Before triton is imported: where there is no device, its kernels are tested by its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# No test is one of speed: machines stall.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
@@ -52,14 +53,16 @@ _HEAD_GRANULE_ROWS: Final = max(GROUP_SIZES)
 
 @lru_cache(maxsize=4)
 def build_programme(config: ModelConfig) -> Programme:
-    """The decoder's units. The head is cut so that no chunk is larger than the largest layer unit,
-    for the slots that weights stream through are as large as the largest unit."""
+    """The decoder's units. The head is cut so that no chunk is larger than the mean of the two
+    largest neighbours, for the ring that weights stream through is as large as the largest three:
+    with chunks beside a unit of a layer these are no more than without."""
     builder = _Builder(config)
     units = [builder.embedding()]
     for layer in range(config.num_layers):
         mixer = builder.attention if config.attends(layer) else builder.recurrence
         units += [mixer(layer), *builder.mlp_units(layer)]
-    largest = max(unit.num_elements for unit in units[1:])
+    sizes = [unit.num_elements for unit in units[1:]]
+    largest = max(map(sum, pairwise([*sizes, sizes[0]]))) // 2
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
     num_chunks = -(-config.vocab_size // align_down(most, _HEAD_GRANULE_ROWS))
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
