@@ -49,6 +49,7 @@ kept = fit_head(4, 64, 96)
 short = ShortExponents(spare=40)
 names = ["bfloat16", own.name, across.name, short.name]
 warm_up(dtype, weights=names, kv_format=kept, keeps_states=True)
+warm_up(dtype, weights=["bfloat16"], kv_format=None)
 used = (
     group_loops.make_plain,
     group_product_loops.product_across,
@@ -69,6 +70,7 @@ used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
 if tiles is not None:
+    used += (find_loops().tile_queries.attend_heads,)
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled
@@ -120,6 +122,17 @@ assert attend_single_queries(
 q, lse = torch.zeros(6, 6, 96, dtype=dtype), torch.zeros(6, 6)
 assert attend_queries(
     q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, lse=lse
+)
+pages = Pages(
+    raw=torch.zeros(3, 4 * 16 * 64 * dtype.itemsize, dtype=torch.uint8),
+    num_heads=2,
+    page_tokens=16,
+    width=64,
+    dtype=dtype,
+)
+q = torch.zeros(2, 6, 64, dtype=dtype)
+assert attend_single_queries(
+    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=1.0
 )
 assert [len(loop.signatures) for loop in used] == compiled
 """

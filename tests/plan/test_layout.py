@@ -355,7 +355,7 @@ def test_a_unit_is_read_in_few_requests(checkpoints: dict[str, Checkpoint]) -> N
 def test_groups_across_rows_are_never_cut(
     size: int, policy: Policy, checkpoints: dict[str, Checkpoint]
 ) -> None:
-    """Of matrices with more and with less than 1024 rows, and of a head in two chunks."""
+    """Of matrices with more and with less than 1024 rows, and of a head in chunks."""
     small = checkpoints["one file"].config
     width = {"hidden_size": 576, "embedding_size": 576}
     config = replace(small, **width, intermediate_size=1440, vocab_size=8256)
@@ -369,7 +369,7 @@ def test_groups_across_rows_are_never_cut(
         tied_embeddings=False,
     )
     heads = {unit.unit.name for unit in layout.units if unit.unit.kind == "head"}
-    assert len(heads) == 2
+    assert len(heads) > 1
     for unit in layout.units:
         for part in (part for part in unit.parts if part.weight.is_matrix):
             own = part.compressed

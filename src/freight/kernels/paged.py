@@ -176,10 +176,9 @@ def attend_single_queries(
     if loops is None or not _has_loop(pages):
         return False
     num_rows, num_heads, width = q.shape
-    padded = -(-width // (2 * _WIDTH)) * 2 * _WIDTH
-    queries = torch.zeros(num_rows, num_heads, padded)
-    queries[..., :width].copy_(q).mul_(scale)
-    found = torch.zeros_like(queries)
+    by_tiles = share_of_keys == 1 and _fills_tiles(loops, q, pages)
+    padded = width if by_tiles else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
+    found = torch.zeros(num_rows, num_heads, padded)
     logs = torch.empty(num_rows, num_heads)
     ends = kv_lens.numpy() + 1
     starts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
@@ -187,17 +186,22 @@ def attend_single_queries(
     table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
     sums, lses = found.view(-1).numpy(), logs.view(-1).numpy()
     limit = np.float32(softcap or 0.0)
-
-    rest = (
-        *(raw, halves, shape, table, starts, ends),
-        *(queries.view(-1).numpy(), sums, lses, limit, share_of_keys),
-    )
+    if by_tiles:
+        pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
+        rest = (raw, shape, table, starts, ends, pairs, np.float32(scale), limit, sums, lses)
+        own = loops.tile_queries
+    else:
+        queries = torch.zeros_like(found)
+        queries[..., :width].copy_(q).mul_(scale)
+        numbers = queries.view(-1).numpy()
+        rest = (raw, halves, shape, table, starts, ends, numbers, sums, lses, limit, share_of_keys)
+        own = loops.attention
 
     def work(first: int, last: int) -> None:
-        loops.attention.attend_heads(first, last, *rest)
+        own.attend_heads(first, last, *rest)
 
     def in_team(threads: int, *turns: npt.NDArray[np.int64]) -> None:
-        loops.attention.heads_together(threads, *turns, *rest)
+        own.heads_together(threads, *turns, *rest)
 
     share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS, in_team)
     out.copy_(found[..., :width])
@@ -254,6 +258,15 @@ def attend_queries(
     parts = -(-(len(q) // num_rows) * (num_heads // pages.num_heads) // blocks.PART_ROWS)
     share_alike(num_rows * pages.num_heads * parts, work, 1, in_turns=True, team=in_team)
     return True
+
+
+def _fills_tiles(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
+    """Whether registers of sixteen by sixteen hold keys as they lie, and queries to meet them."""
+    own = loops.tile_queries
+    is_plain = pages.number_format is None and q.dtype is pages.dtype is torch.bfloat16
+    if own is None or not is_plain or q.shape[1] < own.LEAST_QUERIES * pages.num_heads:
+        return False
+    return pages.width % own.COLUMNS == 0 and pages.page_tokens % _WIDTH == 0
 
 
 def _query_blocks(loops: Loops, dtype: torch.dtype) -> Any:

@@ -29,11 +29,15 @@ __all__ = [
     "PAIRS",
     "ROWS",
     "TILES",
+    "add_sums",
     "add_tile_products",
+    "begin_sums",
     "block_products",
     "configure",
+    "end_sums",
     "has_integers",
     "may_use_tiles",
+    "put_scores",
     "release",
     "tile_products",
     "whole_lines",
@@ -55,6 +59,7 @@ _LINE_BYTES: Final = 64
 _PAIR_BYTES: Final = 4
 _ROW_REGISTERS: Final = (4, 5)
 _TOKEN_REGISTERS: Final = (6, 7)
+_MOST_SUMS: Final = 4
 
 _ARCH_PRCTL: Final = 158
 _ARCH_REQ_XCOMP_PERM: Final = 0x1023
@@ -337,3 +342,92 @@ def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
         return types.none(*kinds), generate
 
     return put
+
+
+@intrinsic
+def put_scores(context, rows, at, stride, pairs, blocks, scores, place):  # type: ignore[no-untyped-def]
+    """scores[place + 16 r + i] = the products of sixteen rows of bfloat16, which begin at rows[at]
+    and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, start, apart, _, count, _, to = arguments
+        own = _Products(context, builder, signature, arguments)
+        line = ir.Constant(_LONG, _LINE_BYTES)
+        pitch = builder.mul(apart, own.whole(2))
+        _call(builder, "tilezero", 0)
+        with cgutils.for_range(builder, count) as step:
+            column = builder.add(start, builder.mul(step.index, own.whole(2 * WIDTH)))
+            _load_or_store(builder, "tileloadd64", 4, own.address(0, column), pitch)
+            square = builder.mul(step.index, own.whole(WIDTH * WIDTH))
+            _load_or_store(builder, "tileloadd64", 6, own.address(3, square), line)
+            _call(builder, PAIRS, 0, 4, 6)
+        _load_or_store(builder, "tilestored64", 0, own.address(5, to), line)
+        return context.get_dummy_value()
+
+    kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX
+    return types.none(*kinds), generate
+
+
+def _each(builder: Any, own: _Products, tiles: Any) -> Any:
+    """The registers of sums that are counted by ``tiles``, and how far each one's begin."""
+    for tile in range(_MOST_SUMS):
+        with builder.if_then(builder.icmp_unsigned("<", own.whole(tile), tiles)):
+            yield tile, own.whole(tile * WIDTH * WIDTH)
+
+
+@intrinsic
+def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped-def]
+    """Up to four registers of sums are 0, or sums [tiles, 16, 16] from ``place`` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, first, count, is_more = arguments
+        own = _Products(context, builder, signature, arguments)
+        line = ir.Constant(_LONG, _LINE_BYTES)
+        for tile, apart in _each(builder, own, count):
+            with builder.if_else(builder.icmp_unsigned("!=", is_more, own.whole(0))) as (
+                then,
+                rest,
+            ):
+                with then:
+                    place = own.address(0, builder.add(first, apart))
+                    _load_or_store(builder, "tileloadd64", tile, place, line)
+                with rest:
+                    _call(builder, "tilezero", tile)
+        return context.get_dummy_value()
+
+    return types.none(sums, _INDEX, _INDEX, _INDEX), generate
+
+
+@intrinsic
+def add_sums(context, weights, at, values, tiles):  # type: ignore[no-untyped-def]
+    """Add the products of sixteen rows of pairs from weights[at] on and sixteen times as many
+    columns of values [tiles, 16, 16]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, start, _, count = arguments
+        own = _Products(context, builder, signature, arguments)
+        line = ir.Constant(_LONG, _LINE_BYTES)
+        _load_or_store(builder, "tileloadd64", 4, own.address(0, start), line)
+        for tile, apart in _each(builder, own, count):
+            register = 5 + tile % 3
+            _load_or_store(builder, "tileloadd64", register, own.address(2, apart), line)
+            _call(builder, PAIRS, tile, 4, register)
+        return context.get_dummy_value()
+
+    return types.none(weights, _INDEX, values, _INDEX), generate
+
+
+@intrinsic
+def end_sums(context, sums, place, tiles):  # type: ignore[no-untyped-def]
+    """sums [tiles, 16, 16] from ``place`` on = what the registers hold."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, first, count = arguments
+        own = _Products(context, builder, signature, arguments)
+        line = ir.Constant(_LONG, _LINE_BYTES)
+        for tile, apart in _each(builder, own, count):
+            place = own.address(0, builder.add(first, apart))
+            _load_or_store(builder, "tilestored64", tile, place, line)
+        return context.get_dummy_value()
+
+    return types.none(sums, _INDEX, _INDEX), generate

@@ -47,6 +47,8 @@ _COLUMNS: Final = 192
 _ROWS: Final = 8192
 _KEYS: Final = 520
 """Enough for two threads."""
+_SHARING: Final = 8
+_PAGE_TOKENS: Final = 16
 _TEAM_SHARES: Final = 2
 
 
@@ -184,12 +186,12 @@ def _warm_up_states(dtype: torch.dtype) -> None:
     recur(x, rate, rate, number, number, None, memory, out, heads=heads, rows=rows)
 
 
-def _one_page(dtype: torch.dtype, kv_format: Grouped | None) -> Pages:
+def _one_page(dtype: torch.dtype, kv_format: Grouped | None, page_tokens: int = 1) -> Pages:
     token_bytes = 64 * dtype.itemsize if kv_format is None else kv_format.row_bytes(64)
     return Pages(
-        raw=torch.zeros(1, 2 * token_bytes, dtype=torch.uint8),
+        raw=torch.zeros(1, 2 * page_tokens * token_bytes, dtype=torch.uint8),
         num_heads=1,
-        page_tokens=1,
+        page_tokens=page_tokens,
         width=64,
         dtype=dtype,
         number_format=kv_format,
@@ -200,11 +202,14 @@ def _warm_up_single_queries(dtype: torch.dtype, kv_format: Grouped | None) -> No
     pages = _one_page(dtype, kv_format)
     zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
     append_rows(pages, zero, zero, x, x)
-    # The same page again and again.
+    # The same page again and again; one query, and as many as fill registers of tiles.
     table, lens = torch.zeros(_KEYS, dtype=torch.long), torch.full((1,), _KEYS - 1)
-    attend_single_queries(
-        x, pages, table, lens, x, scale=1.0, softcap=None, window=None, share_of_keys=1.0
-    )
+    for count, page_tokens in ((1, 1), (_SHARING, _PAGE_TOKENS)):
+        pages = _one_page(dtype, kv_format, page_tokens)
+        q = x.expand(1, count, 64).contiguous()
+        attend_single_queries(
+            q, pages, table, lens, q, scale=1.0, softcap=None, window=None, share_of_keys=1.0
+        )
 
 
 def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:

@@ -1,0 +1,255 @@
+"""Attention of single queries over keys and values in pages of bfloat16, whose products are made in
+registers of sixteen by sixteen: a loop that numba compiles. Queries that share a head are columns
+of one register, keys are rows of another as they lie in their page; of values pairs of tokens are
+laid side by side first. Scores and sums are float32, weights are rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.open_mp import share_ranges
+from freight.kernels.tile_registers import (
+    add_sums,
+    begin_sums,
+    configure,
+    end_sums,
+    put_scores,
+    release,
+    whole_lines,
+)
+from freight.kernels.vectors import (
+    WIDTH,
+    add,
+    larger,
+    load,
+    multiply,
+    multiply_add,
+    prefetch,
+    put_narrowed_pairs,
+    put_pairs,
+    splat,
+    store,
+    subtract,
+    transpose,
+)
+
+__all__ = ["COLUMNS", "LEAST_QUERIES", "attend_heads", "heads_together"]
+
+U = np.uintp
+F = np.float32
+COLUMNS = 2 * WIDTH
+"""Of which a head is made up: sixteen pairs."""
+LEAST_QUERIES = 2
+"""Of a head of keys: fewer leave most of a register empty."""
+_WIDTH = U(WIDTH)
+_TWO = U(2)
+_TOKENS = U(2 * WIDTH)
+"""That are pairs of a register's row."""
+_SQUARE = U(WIDTH * WIDTH)
+_COLUMNS_AT_ONCE = U(4 * WIDTH)
+"""Of values, whose sums stay in registers."""
+_TOKENS_AT_ONCE = U(512)
+"""Whose values are in the second cache when their other columns are wanted."""
+_LINE = U(32)
+"""Numbers of a cache line."""
+_LOWEST = F(-3e38)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _fetch(raw, at, count):  # type: ignore[no-untyped-def]
+    for place in range(0, count, _LINE):
+        prefetch(raw, at + U(place))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _lay_queries(queries, first, count, shape, room, pairs):  # type: ignore[no-untyped-def]
+    """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16]; those that are
+    not there are zeros."""
+    half = shape.width // _TWO
+    for query in range(count):
+        for place in range(half):
+            room[U(query) * half + U(place)] = queries[first + U(query) * half + U(place)]
+    for place in range(count * half, _WIDTH * half):
+        room[U(place)] = np.uint32(0)
+    for place in range(0, half, WIDTH):
+        transpose(room, U(place), half, pairs, U(place) * _WIDTH)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
+    """The tokens from ``low`` to ``high`` of sixteen that begin at ``at``; the others are zeros: of
+    what was there before nothing is known, not even that it is a number."""
+    for token in range(WIDTH):
+        target = U(token) * shape.width
+        if low <= token < high:
+            source = at + U(token) * shape.token_stride
+            for column in range(shape.width):
+                plain[target + U(column)] = raw[source + U(column)]
+        else:
+            for column in range(shape.width):
+                plain[target + U(column)] = np.uint16(0)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _score(raw, shape, table, begin, start, end, pairs, plain, scores):  # type: ignore[no-untyped-def]
+    """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens;
+    those before ``start``, and from ``end`` on, are none."""
+    blocks = shape.width // U(COLUMNS)
+    position = begin
+    while position < end:
+        turn, place = position // shape.page_tokens, position % shape.page_tokens
+        at = head_at(shape, table, turn, U(0)) + place * shape.token_stride
+        if place == U(0) and position + shape.page_tokens < end:
+            coming = head_at(shape, table, turn + U(1), U(0))
+            _fetch(raw, coming, shape.page_tokens * shape.token_stride)
+        low = max(start, position) - position
+        high = min(end - position, _WIDTH)
+        to = (position - begin) * _WIDTH
+        if low == U(0) and high == _WIDTH:
+            put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to)
+        else:
+            _copy(raw, at, low, high, shape, plain)
+            put_scores(plain, U(0), shape.width, pairs, blocks, scores, to)
+            for token in range(low):
+                store(scores, to + U(token) * _WIDTH, splat(_LOWEST))
+            for token in range(high, WIDTH):
+                store(scores, to + U(token) * _WIDTH, splat(_LOWEST))
+        position += _WIDTH
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _weigh(scores, count, scale, room, weights, sums, tops):  # type: ignore[no-untyped-def]
+    """Of scores [count, 16] what their softmax would be but for the sum, as pairs of tokens: by 32
+    of them [16 queries, 16 pairs]. Sums and highest scores, scaled, go to ``sums`` and ``tops``."""
+    a = b = splat(_LOWEST)
+    for token in range(U(0), count, _TWO):
+        at = token * _WIDTH
+        a, b = larger(load(scores, at), a), larger(load(scores, at + _WIDTH), b)
+    factor = splat(scale)
+    top = multiply(larger(a, b), factor)
+    store(tops, U(0), top)
+    below = subtract(splat(F(0.0)), top)
+    a = b = splat(F(0.0))
+    for block in range(U(0), count, _TOKENS):
+        for pair in range(_WIDTH):
+            at = (block + _TWO * pair) * _WIDTH
+            one = exponential(multiply_add(load(scores, at), factor, below))
+            other = exponential(multiply_add(load(scores, at + _WIDTH), factor, below))
+            a, b = add(a, one), add(b, other)
+            put_narrowed_pairs(room, pair * _WIDTH, one, other)
+        transpose(room, U(0), _WIDTH, weights, block // _TWO * _WIDTH)
+    store(sums, U(0), add(a, b))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-untyped-def]
+    """Sixteen tokens' values from column ``first`` on as eight pairs [tiles, 16 pairs, 16]."""
+    for pair in range(WIDTH // 2):
+        one = at + _TWO * U(pair) * stride + first
+        for tile in range(tiles):
+            column = U(tile) * _WIDTH
+            place = to + U(tile) * _SQUARE + U(pair) * _WIDTH
+            put_pairs(values, place, raw, one + column, one + stride + column)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _sum(raw, shape, table, begin, start, end, weights, plain, values, found):  # type: ignore[no-untyped-def]
+    """The values of these tokens by their weights, as sums [width / 16, 16 queries, 16]."""
+    for some in range(begin, end, _TOKENS_AT_ONCE):
+        for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
+            tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
+            begin_sums(found, first * _WIDTH, tiles, U(some > begin))
+            for position in range(some, min(end, some + _TOKENS_AT_ONCE), _WIDTH):
+                half = (position - begin) // _WIDTH % _TWO
+                turn, place = position // shape.page_tokens, position % shape.page_tokens
+                at = head_at(shape, table, turn, shape.num_heads) + place * shape.token_stride
+                if first == U(0) and place == U(0) and position + shape.page_tokens < end:
+                    coming = head_at(shape, table, turn + U(1), shape.num_heads)
+                    _fetch(raw, coming, shape.page_tokens * shape.token_stride)
+                low, high = max(start, position) - position, min(end - position, _WIDTH)
+                to = half * _WIDTH // _TWO * _WIDTH
+                if low == U(0) and high == _WIDTH:
+                    _pair_up(raw, at, shape.token_stride, first, tiles, values, to)
+                else:
+                    _copy(raw, at, low, high, shape, plain)
+                    _pair_up(plain, U(0), shape.width, first, tiles, values, to)
+                is_last = position + _WIDTH >= end
+                if is_last and half == U(0):
+                    for tile in range(tiles):
+                        for pair in range(WIDTH // 2, WIDTH):
+                            place = U(tile) * _SQUARE + U(pair) * _WIDTH
+                            store(values, place, splat(F(0.0)))
+                if is_last or half == U(1):
+                    own = (position - begin) // _TOKENS * _SQUARE
+                    add_sums(weights, own, values, tiles)
+            end_sums(found, first * _WIDTH, tiles)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def attend_heads(  # type: ignore[no-untyped-def]
+    first, last, raw, shape, pages, starts, ends, queries, scale, limit, sums, lses
+):
+    """The heads ``first`` to ``last`` of all rows' heads of keys.
+
+    raw: the pool as a flat array of uint16 that are bfloat16. pages [rows, heads, pages]: numbers
+    of [page, head], pages of whole sixteens of tokens. starts, ends [rows]: the keys that a row's
+    queries see. queries [heads * queries, width] as pairs, uint32; sums [heads * queries * width],
+    float32, become what was attended; lses [heads * queries] the log-sum-exps. limit: of capped
+    scores, else 0.
+    """
+    num_heads = pages.shape[1]
+    width = shape.width
+    half = width // _TWO
+    count = U(queries.shape[0]) // (U(pages.shape[0] * num_heads) * half)
+    longest = U(0)
+    for row in range(starts.shape[0]):
+        longest = max(longest, U(ends[row]) - U(starts[row]) // _WIDTH * _WIDTH)
+    longest = (longest + _TOKENS - U(1)) // _TOKENS * _TOKENS
+    scores = whole_lines(longest * _WIDTH)
+    weights = whole_lines(longest // _TWO * _WIDTH)
+    laid = np.empty(_WIDTH * half, np.uint32)
+    pairs = whole_lines(_WIDTH * half)
+    room = whole_lines(WIDTH * WIDTH).view(np.uint32)
+    plain = np.empty(_WIDTH * width, np.uint16)
+    values = whole_lines(_COLUMNS_AT_ONCE * _WIDTH)
+    found = whole_lines(_WIDTH * width)
+    totals, tops = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
+    configure()
+    for job in range(first, last):
+        row, head = job // num_heads, job % num_heads
+        start, end = U(starts[row]), U(ends[row])
+        begin = start // _WIDTH * _WIDTH
+        table = pages[row, head]
+        seen = (end - begin + _WIDTH - U(1)) // _WIDTH * _WIDTH
+        for query in range(U(0), count, _WIDTH):
+            own, some = U(job) * count + query, min(_WIDTH, count - query)
+            _lay_queries(queries, own * half, some, shape, laid, pairs)
+            _score(raw, shape, table, begin, start, end, pairs, plain, scores)
+            factor = scale
+            if limit > 0:
+                for place in range(U(0), seen * _WIDTH, _WIDTH):
+                    store(scores, place, multiply(load(scores, place), splat(scale)))
+                cap(scores, (start - begin) * _WIDTH, (end - start) * _WIDTH, limit)
+                factor = F(1.0)
+            whole = (seen + _TOKENS - U(1)) // _TOKENS * _TOKENS
+            for token in range(seen, whole):
+                store(scores, token * _WIDTH, splat(_LOWEST))
+            _weigh(scores, whole, factor, room, weights, totals, tops)
+            _sum(raw, shape, table, begin, start, end, weights, plain, values, found)
+            for member in range(some):
+                lses[own + member] = tops[member] + np.log(totals[member])
+                share = splat(F(1.0) / totals[member])
+                for column in range(U(0), width, _WIDTH):
+                    place = column * _WIDTH + member * _WIDTH
+                    target = (own + member) * width + column
+                    store(sums, target, multiply(load(found, place), share))
+    release()
+
+
+@njit(nogil=True, cache=True)
+def heads_together(threads, counters, borders, *others):  # type: ignore[no-untyped-def]
+    """Ranges from each border to the next, on so many of OpenMP's threads."""
+    share_ranges(attend_heads, (counters, borders), (), others, threads)
