@@ -70,6 +70,7 @@ from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 
 from . import tiny
+from .classics import CLASSICS, CLASSICS_PUBLISHED
 
 STEPS = 32
 HALF = 8  # half the head width of the tiny model: the number of rotary frequencies
@@ -423,6 +424,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
 
 CONFIGS: dict[str, PretrainedConfig] = {
     **FAMILIES,
+    **CLASSICS,
     "llama": llama(),
     "multi-query": llama(num_key_value_heads=1),
     "multi-head": llama(num_key_value_heads=4),
@@ -684,6 +686,7 @@ PUBLISHED |= {
         "sliding_window": 9,
         "use_bias": True,
     },
+    **CLASSICS_PUBLISHED,
 }
 
 
@@ -889,6 +892,18 @@ def test_of_kimi_k2_5_the_part_that_reads(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+def test_of_gpt_2_the_names_that_it_was_published_with(tmp_path: Path) -> None:
+    """They have no prefix, and masks lie beside the weights."""
+    model = publish("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): own for name, own in tensors.items()}
+    assert "h.0.attn.c_attn.weight" in tensors
+    tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 256, 256).tril() for i in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_SIM)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

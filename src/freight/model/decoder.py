@@ -18,6 +18,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -279,6 +280,8 @@ class _Builder:
                 del names[0]
             for name, rows in names:
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
+        if c.qkv_limit is not None:
+            steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
@@ -442,7 +445,8 @@ class _Builder:
             num_columns=c.embedding_size,
             first_row=first_row,
         )
-        steps.append(Project(x=x, out="logits", weight=rows))
+        bias = self.vector("head.bias", "V") if c.head_bias else None
+        steps.append(Project(x=x, out="logits", weight=rows, bias=bias))
         if c.logits_scale is not None:
             steps.append(Scale(x="logits", factor=c.logits_scale))
         if c.logits_softcap is not None:

@@ -33,6 +33,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -126,17 +127,22 @@ def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
 def _norm(step: Norm, frame: Frame) -> None:
     x = frame.values[step.x]
     out = frame.new(step.out, x, x.shape[1])
-    normalise(
-        x,
-        out,
-        frame.vector(step.weight),
-        None if step.bias is None else frame.vector(step.bias),
-        num_heads=step.num_heads,
-        eps=step.eps,
-        centred=step.kind == "layer",
-        adds_one=step.kind == "rms_plus_one",
-        workspace=frame.workspace,
-    )
+    with frame.workspace.frame():
+        if step.kind == "layer_bare":
+            gain = frame.workspace.take(step.weight.num_columns, dtype=x.dtype).fill_(1.0)
+        else:
+            gain = frame.vector(step.weight)
+        normalise(
+            x,
+            out,
+            gain,
+            None if step.bias is None else frame.vector(step.bias),
+            num_heads=step.num_heads,
+            eps=step.eps,
+            centred=step.kind.startswith("layer"),
+            adds_one=step.kind.endswith("plus_one"),
+            workspace=frame.workspace,
+        )
 
 
 def _project(steps: Sequence[Project], frame: Frame) -> None:
@@ -162,7 +168,7 @@ _PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Ten
 def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
     """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
     on: tiers give parts in an order of their own."""
-    bias = None if step.bias is None else frame.vector(step.bias)
+    bias = None if step.bias is None else frame.vector(step.bias)[step.weight.first_row :]
     for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
         own = slice(first, first + rows.shape[0])
         yield rows, None if bias is None else bias[own], out[:, own]
@@ -362,6 +368,10 @@ def _cap(step: Cap, frame: Frame) -> None:
     frame.values[step.x].div_(step.limit).tanh_().mul_(step.limit)
 
 
+def _clip(step: Clip, frame: Frame) -> None:
+    frame.values[step.x].clamp_(-step.limit, step.limit)
+
+
 def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
     corrections = None if step.corrections is None else frame.vector(step.corrections)
@@ -396,6 +406,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     AddPositions: _add_positions,
     Attend: _attend,
     Cap: _cap,
+    Clip: _clip,
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,

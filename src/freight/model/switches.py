@@ -33,11 +33,12 @@ _FACTORS: Final = (
     "logits_scale",
     "gate_limit",
     "gate_slope",
+    "qkv_limit",
 )
 _CHOICES: Final = {
     "activation": tuple(sorted(set(ACTIVATIONS.values()))),
     "dtype": tuple(sorted(DTYPE_BYTES)),
-    "norm": ("rms", "rms_plus_one", "layer"),
+    "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
     "norm_place": ("before", "after", "both", "update"),
     "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
 }
@@ -135,12 +136,13 @@ class ModelConfig:
     update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
     own, as a "whole", or where they are rotated, afterwards: "rotated" without a gain,
     "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer see the same
-    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head. Scores are
-    divided by the root of ``attention_scalar`` (None: of the head's width); with
-    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
-    are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
-    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
-    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
+    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head; they are
+    kept between -``qkv_limit`` and that, where there is one. Scores are divided by the root of
+    ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
+    of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
+    what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
+    else what ``activation`` says. All updates of the stream and logits are multiplied by
+    ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended.
@@ -179,6 +181,8 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    head_bias: bool
+    qkv_limit: float | None
     gate_limit: float | None
     gate_slope: float
     tied_embeddings: bool
@@ -208,6 +212,11 @@ class ModelConfig:
     def attention_scale(self) -> float:
         """What scores are multiplied by."""
         return float((self.attention_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def has_centred_norms(self) -> bool:
+        """Whether they take the mean away."""
+        return self.norm.startswith("layer")
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:

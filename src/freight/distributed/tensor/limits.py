@@ -48,6 +48,9 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",
+        "norms without gains": config.norm == "layer_bare",
+        "queries, keys and values with a limit": config.qkv_limit is not None,
+        "a head with a bias": config.head_bias,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

@@ -1,0 +1,143 @@
+"""Configurations of older families of decoders, and of such as differ from Llama in a detail: tiny
+ones, each for a switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    ArceeConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    Jais2Config,
+    NemotronConfig,
+    PhiConfig,
+    PretrainedConfig,
+)
+
+from . import tiny
+
+__all__ = ["CLASSICS", "CLASSICS_PUBLISHED", "CLASSICS_REFUSED"]
+
+
+def gpt2(kind: type[PretrainedConfig] = GPT2Config, **changes: Any) -> PretrainedConfig:
+    return kind(**{**tiny.SIZES, **changes})
+
+
+def gpt_neo(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "attention_types": [[["global", "local"], 1]], "window_size": 9}
+    return GPTNeoConfig(**{**sizes, **changes})
+
+
+CLASSICS: dict[str, PretrainedConfig] = {
+    "arcee": ArceeConfig(**tiny.SIZES),
+    "arcee, biases": ArceeConfig(**tiny.SIZES, attention_bias=True, mlp_bias=True, head_dim=24),
+    "gemma": GemmaConfig(**tiny.SIZES, head_dim=24),
+    "gemma, biases": GemmaConfig(
+        **tiny.SIZES, head_dim=24, attention_bias=True, tie_word_embeddings=False
+    ),
+    "gpt-2": gpt2(),
+    "gpt-2, not scaled": gpt2(
+        scale_attn_weights=False, n_inner=96, tie_word_embeddings=False, activation_function="relu"
+    ),
+    "gpt-bigcode": gpt2(GPTBigCodeConfig),
+    "gpt-bigcode, multi-head": gpt2(GPTBigCodeConfig, multi_query=False, n_inner=96),
+    "gpt-j": GPTJConfig(**tiny.SIZES, rotary_dim=8),
+    "gpt-neo": gpt_neo(),
+    "gpt-neo, unlike layers": gpt_neo(
+        num_hidden_layers=3, attention_types=[[["local"], 2], [["global"], 1]], intermediate_size=96
+    ),
+    "jais 2": Jais2Config(**tiny.SIZES),
+    "nemotron": NemotronConfig(**tiny.SIZES, head_dim=24),
+    "nemotron, biases": NemotronConfig(
+        **tiny.SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "phi": PhiConfig(**tiny.SIZES),
+}
+
+CLASSICS_REFUSED: dict[str, str] = {
+    "gpt-j": "a head with a bias",
+    "phi": "a head with a bias",
+}
+"""What cannot be cut over ranks, and what is said of it."""
+
+CLASSICS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "n_ctx": 256,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 256,
+    },
+    "gpt-neo-125m": {
+        "architectures": ["GPTNeoForCausalLM"],
+        "model_type": "gpt_neo",
+        "activation_function": "gelu_new",
+        "attention_layers": ["global", "local"],
+        "attention_types": [[["global", "local"], 1]],
+        "intermediate_size": None,
+        "layer_norm_epsilon": 1e-5,
+        "num_heads": 4,
+        "num_layers": 2,
+        "window_size": 9,
+    },
+    "gpt-j-6b": {
+        "architectures": ["GPTJForCausalLM"],
+        "model_type": "gptj",
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_inner": None,
+        "n_layer": 2,
+        "n_positions": 256,
+        "rotary": True,
+        "rotary_dim": 8,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": False,
+    },
+    "phi-2": {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.4,
+        "qk_layernorm": False,
+        "rope_scaling": None,
+        "rope_theta": 500.0,
+        "tie_word_embeddings": False,
+    },
+    "gemma-2b": {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        "attention_bias": False,
+        "head_dim": 24,
+        "hidden_act": "gelu",
+        "num_key_value_heads": 1,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+    },
+    "minitron-4b": {
+        "architectures": ["NemotronForCausalLM"],
+        "model_type": "nemotron",
+        "attention_bias": False,
+        "head_dim": 24,
+        "hidden_act": "relu2",
+        "mlp_bias": False,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 500.0,
+        "tie_word_embeddings": False,
+    },
+}
+"""config.json as these were published, in the spelling of their day."""
