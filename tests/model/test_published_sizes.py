@@ -44,6 +44,44 @@ STARCODER: dict[str, Any] = {
     "vocab_size": 49_152,
 }
 
+OLMO: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 50_304,
+}
+INTERNLM: dict[str, Any] = {
+    **OLMO,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "vocab_size": 92_544,
+}
+INTERNLM3: dict[str, Any] = {
+    **OLMO,
+    "head_dim": 128,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "vocab_size": 128_512,
+}
+VAULT: dict[str, Any] = {
+    "head_dim": 256,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "vocab_size": 256_000,
+}
+BIOGPT: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "vocab_size": 42_384,
+}
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt2": ("gpt2", GPT2, 124_439_808),
     "gpt2-xl": ("gpt2", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
@@ -51,6 +89,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-neo-1.3b": ("gpt_neo", GPT_NEO, 1_315_575_808),
     "phi-2": ("phi", PHI2, 2_779_683_840),
     "gemma-7b": ("gemma", GEMMA, 8_537_680_896),
+    "biogpt": ("biogpt", BIOGPT, 346_763_264),
+    "internlm2-7b": ("internlm2", INTERNLM, 7_737_708_544),
+    "internlm3-8b": ("internlm3", INTERNLM3, 8_804_241_408),
+    "olmo-7b": ("olmo", OLMO, 6_888_095_744),
+    "vaultgemma-1b": ("vaultgemma", VAULT, 1_038_741_120),
     "starcoder": ("gpt_bigcode", STARCODER, 15_517_456_384),
 }
 
@@ -71,6 +114,7 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
         ("gpt-neo-1.3b", {"attention_types": [[["global", "near"], 12]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["global"], 1 << 40]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["local"], 3]]}, "3 attention windows"),
+        ("olmo-7b", {"clip_qkv": 0.0}, "qkv_limit is 0.0"),
         ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True"),
     ],
     ids=str,

@@ -7,15 +7,24 @@ from typing import Any
 
 from transformers import (
     ArceeConfig,
+    BioGptConfig,
+    CwmConfig,
     GemmaConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTJConfig,
     GPTNeoConfig,
+    GraniteMoeSharedConfig,
+    HeliumConfig,
+    HyperCLOVAXConfig,
+    InternLM3Config,
+    IQuestCoderConfig,
     Jais2Config,
     NemotronConfig,
+    OlmoConfig,
     PhiConfig,
     PretrainedConfig,
+    VaultGemmaConfig,
 )
 
 from . import tiny
@@ -32,6 +41,16 @@ def gpt_neo(**changes: Any) -> PretrainedConfig:
     return GPTNeoConfig(**{**sizes, **changes})
 
 
+EXPERTS: dict[str, Any] = {
+    "intermediate_size": 48,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
+FOUR_LAYERS: dict[str, Any] = {**tiny.SIZES, "num_hidden_layers": 4, "sliding_window": 9}
 CLASSICS: dict[str, PretrainedConfig] = {
     "arcee": ArceeConfig(**tiny.SIZES),
     "arcee, biases": ArceeConfig(**tiny.SIZES, attention_bias=True, mlp_bias=True, head_dim=24),
@@ -56,10 +75,47 @@ CLASSICS: dict[str, PretrainedConfig] = {
         **tiny.SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
     "phi": PhiConfig(**tiny.SIZES),
+    "biogpt": BioGptConfig(**tiny.SIZES),
+    "biogpt, not scaled": BioGptConfig(
+        **tiny.SIZES, scale_embedding=False, tie_word_embeddings=False
+    ),
+    "cwm": CwmConfig(**{**FOUR_LAYERS, "bos_token_id": 0}, head_dim=24),
+    "granite moe shared": GraniteMoeSharedConfig(
+        **{**tiny.SIZES, **EXPERTS}, shared_intermediate_size=72
+    ),
+    "granite moe, none shared": GraniteMoeSharedConfig(
+        **{**tiny.SIZES, **EXPERTS}, shared_intermediate_size=0
+    ),
+    "helium": HeliumConfig(**tiny.SIZES, head_dim=16),
+    "helium, biases": HeliumConfig(
+        **tiny.SIZES, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "hyperclova x": HyperCLOVAXConfig(
+        **tiny.SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, logits_scaling=0.5
+    ),
+    "hyperclova x, norms before": HyperCLOVAXConfig(
+        **tiny.SIZES, attention_multiplier=0.3, use_post_norm=False
+    ),
+    "internlm 3": InternLM3Config(**tiny.SIZES, head_dim=24),
+    "internlm 3, biases": InternLM3Config(**tiny.SIZES, attention_bias=True, mlp_bias=True),
+    "iquest-coder": IQuestCoderConfig(**tiny.SIZES, head_dim=24),
+    "olmo": OlmoConfig(**tiny.SIZES),
+    "olmo, a limit": OlmoConfig(**tiny.SIZES, clip_qkv=0.7, attention_bias=True),
+    "vaultgemma": VaultGemmaConfig(
+        **{**FOUR_LAYERS, "num_hidden_layers": 2}, head_dim=24, query_pre_attn_scalar=20
+    ),
 }
 
 CLASSICS_REFUSED: dict[str, str] = {
     "gpt-j": "a head with a bias",
+    "granite moe shared": "an MLP beside experts",
+    "granite moe, none shared": "scaled updates or logits",
+    "helium": "rotation of neighbours",
+    "helium, biases": "rotation of neighbours",
+    "hyperclova x": "scaled updates or logits",
+    "hyperclova x, norms before": "scaled updates or logits",
+    "olmo": "norms without gains",
+    "olmo, a limit": "with a limit",
     "phi": "a head with a bias",
 }
 """What cannot be cut over ranks, and what is said of it."""
@@ -136,6 +192,46 @@ CLASSICS_PUBLISHED: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
         "norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,
+        "rope_theta": 500.0,
+        "tie_word_embeddings": False,
+    },
+    "olmo-7b": {
+        "architectures": ["OlmoForCausalLM"],
+        "model_type": "olmo",
+        "attention_bias": False,
+        "clip_qkv": 0.5,
+        "hidden_act": "silu",
+        "num_key_value_heads": 4,
+        "pad_token_id": 1,
+        "rope_scaling": None,
+        "rope_theta": 500.0,
+        "tie_word_embeddings": False,
+    },
+    "cwm": {
+        "architectures": ["CwmForCausalLM"],
+        "model_type": "cwm",
+        "head_dim": 24,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 32,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500.0,
+        "sliding_window": 9,
+        "tie_word_embeddings": False,
+    },
+    "helium-1-2b": {
+        "architectures": ["HeliumForCausalLM"],
+        "model_type": "helium",
+        "attention_bias": False,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-8,
         "rope_theta": 500.0,
         "tie_word_embeddings": False,
     },

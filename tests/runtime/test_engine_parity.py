@@ -906,6 +906,35 @@ def test_of_gpt_2_the_names_that_it_was_published_with(tmp_path: Path) -> None:
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_SIM)
 
 
+def test_internlm_2_is_llama_by_other_names(tmp_path: Path) -> None:
+    """Of each key/value head the queries, the key and the value are one after the other."""
+    model = tiny.make_model(tmp_path, config=llama())
+    names = {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+    }
+    tensors = load_file(tmp_path / "model.safetensors")
+    for i in range(2):
+        own = f"model.layers.{i}.self_attn"
+        parts = [tensors.pop(f"{own}.{name}_proj.weight").view(2, -1, 64) for name in "qkv"]
+        stacked = torch.cat(parts, dim=1).reshape(-1, 64).contiguous()
+        tensors[f"model.layers.{i}.attention.wqkv.weight"] = stacked
+    for old, new in names.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    raw = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
+    text = json.dumps({**PUBLISHED_SIZES, **raw, "rope_theta": 10_000.0})
+    (tmp_path / "config.json").write_text(text)
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_checkpoint_in_half_precision(dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
 from freight.model.families.gemma import GEMMA
-from freight.model.families.gemma2 import GEMMA2
+from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
 from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
@@ -24,16 +24,23 @@ from freight.model.families.gpt_neo import GPT_NEO
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.gptj import GPTJ
-from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
+from freight.model.families.granite import (
+    GRANITE,
+    GRANITE_HYBRID,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    HYPERCLOVAX,
+)
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.internlm import INTERNLM2, INTERNLM3
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
-from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
+from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
-from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
-from freight.model.families.opt import OPT
+from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi import PHI
 from freight.model.families.phi3 import PHI3
@@ -123,4 +130,14 @@ FAMILIES: Final[dict[str, Family]] = {
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
     "jais2": JAIS2,
+    "olmo": OLMO,
+    "helium": HELIUM,
+    "iquestcoder": IQUEST_CODER,
+    "cwm": CWM,
+    "internlm2": INTERNLM2,
+    "internlm3": INTERNLM3,
+    "hyperclovax": HYPERCLOVAX,
+    "granitemoeshared": GRANITE_MOE_SHARED,
+    "vaultgemma": VAULT_GEMMA,
+    "biogpt": BIOGPT,
 }
