@@ -65,6 +65,17 @@ INTERNLM3: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 128_512,
 }
+PHI_MOE: dict[str, Any] = {
+    "attention_bias": True,
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "lm_head_bias": True,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32_064,
+}
+ROPE: dict[str, Any] = {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.3}
 VAULT: dict[str, Any] = {
     "head_dim": 256,
     "hidden_size": 1152,
@@ -92,6 +103,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "biogpt": ("biogpt", BIOGPT, 346_763_264),
     "internlm2-7b": ("internlm2", INTERNLM, 7_737_708_544),
     "internlm3-8b": ("internlm3", INTERNLM3, 8_804_241_408),
+    "phi-3.5-moe": ("phimoe", PHI_MOE, 41_873_153_344),
     "olmo-7b": ("olmo", OLMO, 6_888_095_744),
     "vaultgemma-1b": ("vaultgemma", VAULT, 1_038_741_120),
     "starcoder": ("gpt_bigcode", STARCODER, 15_517_456_384),
@@ -115,6 +127,9 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
         ("gpt-neo-1.3b", {"attention_types": [[["global"], 1 << 40]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["local"], 3]]}, "3 attention windows"),
         ("olmo-7b", {"clip_qkv": 0.0}, "qkv_limit is 0.0"),
+        ("phi-3.5-moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
+        ("phi-3.5-moe", {"rope_scaling": ROPE}, "factors_differ is True"),
+        ("phi-3.5-moe", {"router_jitter_noise": 0.0}, "a margin above 0"),
         ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True"),
     ],
     ids=str,

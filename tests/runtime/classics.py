@@ -20,9 +20,11 @@ from transformers import (
     InternLM3Config,
     IQuestCoderConfig,
     Jais2Config,
+    MinistralConfig,
     NemotronConfig,
     OlmoConfig,
     PhiConfig,
+    PhimoeConfig,
     PretrainedConfig,
     VaultGemmaConfig,
 )
@@ -39,6 +41,22 @@ def gpt2(kind: type[PretrainedConfig] = GPT2Config, **changes: Any) -> Pretraine
 def gpt_neo(**changes: Any) -> PretrainedConfig:
     sizes = {**tiny.SIZES, "attention_types": [[["global", "local"], 1]], "window_size": 9}
     return GPTNeoConfig(**{**sizes, **changes})
+
+
+def phimoe(**changes: Any) -> PretrainedConfig:
+    """Scores are as near as those of trained models are, so that some count and some do not."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + 0.7 * i for i in range(8)],
+        "short_mscale": 1.2,
+        "long_mscale": 1.2,
+        "original_max_position_embeddings": 128,
+    }
+    sizes = {"intermediate_size": 48, "num_local_experts": 6, "router_jitter_noise": 0.3}
+    biases = {"attention_bias": True, "lm_head_bias": True, "rope_parameters": rope}
+    return PhimoeConfig(**{**tiny.SIZES, **sizes, **biases, **changes})
 
 
 EXPERTS: dict[str, Any] = {
@@ -101,6 +119,15 @@ CLASSICS: dict[str, PretrainedConfig] = {
     "iquest-coder": IQuestCoderConfig(**tiny.SIZES, head_dim=24),
     "olmo": OlmoConfig(**tiny.SIZES),
     "olmo, a limit": OlmoConfig(**tiny.SIZES, clip_qkv=0.7, attention_bias=True),
+    "ministral": MinistralConfig(
+        **FOUR_LAYERS,
+        head_dim=24,
+        layer_types=["full_attention", *["sliding_attention"] * 3],
+    ),
+    "phi-moe": phimoe(),
+    "phi-moe, no biases": phimoe(
+        attention_bias=False, lm_head_bias=False, sliding_window=9, rope_parameters=None
+    ),
     "vaultgemma": VaultGemmaConfig(
         **{**FOUR_LAYERS, "num_hidden_layers": 2}, head_dim=24, query_pre_attn_scalar=20
     ),
@@ -117,6 +144,8 @@ CLASSICS_REFUSED: dict[str, str] = {
     "olmo": "norms without gains",
     "olmo, a limit": "with a limit",
     "phi": "a head with a bias",
+    "phi-moe": "a head with a bias",
+    "phi-moe, no biases": "groups or margins",
 }
 """What cannot be cut over ranks, and what is said of it."""
 

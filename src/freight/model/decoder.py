@@ -209,9 +209,7 @@ class _Builder:
                 k="k",
                 v="v",
                 out="attended",
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
+                **self.heads(),
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -232,6 +230,11 @@ class _Builder:
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
+
+    def heads(self) -> dict[str, Any]:
+        """How many there are and how wide they are."""
+        names = ("num_heads", "num_kv_heads", "head_dim")
+        return {name: getattr(self.config, name) for name in names}
 
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
@@ -263,15 +266,7 @@ class _Builder:
         if c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(
-                    x="qkv",
-                    q="q",
-                    k="k",
-                    v="v",
-                    num_heads=c.num_heads,
-                    num_kv_heads=c.num_kv_heads,
-                    head_dim=c.head_dim,
-                ),
+                Split(x="qkv", q="q", k="k", v="v", **self.heads()),
             ]
         else:
             names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
@@ -401,6 +396,7 @@ class _Builder:
                 num_groups=experts.num_groups,
                 best_of_group=experts.best_of_group,
                 groups_chosen=experts.groups_per_token,
+                margin=experts.margin,
             ),
         )
         return Unit(name=name, kind="router", layer=layer, steps=steps)

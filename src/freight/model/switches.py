@@ -53,7 +53,8 @@ class Experts:
     to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
     that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
     ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
-    They weigh what an expert makes, or with ``weighs_input`` what it works on.
+    They weigh what an expert makes, or with ``weighs_input`` what it works on. With a ``margin``
+    experts are chosen one by one, each weighed against those near it (see ``Route``).
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``.
@@ -74,6 +75,7 @@ class Experts:
     shared_size: int = 0
     shared_gate: bool = False
     weighs_input: bool = False
+    margin: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,6 +373,8 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"{experts.groups_per_token} of {experts.num_groups} groups are chosen")
     elif experts.num_experts < experts.best_of_group * experts.num_groups > experts.best_of_group:
         problems.append("a group has one expert, where the two best of each are looked at")
+    if experts.margin is not None and (experts.margin <= 0 or experts.has_corrections):
+        problems.append("experts near each other need a margin above 0, and no corrections")
     if not experts.scale > 0:
         problems.append(f"the experts' weights are multiplied by {experts.scale}")
     if experts.shared_size < 0:

@@ -20,6 +20,7 @@ _PLAIN: Final[dict[str, Any]] = {
     "has_corrections": False,
     "num_groups": 1,
     "shared_size": 0,
+    "margin": None,
 }
 
 
@@ -36,7 +37,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "compressed keys": config.kv_format is not None,
         "sparse attention": config.attended_share < 1,
         "experts with biases": config.mlp_bias and config.experts is not None,
-        "routers with biases, corrections or groups, or an MLP beside experts": experts is not None
+        "routers with biases, corrections, groups or margins, or an MLP beside experts": experts
+        is not None
         and replace(experts, **_PLAIN) != experts,
         "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
         "experts whose inputs are weighed": experts is not None and experts.weighs_input,

@@ -44,6 +44,7 @@ from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi import PHI
 from freight.model.families.phi3 import PHI3
+from freight.model.families.phimoe import PHIMOE
 from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
 from freight.model.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from freight.model.families.smollm3 import SMOLLM3
@@ -140,4 +141,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "granitemoeshared": GRANITE_MOE_SHARED,
     "vaultgemma": VAULT_GEMMA,
     "biogpt": BIOGPT,
+    "phimoe": PHIMOE,
 }

@@ -250,6 +250,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_gate": fixed(False),
     "route_inputs": fixed(False),
     "best_of_group": fixed(2),
+    "route_margin": fixed(None),
     "rotary_width": fixed(None),
     "latent_rank": fixed(None),
     "query_rank": fixed(None),
