@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     BioGptConfig,
     CwmConfig,
@@ -70,6 +71,8 @@ EXPERTS: dict[str, Any] = {
 }
 FOUR_LAYERS: dict[str, Any] = {**tiny.SIZES, "num_hidden_layers": 4, "sliding_window": 9}
 CLASSICS: dict[str, PretrainedConfig] = {
+    "apertus": ApertusConfig(**tiny.SIZES, rope_parameters={"rope_theta": 500.0}),
+    "apertus, biases": ApertusConfig(**tiny.SIZES, attention_bias=True, tie_word_embeddings=True),
     "arcee": ArceeConfig(**tiny.SIZES),
     "arcee, biases": ArceeConfig(**tiny.SIZES, attention_bias=True, mlp_bias=True, head_dim=24),
     "gemma": GemmaConfig(**tiny.SIZES, head_dim=24),
@@ -134,6 +137,8 @@ CLASSICS: dict[str, PretrainedConfig] = {
 }
 
 CLASSICS_REFUSED: dict[str, str] = {
+    "apertus": "activations with weights",
+    "apertus, biases": "activations with weights",
     "gpt-j": "a head with a bias",
     "granite moe shared": "an MLP beside experts",
     "granite moe, none shared": "scaled updates or logits",

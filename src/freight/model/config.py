@@ -179,6 +179,8 @@ def _unsupported(raw: Mapping[str, Any], family: Family) -> list[str]:
 
 def _activation(config: RawConfig, key: Key) -> str:
     stated = config.text(key)
+    if not key.names:
+        return stated
     if stated and stated not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         config.problems.append(f"activation {stated!r} is not known, supported are {known}")

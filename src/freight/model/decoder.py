@@ -10,10 +10,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
+from freight.model.activations import activation_step
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
-    Activate,
     Add,
     AddPositions,
     Attend,
@@ -368,7 +368,7 @@ class _Builder:
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
-            steps.append(Activate(x=inner, function=c.activation))
+            steps.append(activation_step(c.activation, prefix, inner, self.vector))
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
         return steps

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import (
@@ -49,6 +50,7 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
+    Xielu,
     changed_values,
 )
 from freight.model.recurrences import convolve, deal, recur_by_state
@@ -322,6 +324,18 @@ def _activate(step: Activate, frame: Frame) -> None:
     activate(frame.values[step.x], step.function)
 
 
+def _xielu(step: Xielu, frame: Frame) -> None:
+    x = frame.values[step.x]
+    positive, negative = (F.softplus(frame.vector(own)) for own in (step.positive, step.negative))
+    with frame.workspace.frame():
+        wide, high, low = (frame.workspace.take(*x.shape, dtype=torch.float32) for _ in range(3))
+        above = frame.workspace.take(*x.shape, dtype=torch.bool)
+        torch.gt(wide.copy_(x), 0.0, out=above)
+        torch.square(wide, out=high).mul_(positive)
+        torch.clamp(wide, max=-1e-6, out=low).expm1_().sub_(wide).mul_(negative.add_(0.5))
+        x.copy_(torch.where(above, high, low, out=high).add_(wide, alpha=0.5))
+
+
 def _gate(step: Gate, frame: Frame) -> None:
     x, y = frame.values[step.x], frame.values[step.y]
     with frame.workspace.frame():
@@ -427,4 +441,5 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     DeltaRule: recur_by_state,
     Scan: recur_by_state,
     Weigh: _weigh,
+    Xielu: _xielu,
 }

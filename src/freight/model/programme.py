@@ -60,6 +60,7 @@ __all__ = [
     "UnitKind",
     "Weigh",
     "Weight",
+    "Xielu",
     "changed_values",
 ]
 
@@ -178,6 +179,17 @@ class Activate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Xielu:
+    """x = p x^2 + x / 2 where it is above 0, n (e^x - 1 - x) + x / 2 elsewhere, in place; p is
+    softplus(positive), and n is 1/2 + softplus(negative), weights of one number (xIELU,
+    https://arxiv.org/abs/2411.13010)"""
+
+    x: str
+    positive: Weight
+    negative: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Multiply:
     """x = x * y, in place; y is not wanted again"""
 
@@ -240,6 +252,7 @@ Step = (
     | Level
     | Attend
     | Activate
+    | Xielu
     | Multiply
     | Gate
     | Add
@@ -375,6 +388,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias
+    if isinstance(step, Xielu):
+        yield from (step.positive, step.negative)
     if isinstance(step, Attend) and step.sinks is not None:
         yield step.sinks
     if isinstance(step, Route) and step.corrections is not None:

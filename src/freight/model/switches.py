@@ -36,7 +36,7 @@ _FACTORS: Final = (
     "qkv_limit",
 )
 _CHOICES: Final = {
-    "activation": tuple(sorted(set(ACTIVATIONS.values()))),
+    "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
     "norm_place": ("before", "after", "both", "update"),
@@ -379,6 +379,8 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"the experts' weights are multiplied by {experts.scale}")
     if experts.shared_size < 0:
         problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
+    if config.activation == "xielu":
+        problems.append("experts and activations with weights cannot be combined")
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
     return problems

@@ -30,6 +30,7 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
+    Xielu,
 )
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 
@@ -42,6 +43,7 @@ _PASSES: Final[Mapping[type, float]] = {
     Gate: 10.0,
     Add: 2.2,
     Cap: 6.0,
+    Xielu: 20.0,
     AddPositions: 5.0,
     **dict.fromkeys((SplitLatent, JoinLatent, AbsorbKeys, ExpandValues), 4.0),
     Combine: 4.0,

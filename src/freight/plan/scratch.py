@@ -24,6 +24,7 @@ from freight.model.programme import (
     Split,
     Unit,
     Weigh,
+    Xielu,
     changed_values,
 )
 from freight.model.recurrent_steps import Deal, DeltaRule, Scan
@@ -175,6 +176,8 @@ def _unit_bytes(
             scratch = columns[step.x] * size // 2
         elif isinstance(step, Level):
             scratch = (columns[step.x] + step.num_heads) * 4
+        elif isinstance(step, Xielu):
+            scratch = columns[step.x] * (3 * 4 + 1)
         elif isinstance(step, AddPositions | Gate):
             scratch = columns[step.x] * size
         elif isinstance(step, SplitLatent):

@@ -52,6 +52,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms of updates alone": config.norm_place == "update",
         "norms without gains": config.norm == "layer_bare",
         "queries, keys and values with a limit": config.qkv_limit is not None,
+        "activations with weights": config.activation == "xielu",
         "a head with a bias": config.head_bias,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
