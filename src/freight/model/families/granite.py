@@ -13,6 +13,7 @@ from freight.model.families.table import (
     MOST_LAYERS,
     Family,
     Fused,
+    Place,
     Stacked,
     fixed,
     inverse,
@@ -134,7 +135,7 @@ _MIXED: Final = Fused(
     of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
 )
 
-_SHARED: Final = {
+_SHARED: Final[Mapping[str, Place]] = {
     "layers.{i}.shared.gate": _BESIDE,
     "layers.{i}.shared.up": _BESIDE,
     "layers.{i}.shared.down": f"{_MLP}.output_linear.weight",

@@ -3,6 +3,7 @@ in the 350m embeddings narrower than the model. BioGPT: the same with scaled emb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -67,9 +68,9 @@ OPT: Final = Family(
 
 
 def _scale(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    width, is_scaled = raw.get("hidden_size"), raw.get("scale_embedding", True)
-    has_root = is_scaled and isinstance(width, int) and 0 < width < 1 << 63
-    return {**raw, "embedding_scale": width**0.5 if has_root else None}
+    width = raw.get("hidden_size") if raw.get("scale_embedding", True) else None
+    has_root = isinstance(width, int) and 0 < width < 1 << 63
+    return {**raw, "embedding_scale": math.sqrt(width) if width and has_root else None}
 
 
 _BIO_LAYER: Final = "biogpt.layers.{i}"
