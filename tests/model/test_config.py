@@ -179,7 +179,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "are Cohere2ForCausalLM, CohereForCausalLM"),
+        ({"architectures": ["FooForCausalLM"]}, "Cohere2ForCausalLM, CohereForCausalLM"),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from freight.model.families import ACTIVATIONS
 from freight.model.frame import Angles, Frame, WeightParts
@@ -28,6 +30,7 @@ from freight.model.programme import (
     Add,
     AddPositions,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -129,6 +132,8 @@ NORMS: dict[str, Callable[[int], torch.nn.Module]] = {
     "rms": lambda width: LlamaRMSNorm(width, eps=1e-3),
     "rms_plus_one": lambda width: Gemma2RMSNorm(width, eps=1e-3),
     "layer": lambda width: torch.nn.LayerNorm(width, eps=1e-3),
+    "layer_plus_one": lambda width: NemotronLayerNorm1P(width, eps=1e-3),
+    "layer_bare": lambda width: torch.nn.LayerNorm(width, eps=1e-3, elementwise_affine=False),
 }
 
 
@@ -216,6 +221,20 @@ def test_experts_add_their_weighted_updates(normalised: bool) -> None:
         torch.testing.assert_close(own[t], expected)
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.4])
+def test_experts_are_weighed_against_those_near_them(noise: float) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(200, 6)
+    routes = Routes(experts=torch.zeros(200, 2, dtype=torch.int64), weights=torch.zeros(200, 2))
+    step = Route(x="scores", num_chosen=2, normalised=False, margin=2 * noise)
+    given = frame({"x": scores, "scores": scores.clone()}, {}, routes=routes)
+    run([step], given)
+    weights, experts = sparsemixer(scores, jitter_eps=noise, training=False)
+    assert torch.equal(routes.experts, experts)
+    torch.testing.assert_close(routes.weights, weights)
+    assert 0 < (weights < 1).float().mean() < 1
+
+
 def test_caps_scales_and_positions() -> None:
     x, table = torch.randn(T, D), torch.randn(9, D)
     positions = torch.tensor([0, 1, 2, 0, 6])
@@ -224,6 +243,8 @@ def test_caps_scales_and_positions() -> None:
     torch.testing.assert_close(run([step], given)["x"], x + table[positions + 2])
     values = run([Cap(x="x", limit=2.0)], frame({"x": x.clone()}, {}))
     torch.testing.assert_close(values["x"], 2 * torch.tanh(x / 2))
+    values = run([Clip(x="x", limit=0.5)], frame({"x": x.clone()}, {}))
+    assert torch.equal(values["x"], x.clamp(-0.5, 0.5))
     half = x.to(torch.bfloat16)
     values = run([Scale(x="x", factor=48.1)], frame({"x": half.clone()}, {}))
     assert torch.equal(values["x"], half * torch.tensor(48.1, dtype=torch.bfloat16))

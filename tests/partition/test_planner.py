@@ -220,14 +220,20 @@ OWN: dict[str, dict[str, object]] = {
     "gpt_neox": {"use_parallel_residual": True},
     "falcon": {"multi_query": True, "parallel_attn": True, "alibi": False},
     "palm": {"n_embd": 4096},
+    "gpt2": {"n_inner": 16384},
+    "gpt_bigcode": {"n_inner": 24576},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "intermediate_size": 16384},
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
+    "granitemoeshared": {"shared_intermediate_size": 1024},
+    "biogpt": {"intermediate_size": 16384},
     "lfm2": {"full_attn_idxs": [1, 3]},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
+    "granitemoeshared",
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
 }
 """Of which no layouts are known."""

@@ -70,6 +70,7 @@ from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 
 from . import tiny
+from .classics import CLASSICS, CLASSICS_PUBLISHED
 
 STEPS = 32
 HALF = 8  # half the head width of the tiny model: the number of rotary frequencies
@@ -423,6 +424,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
 
 CONFIGS: dict[str, PretrainedConfig] = {
     **FAMILIES,
+    **CLASSICS,
     "llama": llama(),
     "multi-query": llama(num_key_value_heads=1),
     "multi-head": llama(num_key_value_heads=4),
@@ -684,6 +686,7 @@ PUBLISHED |= {
         "sliding_window": 9,
         "use_bias": True,
     },
+    **CLASSICS_PUBLISHED,
 }
 
 
@@ -704,6 +707,7 @@ def compare(
 def test_parameters_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
     kept = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    kept = {name for name in kept if "act_fn" not in name}  # constants of Apertus
     expected = sum(parameter.numel() for parameter in model.parameters())
     expected += sum(model.get_buffer(name).numel() for name in kept)
     assert count_parameters(read_config(tmp_path)) == expected
@@ -887,6 +891,47 @@ def test_of_kimi_k2_5_the_part_that_reads(tmp_path: Path) -> None:
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
     raw = {**whole, "text_config": {**text.to_dict(), "model_type": "kimi_k2"}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+def test_of_gpt_2_the_names_that_it_was_published_with(tmp_path: Path) -> None:
+    """They have no prefix, and masks lie beside the weights."""
+    model = publish("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): own for name, own in tensors.items()}
+    assert "h.0.attn.c_attn.weight" in tensors
+    tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 256, 256).tril() for i in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_SIM)
+
+
+def test_internlm_2_is_llama_by_other_names(tmp_path: Path) -> None:
+    """Of each key/value head the queries, the key and the value are one after the other."""
+    model = tiny.make_model(tmp_path, config=llama())
+    names = {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+    }
+    tensors = load_file(tmp_path / "model.safetensors")
+    for i in range(2):
+        own = f"model.layers.{i}.self_attn"
+        parts = [tensors.pop(f"{own}.{name}_proj.weight").view(2, -1, 64) for name in "qkv"]
+        stacked = torch.cat(parts, dim=1).reshape(-1, 64).contiguous()
+        tensors[f"model.layers.{i}.attention.wqkv.weight"] = stacked
+    for old, new in names.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    raw = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
+    text = json.dumps({**PUBLISHED_SIZES, **raw, "rope_theta": 10_000.0})
+    (tmp_path / "config.json").write_text(text)
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
 

@@ -98,11 +98,10 @@ def _find_turned(
 ) -> TensorSource | None:
     """Rows of a turned tensor; None where it is not there as such."""
     source = next((found[name] for name in _spellings(place.tensor) if name in found), None)
-    num_rows, columns = place.shape
-    each = count * place.times
-    if source is None or source.shape != (num_rows // each, columns, each):
+    if source is None or source.shape != place.published or source.dtype not in DTYPE_BYTES:
         return None
-    flat = replace(source, shape=(num_rows // each * columns, each))
+    *_, columns, each = place.published
+    flat = replace(source, shape=(prod(place.published) // each, each))
     expert, first = divmod(place.first_row, each)
     return flat.rows(expert * columns, columns).columns_as_rows(place.every, first, count)
 

@@ -48,6 +48,7 @@ _FLAGS: Final = (
     "qkv_bias",
     "out_bias",
     "mlp_bias",
+    "head_bias",
     "tied_embeddings",
     "learned_positions",
     "attention_sinks",
@@ -60,6 +61,7 @@ _NUMBERS: Final = (
     "logits_scale",
     "gate_limit",
     "gate_slope",
+    "qkv_limit",
     "attention_scalar",
     "attention_softcap",
     "logits_softcap",
@@ -177,6 +179,8 @@ def _unsupported(raw: Mapping[str, Any], family: Family) -> list[str]:
 
 def _activation(config: RawConfig, key: Key) -> str:
     stated = config.text(key)
+    if not key.names:
+        return stated
     if stated and stated not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         config.problems.append(f"activation {stated!r} is not known, supported are {known}")
@@ -244,6 +248,7 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         shared_size=config.count(keys["shared_size"]) or 0,
         shared_gate=config.flag(keys["shared_gate"]),
         weighs_input=config.flag(keys["route_inputs"]),
+        margin=config.number(keys["route_margin"]),
     )
 
 

@@ -11,14 +11,15 @@ from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
+from freight.model.activations import activation_step
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
-    Activate,
     Add,
     AddPositions,
     Attend,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -211,9 +212,7 @@ class _Builder:
                 k="k",
                 v="v",
                 out="attended",
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
+                **self.heads(),
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -234,6 +233,11 @@ class _Builder:
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
+
+    def heads(self) -> dict[str, Any]:
+        """How many there are and how wide they are."""
+        names = ("num_heads", "num_kv_heads", "head_dim")
+        return {name: getattr(self.config, name) for name in names}
 
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
@@ -265,15 +269,7 @@ class _Builder:
         if c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(
-                    x="qkv",
-                    q="q",
-                    k="k",
-                    v="v",
-                    num_heads=c.num_heads,
-                    num_kv_heads=c.num_kv_heads,
-                    head_dim=c.head_dim,
-                ),
+                Split(x="qkv", q="q", k="k", v="v", **self.heads()),
             ]
         else:
             names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
@@ -282,6 +278,8 @@ class _Builder:
                 del names[0]
             for name, rows in names:
                 steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
+        if c.qkv_limit is not None:
+            steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
@@ -373,7 +371,7 @@ class _Builder:
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
-            steps.append(Activate(x=inner, function=c.activation))
+            steps.append(activation_step(c.activation, prefix, inner, self.vector))
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
         return steps
@@ -401,6 +399,7 @@ class _Builder:
                 num_groups=experts.num_groups,
                 best_of_group=experts.best_of_group,
                 groups_chosen=experts.groups_per_token,
+                margin=experts.margin,
             ),
         )
         return Unit(name=name, kind="router", layer=layer, steps=steps)
@@ -445,7 +444,8 @@ class _Builder:
             num_columns=c.embedding_size,
             first_row=first_row,
         )
-        steps.append(Project(x=x, out="logits", weight=rows))
+        bias = self.vector("head.bias", "V") if c.head_bias else None
+        steps.append(Project(x=x, out="logits", weight=rows, bias=bias))
         if c.logits_scale is not None:
             steps.append(Scale(x="logits", factor=c.logits_scale))
         if c.logits_softcap is not None:

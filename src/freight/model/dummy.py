@@ -144,10 +144,7 @@ def _layout(config: ModelConfig) -> tuple[_Layout, _Shapes]:
         if place.published and not place.turned:
             published[place.tensor] = place.published
         if place.turned or place.every > 1:
-            rows, *columns = place.shape
-            each = shapes[name][0] * place.times
-            whole = (rows // each, *columns, each) if place.turned else place.shape
-            parts[0] = (place.tensor, whole)
+            parts[0] = (place.tensor, place.published if place.turned else place.shape)
         else:
             parts.setdefault(place.first_row, (name, shapes[name]))
     layout = {tensor: [parts[row] for row in sorted(parts)] for tensor, parts in placed.items()}

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import (
@@ -33,6 +34,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -48,6 +50,7 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
+    Xielu,
     changed_values,
 )
 from freight.model.recurrences import convolve, deal, recur_by_state
@@ -126,17 +129,22 @@ def _is_alongside(step: Step, run: Sequence[Step]) -> bool:
 def _norm(step: Norm, frame: Frame) -> None:
     x = frame.values[step.x]
     out = frame.new(step.out, x, x.shape[1])
-    normalise(
-        x,
-        out,
-        frame.vector(step.weight),
-        None if step.bias is None else frame.vector(step.bias),
-        num_heads=step.num_heads,
-        eps=step.eps,
-        centred=step.kind == "layer",
-        adds_one=step.kind == "rms_plus_one",
-        workspace=frame.workspace,
-    )
+    with frame.workspace.frame():
+        if step.kind == "layer_bare":
+            gain = frame.workspace.take(step.weight.num_columns, dtype=x.dtype).fill_(1.0)
+        else:
+            gain = frame.vector(step.weight)
+        normalise(
+            x,
+            out,
+            gain,
+            None if step.bias is None else frame.vector(step.bias),
+            num_heads=step.num_heads,
+            eps=step.eps,
+            centred=step.kind.startswith("layer"),
+            adds_one=step.kind.endswith("plus_one"),
+            workspace=frame.workspace,
+        )
 
 
 def _project(steps: Sequence[Project], frame: Frame) -> None:
@@ -162,7 +170,7 @@ _PlainPart = tuple[torch.Tensor | CompressedRows, torch.Tensor | None, torch.Ten
 def _parts(step: Project, frame: Frame, out: torch.Tensor) -> Iterator[_Part]:
     """(rows, their bias, their columns of out) of each part of a step's weight, from its first row
     on: tiers give parts in an order of their own."""
-    bias = None if step.bias is None else frame.vector(step.bias)
+    bias = None if step.bias is None else frame.vector(step.bias)[step.weight.first_row :]
     for first, rows in sorted(frame.weights[step.weight.name], key=itemgetter(0)):
         own = slice(first, first + rows.shape[0])
         yield rows, None if bias is None else bias[own], out[:, own]
@@ -316,6 +324,18 @@ def _activate(step: Activate, frame: Frame) -> None:
     activate(frame.values[step.x], step.function)
 
 
+def _xielu(step: Xielu, frame: Frame) -> None:
+    x = frame.values[step.x]
+    positive, negative = (F.softplus(frame.vector(own)) for own in (step.positive, step.negative))
+    with frame.workspace.frame():
+        wide, high, low = (frame.workspace.take(*x.shape, dtype=torch.float32) for _ in range(3))
+        above = frame.workspace.take(*x.shape, dtype=torch.bool)
+        torch.gt(wide.copy_(x), 0.0, out=above)
+        torch.square(wide, out=high).mul_(positive)
+        torch.clamp(wide, max=-1e-6, out=low).expm1_().sub_(wide).mul_(negative.add_(0.5))
+        x.copy_(torch.where(above, high, low, out=high).add_(wide, alpha=0.5))
+
+
 def _gate(step: Gate, frame: Frame) -> None:
     x, y = frame.values[step.x], frame.values[step.y]
     with frame.workspace.frame():
@@ -362,6 +382,10 @@ def _cap(step: Cap, frame: Frame) -> None:
     frame.values[step.x].div_(step.limit).tanh_().mul_(step.limit)
 
 
+def _clip(step: Clip, frame: Frame) -> None:
+    frame.values[step.x].clamp_(-step.limit, step.limit)
+
+
 def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
     corrections = None if step.corrections is None else frame.vector(step.corrections)
@@ -396,6 +420,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     AddPositions: _add_positions,
     Attend: _attend,
     Cap: _cap,
+    Clip: _clip,
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,
@@ -416,4 +441,5 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     DeltaRule: recur_by_state,
     Scan: recur_by_state,
     Weigh: _weigh,
+    Xielu: _xielu,
 }

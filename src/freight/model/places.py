@@ -25,16 +25,15 @@ _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
-    ``turned`` is [experts, columns, rows of an expert] in the checkpoint. An expert has so many
-    ``times`` as many rows there. Where there is none, ``apart`` may be, with these rows alone.
-    ``published`` is the shape that it has for those who made it, where that has more dims."""
+    ``turned`` is [columns, rows] in the checkpoint, of experts [experts, columns, rows of one].
+    Where there is none, ``apart`` may be, with these rows alone. ``published`` is the shape that it
+    has for those who made it, where that has other dims."""
 
     tensor: str
     first_row: int
     shape: tuple[int, ...]
     every: int = 1
     turned: bool = False
-    times: int = 1
     apart: str | None = None
     published: tuple[int, ...] = ()
 
@@ -59,19 +58,19 @@ def locate(
     if isinstance(place, Stacked):
         assert config.experts is not None
         times = place.every * place.parts
-        each = (config.experts.num_experts, rows * times, *columns)
+        each = (rows * times, *columns)
+        published = (config.experts.num_experts, *(each[::-1] if place.turned else each))
         return Located(
             tensor=place.tensor.format(i=layer),
             first_row=int(expert) * rows * times + place.part * rows + place.first,
             shape=(config.experts.num_experts * rows * times, *columns),
             every=place.every,
             turned=place.turned,
-            times=times,
             apart=place.apart and place.apart.format(i=layer, e=expert),
-            published=each if columns else (),
+            published=published if columns else (),
         )
     if not isinstance(place, Fused):
-        published: tuple[int, ...] = ()
+        published = ()
         if rest == _CONVOLUTION and config.recurrence is not None:
             taps = config.recurrence.taps
             published = (rows // taps, 1, taps)
@@ -82,10 +81,13 @@ def locate(
             published=published,
         )
     parts = [shapes[prefix + part][0] for part in place.of]
+    shape = (sum(parts), *columns)
     return Located(
         tensor=place.tensor.format(i=layer),
         first_row=sum(parts[: place.of.index(name.removeprefix(prefix))]),
-        shape=(sum(parts), *columns),
+        shape=shape,
+        turned=place.turned,
+        published=shape[::-1] if place.turned else (),
     )
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "AddPositions",
     "Attend",
     "Cap",
+    "Clip",
     "Combine",
     "Dispatch",
     "Embed",
@@ -59,11 +60,12 @@ __all__ = [
     "UnitKind",
     "Weigh",
     "Weight",
+    "Xielu",
     "changed_values",
 ]
 
 UnitKind = Literal["embedding", "attention", "recurrence", "mlp", "router", "expert", "head"]
-NormKind = Literal["rms", "rms_plus_one", "layer"]
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +97,9 @@ class AddPositions:
 class Norm:
     """out = normalised x * weight (+ bias), in float32 inside; out may be x.
 
-    "rms": x / rms(x); "rms_plus_one": the same, times 1 + weight; "layer": (x - mean) / deviation.
-    Rounded once, at the end. With ``num_heads`` each head is normalised.
+    "rms": x / rms(x); "layer": (x - mean) / deviation. "rms_plus_one" and "layer_plus_one": the
+    same, times 1 + weight. "layer_bare": without a weight, which only says how wide x is. Rounded
+    once, at the end. With ``num_heads`` each head is normalised.
     """
 
     x: str
@@ -110,7 +113,8 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """out = x weight^T + bias, or out += that where it ``adds``"""
+    """out = x weight^T + bias, or out += that where it ``adds``. Of a weight that is some rows of
+    a tensor the bias is that of all."""
 
     x: str
     out: str
@@ -175,6 +179,17 @@ class Activate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Xielu:
+    """x = p x^2 + x / 2 where it is above 0, n (e^x - 1 - x) + x / 2 elsewhere, in place; p is
+    softplus(positive), and n is 1/2 + softplus(negative), weights of one number (xIELU,
+    https://arxiv.org/abs/2411.13010)"""
+
+    x: str
+    positive: Weight
+    negative: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Multiply:
     """x = x * y, in place; y is not wanted again"""
 
@@ -211,6 +226,14 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """x = x, between -limit and limit, in place"""
+
+    x: str
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cap:
     """x = limit tanh(x / limit), in place"""
 
@@ -229,10 +252,12 @@ Step = (
     | Level
     | Attend
     | Activate
+    | Xielu
     | Multiply
     | Gate
     | Add
     | Cap
+    | Clip
     | ExpertStep
     | LatentStep
     | RecurrentStep
@@ -294,6 +319,11 @@ class Unit:
             return None
         return Unit(name=self.name, kind=self.kind, layer=self.layer, steps=tuple(steps[::-1]))
 
+    @property
+    def last_matrix(self) -> Weight:
+        """That of its last product: of a head, the rows that make logits."""
+        return next(s.weight for s in reversed(self.steps) if isinstance(s, Project))
+
     def matmul_flops(self, num_tokens: int) -> int:
         """Multiply-adds counted as two, projections only."""
         elements = sum(s.weight.num_elements for s in self.steps if isinstance(s, Project))
@@ -353,10 +383,13 @@ def _weights_of(step: Step) -> Iterator[Weight]:
     if isinstance(step, Convolve) and step.bias is not None:
         yield step.bias
     single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
-    if isinstance(step, single):
+    is_bare = isinstance(step, Norm) and step.kind == "layer_bare"
+    if isinstance(step, single) and not is_bare:
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias
+    if isinstance(step, Xielu):
+        yield from (step.positive, step.negative)
     if isinstance(step, Attend) and step.sinks is not None:
         yield step.sinks
     if isinstance(step, Route) and step.corrections is not None:

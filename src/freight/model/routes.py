@@ -31,6 +31,9 @@ def choose_experts(
 ) -> None:
     """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` are [X]."""
     scores = scores.float()
+    if step.margin is not None:
+        _choose_in_turn(step, step.margin, scores, out)
+        return
     shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
     wanted = shares if corrections is None else shares + corrections.float()
     if step.num_groups > 1:
@@ -41,6 +44,20 @@ def choose_experts(
         weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SHARE
     out.experts.copy_(experts)
     out.weights.copy_(weights * step.scale)
+
+
+def _choose_in_turn(step: Route, margin: float, scores: torch.Tensor, out: Routes) -> None:
+    """One expert after the other, of those with a score near the highest that is left."""
+    left = scores.clone()
+    for number in range(step.num_chosen):
+        highest, expert = left.max(dim=-1, keepdim=True)
+        sizes = torch.maximum(scores.abs(), highest)
+        is_far = (highest - scores) / sizes > margin
+        near = (left - highest).masked_fill(is_far, float("-inf"))
+        out.experts[:, number : number + 1].copy_(expert)
+        weights = near.exp().sum(dim=-1, keepdim=True).reciprocal_()
+        out.weights[:, number : number + 1].copy_(weights * step.scale)
+        left.scatter_(1, expert, float("-inf"))
 
 
 def _in_best_groups(wanted: torch.Tensor, step: Route) -> torch.Tensor:

@@ -33,11 +33,12 @@ _FACTORS: Final = (
     "logits_scale",
     "gate_limit",
     "gate_slope",
+    "qkv_limit",
 )
 _CHOICES: Final = {
-    "activation": tuple(sorted(set(ACTIVATIONS.values()))),
+    "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
     "dtype": tuple(sorted(DTYPE_BYTES)),
-    "norm": ("rms", "rms_plus_one", "layer"),
+    "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
     "norm_place": ("before", "after", "both", "update"),
     "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
 }
@@ -52,7 +53,8 @@ class Experts:
     to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
     that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
     ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
-    They weigh what an expert makes, or with ``weighs_input`` what it works on.
+    They weigh what an expert makes, or with ``weighs_input`` what it works on. With a ``margin``
+    experts are chosen one by one, each weighed against those near it (see ``Route``).
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
     ``shared_gate``.
@@ -73,6 +75,7 @@ class Experts:
     shared_size: int = 0
     shared_gate: bool = False
     weighs_input: bool = False
+    margin: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,12 +138,13 @@ class ModelConfig:
     update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
     own, as a "whole", or where they are rotated, afterwards: "rotated" without a gain,
     "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer see the same
-    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head. Scores are
-    divided by the root of ``attention_scalar`` (None: of the head's width); with
-    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
-    are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
-    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
-    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
+    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head; they are
+    kept between -``qkv_limit`` and that, where there is one. Scores are divided by the root of
+    ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
+    of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
+    what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
+    else what ``activation`` says. All updates of the stream and logits are multiplied by
+    ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended.
@@ -179,6 +183,8 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    head_bias: bool
+    qkv_limit: float | None
     gate_limit: float | None
     gate_slope: float
     tied_embeddings: bool
@@ -208,6 +214,11 @@ class ModelConfig:
     def attention_scale(self) -> float:
         """What scores are multiplied by."""
         return float((self.attention_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def has_centred_norms(self) -> bool:
+        """Whether they take the mean away."""
+        return self.norm.startswith("layer")
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
@@ -362,10 +373,14 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"{experts.groups_per_token} of {experts.num_groups} groups are chosen")
     elif experts.num_experts < experts.best_of_group * experts.num_groups > experts.best_of_group:
         problems.append("a group has one expert, where the two best of each are looked at")
+    if experts.margin is not None and (experts.margin <= 0 or experts.has_corrections):
+        problems.append("experts near each other need a margin above 0, and no corrections")
     if not experts.scale > 0:
         problems.append(f"the experts' weights are multiplied by {experts.scale}")
     if experts.shared_size < 0:
         problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
+    if config.activation == "xielu":
+        problems.append("experts and activations with weights cannot be combined")
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
     return problems

@@ -66,7 +66,7 @@ class _Finder:
 
     def __init__(self, config: ModelConfig, search: BlockSearch) -> None:
         self._config, self._search = config, search
-        self._norm_s = search.norm_seconds(2 if config.norm == "layer" else 1)
+        self._norm_s = search.norm_seconds(2 if config.has_centred_norms else 1)
         self._rows = search.stream.whole()
         self._from_stream = Ways(search.stream, self._begin(np.zeros(len(self._rows))))
         self._moved_s = self._from_stream.settled(search.fixed)
@@ -234,7 +234,7 @@ class _Finder:
 
     @property
     def _centred(self) -> bool:
-        return self._config.norm == "layer"
+        return self._config.has_centred_norms
 
 
 def _move_together(writer: Writer, moves: dict[str, list[Move]], names: tuple[str, ...]) -> None:

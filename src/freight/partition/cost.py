@@ -129,7 +129,7 @@ class Cost:
         """The embedding, and logits of one token per row."""
         sizes = self.sizes(None)
         last = {**sizes, "L": 1}
-        centred = self.config.norm == "layer"
+        centred = self.config.has_centred_norms
         head = logits(self.mesh, last, self.cut, centred=centred)
         return embedding(self.mesh, sizes, self.cut), head
 

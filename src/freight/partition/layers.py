@@ -206,7 +206,7 @@ def logits(mesh: Mesh, sizes: Sizes, cut: Cut, *, centred: bool = False) -> Shar
 
 def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: str) -> str:
     """One part of a serial block; the name of the stream behind it."""
-    source, centred = stream, config.norm == "layer"
+    source, centred = stream, config.has_centred_norms
     if config.norm_place in ("before", "both"):
         source = f"{part} normed"
         writer.norm(source, stream, centred=centred)
@@ -229,7 +229,7 @@ def _residual(writer: Writer, cut: Cut, config: ModelConfig, stream: str, part: 
 
 def _parallel(writer: Writer, cut: Cut, config: ModelConfig) -> None:
     """Attention and MLP of one input: one gathering, one scattering of each kind."""
-    writer.norm("normed", _STREAM, centred=config.norm == "layer")
+    writer.norm("normed", _STREAM, centred=config.has_centred_norms)
     writer.gather("normed", "E", cut.used_inner)
     writer.product("hidden", "normed", "mlp in", "B L G F")
     writer.scatter("hidden", "F", cut.used_width)

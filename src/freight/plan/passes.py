@@ -15,6 +15,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -29,6 +30,7 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
+    Xielu,
 )
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 
@@ -36,11 +38,12 @@ __all__ = ["bytes_passed"]
 
 _PASSES: Final[Mapping[type, float]] = {
     **dict.fromkeys((Rotate, Level), 7.0),
-    **dict.fromkeys((Split, Scale, Weigh, Dispatch), 2.0),
+    **dict.fromkeys((Split, Scale, Clip, Weigh, Dispatch), 2.0),
     Multiply: 3.0,
     Gate: 10.0,
     Add: 2.2,
     Cap: 6.0,
+    Xielu: 20.0,
     AddPositions: 5.0,
     **dict.fromkeys((SplitLatent, JoinLatent, AbsorbKeys, ExpandValues), 4.0),
     Combine: 4.0,
@@ -48,7 +51,10 @@ _PASSES: Final[Mapping[type, float]] = {
     Deal: 2.0,
     Convolve: 2.0,
 }
-_PASSES_OF_NORM: Final[Mapping[str, float]] = {"rms": 7.0, "rms_plus_one": 7.0, "layer": 10.5}
+_PASSES_OF_NORM: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("rms", "rms_plus_one"), 7.0),
+    **dict.fromkeys(("layer", "layer_plus_one", "layer_bare"), 10.5),
+}
 _PLAIN_NORM: Final = _PASSES_OF_NORM["rms"]
 _PASSES_OF_FUNCTION: Final[Mapping[str, float]] = {
     "silu": 4.5,

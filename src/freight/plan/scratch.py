@@ -24,6 +24,7 @@ from freight.model.programme import (
     Split,
     Unit,
     Weigh,
+    Xielu,
     changed_values,
 )
 from freight.model.recurrent_steps import Deal, DeltaRule, Scan
@@ -64,7 +65,7 @@ def workspace_bytes(
         is_scored = unit.kind == "head" and unit.steps and workload.max_scored_tokens
         if not is_scored:
             return sampled
-        columns = unit.weights[-1].num_rows
+        columns = unit.last_matrix.num_rows
         count = min(scored_chunk(policy, columns), policy.max_batch_tokens)
         widened = 4 * columns if size < 4 else 0
         return max(
@@ -155,6 +156,7 @@ def _unit_bytes(
         if isinstance(step, Norm):
             columns.setdefault(step.out, columns[step.x])
             scratch = columns[step.x] * 4
+            sums = columns[step.x] * size * (step.kind == "layer_bare")
         elif isinstance(step, Project):
             columns.setdefault(step.out, step.weight.num_rows)
             if step.weight.name in integers:
@@ -174,6 +176,8 @@ def _unit_bytes(
             scratch = columns[step.x] * size // 2
         elif isinstance(step, Level):
             scratch = (columns[step.x] + step.num_heads) * 4
+        elif isinstance(step, Xielu):
+            scratch = columns[step.x] * (3 * 4 + 1)
         elif isinstance(step, AddPositions | Gate):
             scratch = columns[step.x] * size
         elif isinstance(step, SplitLatent):

@@ -98,7 +98,7 @@ def sources_of(
             number, _, rest = rest.partition(".")
             if int(number) in layers:
                 found[f"layers.{int(number) - layers.start}.{rest}"] = source
-        elif not with_ends and name in ("embedding", "head.weight"):
+        elif not with_ends and name in ("embedding", "head.weight", "head.bias"):
             found[name] = source.rows(0, 1)
         else:
             found[name] = source

@@ -14,6 +14,9 @@ from freight.model.gguf import GgufFile
 
 __all__ = ["tokenizer_config_of_gguf", "tokenizer_of_gguf"]
 
+_OF_BYTES: Final = "gpt2"
+"""What llama.cpp calls a tokenizer that joins pairs of bytes."""
+
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 
@@ -61,7 +64,7 @@ def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
     said = _said(file)
     splitting = _SPLITTINGS.get(str(said.get("pre")))
     tokens, merges = said.get("tokens"), said.get("merges")
-    if said.get("model") != "gpt2" or splitting is None or not tokens or not merges:
+    if said.get("model") != _OF_BYTES or splitting is None or not tokens or not merges:
         return None
     return {
         "version": "1.0",

@@ -72,7 +72,7 @@ class Head:
         return RunningScores(self._buffers.scores[batch.index, : batch.num_scored])
 
     def _sampled(self, batch: MicroBatch, unit: Unit, weights: Mapping[str, WeightParts]) -> None:
-        matrix, k, count = unit.weights[-1], batch.index, batch.num_logits
+        matrix, k, count = unit.last_matrix, batch.index, batch.num_logits
         with self._workspace.frame():
             columns = self._logits(unit, weights, self._buffers.last[k, :count])
             end = matrix.first_row + matrix.num_rows
@@ -81,7 +81,7 @@ class Head:
     def _scored(
         self, prepared: PreparedBatch, unit: Unit, weights: Mapping[str, WeightParts]
     ) -> None:
-        batch, matrix = prepared.batch, unit.weights[-1]
+        batch, matrix = prepared.batch, unit.last_matrix
         first, count = batch.num_logits, batch.num_scored
         last = self._buffers.last[batch.index, first : first + count]
         scores = self._scores(batch)
@@ -100,7 +100,7 @@ class Head:
         self, unit: Unit, weights: Mapping[str, WeightParts], x: torch.Tensor
     ) -> torch.Tensor:
         """The unit's logits [n, c] of rows x [n, D], in the workspace's present frame."""
-        columns = self._workspace.take(x.shape[0], unit.weights[-1].num_rows, dtype=x.dtype)
+        columns = self._workspace.take(x.shape[0], unit.last_matrix.num_rows, dtype=x.dtype)
         values = {"x": x, "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
         return columns

@@ -16,6 +16,7 @@ from freight.partition.layout import Mesh
 from freight.partition.named import DYNAMIC, EXCHANGED
 
 from ...runtime import tiny
+from ...runtime.classics import CLASSICS_REFUSED
 from ...runtime.test_engine_parity import CONFIGS
 from ...runtime.test_engine_recurrence import CONFIGS as RECURRENT
 from .bed import CUTS, greedy
@@ -34,6 +35,7 @@ class OneRank(VirtualRanks):
 EIGHT = Mesh.of(x=2, y=2, z=2)
 ROTATED_BY_LENGTH = {"dynamic", "longrope"}
 REFUSED = {
+    **CLASSICS_REFUSED,
     "opt, norms after": "32 columns",
     "cohere": "scaled updates or logits",
     "cohere, norms of heads": "norms of queries and keys",

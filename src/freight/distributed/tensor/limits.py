@@ -20,6 +20,7 @@ _PLAIN: Final[dict[str, Any]] = {
     "has_corrections": False,
     "num_groups": 1,
     "shared_size": 0,
+    "margin": None,
 }
 
 
@@ -36,7 +37,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "compressed keys": config.kv_format is not None,
         "sparse attention": config.attended_share < 1,
         "experts with biases": config.mlp_bias and config.experts is not None,
-        "routers with biases, corrections or groups, or an MLP beside experts": experts is not None
+        "routers with biases, corrections, groups or margins, or an MLP beside experts": experts
+        is not None
         and replace(experts, **_PLAIN) != experts,
         "layers that rotate queries and keys in different ways": len(set(config.ropes)) > 1,
         "experts whose inputs are weighed": experts is not None and experts.weighs_input,
@@ -48,6 +50,10 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",
+        "norms without gains": config.norm == "layer_bare",
+        "queries, keys and values with a limit": config.qkv_limit is not None,
+        "activations with weights": config.activation == "xielu",
+        "a head with a bias": config.head_bias,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

@@ -76,6 +76,11 @@ class CheckpointReader:
         if isinstance(own := find_compressed(source.dtype), Grouped):
             return self._made_plain(name, own, rows, columns)
         dtype = _DTYPES[source.dtype]
+        if (turned := source.packed) is not None and turned.turned:
+            # Its rows are the columns of what is in the file.
+            numbers = np.where(rows < 0, -1, turned.first_row + turned.every * rows)
+            found = self._parts(turned.parts["rows"], columns, [(0, dtype.itemsize, numbers)])
+            return torch.from_numpy(found).view(dtype).t()
         found = self._parts(source, rows, [(0, dtype.itemsize, columns)])
         return torch.from_numpy(found).view(dtype)
 

@@ -127,7 +127,7 @@ class Ways:
 
     def _layer(self, way: Way, sizes: dict[str, float], with_experts: bool) -> Sharded:
         if isinstance(way, Dynamic):
-            return dynamic_layer(self.mesh, sizes, way, centred=self.config.norm == "layer")
+            return dynamic_layer(self.mesh, sizes, way, centred=self.config.has_centred_norms)
         return block(self.mesh, sizes, way, self.config, with_experts=with_experts)
 
 
@@ -139,7 +139,7 @@ def _programmes(ways: Ways, way: Way, rows: int, tokens: int) -> Programmes:
     return Programmes(
         embedding(ways.mesh, ways.sizes(rows, tokens, False), cut),
         {own: ways._layer(way, ways.sizes(rows, tokens, own), own) for own in kinds},
-        logits(ways.mesh, last, cut, centred=config.norm == "layer"),
+        logits(ways.mesh, last, cut, centred=config.has_centred_norms),
     )
 
 

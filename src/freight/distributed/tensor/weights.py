@@ -163,7 +163,7 @@ class Loader:
         if name not in self._sources:
             return None
         gain = self._whole(name, wide=True)
-        if self._blueprint.config.norm == "rms_plus_one":
+        if self._blueprint.config.norm.endswith("plus_one"):
             gain = gain + 1
         if f"{name}_bias" not in self._sources:
             return Affine(Vector(("E",), gain))

@@ -9,28 +9,43 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.families.apertus import APERTUS
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
-from freight.model.families.gemma2 import GEMMA2
+from freight.model.families.gemma import GEMMA
+from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
 from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
+from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
+from freight.model.families.gpt_neo import GPT_NEO
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
-from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
+from freight.model.families.gptj import GPTJ
+from freight.model.families.granite import (
+    GRANITE,
+    GRANITE_HYBRID,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    HYPERCLOVAX,
+)
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.internlm import INTERNLM2, INTERNLM3
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
-from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
+from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
-from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
-from freight.model.families.opt import OPT
+from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
+from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
+from freight.model.families.phi import PHI
 from freight.model.families.phi3 import PHI3
+from freight.model.families.phimoe import PHIMOE
 from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
 from freight.model.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from freight.model.families.smollm3 import SMOLLM3
@@ -108,4 +123,25 @@ FAMILIES: Final[dict[str, Family]] = {
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "exaone_moe": EXAONE_MOE,
+    "gemma": GEMMA,
+    "gpt2": GPT2,
+    "gpt_bigcode": GPT_BIGCODE,
+    "gptj": GPTJ,
+    "gpt_neo": GPT_NEO,
+    "phi": PHI,
+    "arcee": ARCEE,
+    "nemotron": NEMOTRON,
+    "jais2": JAIS2,
+    "olmo": OLMO,
+    "helium": HELIUM,
+    "iquestcoder": IQUEST_CODER,
+    "cwm": CWM,
+    "internlm2": INTERNLM2,
+    "internlm3": INTERNLM3,
+    "hyperclovax": HYPERCLOVAX,
+    "granitemoeshared": GRANITE_MOE_SHARED,
+    "vaultgemma": VAULT_GEMMA,
+    "biogpt": BIOGPT,
+    "phimoe": PHIMOE,
+    "apertus": APERTUS,
 }

@@ -1,5 +1,5 @@
 """Gemma 2: norms before and after, soft-capped scores and logits, alternating windows, scaled
-embeddings."""
+embeddings. VaultGemma: norms before alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, MOST_LAYERS, Family, Key, fixed, read
 
-__all__ = ["GEMMA2"]
+__all__ = ["GEMMA2", "VAULT_GEMMA"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,5 +54,13 @@ GEMMA2: Final = Family(
         "layers.{i}.mlp.norm": f"{_NORM}.pre_feedforward_layernorm.weight",
         "layers.{i}.mlp.post_norm": f"{_NORM}.post_feedforward_layernorm.weight",
     },
+    prepare=_spell_out,
+)
+
+VAULT_GEMMA: Final = Family(
+    architectures=("VaultGemmaForCausalLM",),
+    model_types=("vaultgemma",),
+    keys={**GEMMA2.keys, "norm_place": fixed("before")},
+    tensors=GEMMA2.tensors,
     prepare=_spell_out,
 )

@@ -1,5 +1,6 @@
 """Granite 3: Llama's shape with a factor for embeddings, scores, updates and logits each; also with
-experts, whose weights have the factor of updates. Granite 4: most layers keep a state, by a scan,
+experts, whose weights have the factor of updates, and with an MLP beside them. HyperCLOVA X: norms
+also of what the parts of a layer return. Granite 4: most layers keep a state, by a scan,
 and experts have an MLP beside them, or that is all there is."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from freight.model.families.table import (
     MOST_LAYERS,
     Family,
     Fused,
+    Place,
     Stacked,
     fixed,
     inverse,
@@ -19,7 +21,7 @@ from freight.model.families.table import (
     required,
 )
 
-__all__ = ["GRANITE", "GRANITE_HYBRID", "GRANITE_MOE"]
+__all__ = ["GRANITE", "GRANITE_HYBRID", "GRANITE_MOE", "GRANITE_MOE_SHARED", "HYPERCLOVAX"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,6 +42,34 @@ GRANITE: Final = Family(
     },
     tensors=LLAMA.tensors,
     prepare=_spell_out,
+)
+
+
+def _name_norms(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Logits are multiplied here, and what multiplies scores may be left to the heads' width."""
+    scores, is_both = raw.get("attention_multiplier"), raw.get("use_post_norm", True)
+    return {
+        **raw,
+        "score_scalar": None if scores is None else inverse(scores, 2),
+        "logits_scale": raw.get("logits_scaling", 1.0),
+        "norm_place": "both" if is_both else "before",
+    }
+
+
+HYPERCLOVAX: Final = Family(
+    architectures=("HyperCLOVAXForCausalLM",),
+    model_types=("hyperclovax",),
+    keys={
+        **GRANITE.keys,
+        "attention_scalar": read("score_scalar", None),
+        "norm_place": read("norm_place", "both"),
+    },
+    tensors={
+        **LLAMA.tensors,
+        "layers.{i}.attention.post_norm": "model.layers.{i}.post_norm1.weight",
+        "layers.{i}.mlp.post_norm": "model.layers.{i}.post_norm2.weight",
+    },
+    prepare=_name_norms,
 )
 
 _MOE: Final = "model.layers.{i}.block_sparse_moe"
@@ -105,6 +135,20 @@ _MIXED: Final = Fused(
     of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
 )
 
+_SHARED: Final[Mapping[str, Place]] = {
+    "layers.{i}.shared.gate": _BESIDE,
+    "layers.{i}.shared.up": _BESIDE,
+    "layers.{i}.shared.down": f"{_MLP}.output_linear.weight",
+}
+
+GRANITE_MOE_SHARED: Final = Family(
+    architectures=("GraniteMoeSharedForCausalLM",),
+    model_types=("granitemoeshared",),
+    keys={**GRANITE_MOE.keys, "shared_size": read("shared_intermediate_size", 0)},
+    tensors={**GRANITE_MOE.tensors, **_SHARED},
+    prepare=_spell_out,
+)
+
 GRANITE_HYBRID: Final = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     model_types=("granitemoehybrid",),
@@ -134,9 +178,7 @@ GRANITE_HYBRID: Final = Family(
         "layers.{i}.mlp.gate": _ALONE,
         "layers.{i}.mlp.up": _ALONE,
         "layers.{i}.mlp.down": f"{_MLP}.output_linear.weight",
-        "layers.{i}.shared.gate": _BESIDE,
-        "layers.{i}.shared.up": _BESIDE,
-        "layers.{i}.shared.down": f"{_MLP}.output_linear.weight",
+        **_SHARED,
     },
     demands={"mamba_proj_bias": False, "hidden_act": "silu"},
     prepare=_spell_out_hybrid,

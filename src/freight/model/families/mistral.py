@@ -1,6 +1,7 @@
 """Mistral: Llama's shape with a sliding window; of models that also see, the part that reads.
-Ministral 3: without one, and with queries that grow with their position, from where its first
-training ended: up to there, and so long may rows be, it is the same. Mixtral: with experts."""
+Ministral: with one in some layers. Ministral 3: without one, and with queries that grow with their
+position, from where its first training ended: up to there, and so long may rows be, it is the same.
+Mixtral: with experts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, te
 
 __all__ = ["MISTRAL", "MIXTRAL"]
 
-_TYPES: Final = ("mistral", "ministral3", "mistral3")
+_TYPES: Final = ("mistral", "ministral", "ministral3", "mistral3")
 _KEYS: Final = {
     **BASE_KEYS,
     "max_positions": read("max_position_embeddings", 131_072),
@@ -39,6 +40,7 @@ def _take_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 MISTRAL: Final = Family(
     architectures=(
         "MistralForCausalLM",
+        "MinistralForCausalLM",
         "Ministral3ForCausalLM",
         "Mistral3ForConditionalGeneration",
     ),

@@ -1,17 +1,17 @@
-"""OLMo 2 and 3: no norms before the parts of a layer, but one of what each returns, and one over
-all queries and all keys; the third has windows, whose layers are rotated without scaling. OLMoE:
-norms before, and experts."""
+"""OLMo: Llama's shape with layer norms that have no weights. OLMo 2 and 3: no norms before the
+parts of a layer, but one of what each returns, and one over all queries and all keys; the third has
+windows, whose layers are rotated without scaling. OLMoE: norms before, and experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.llama import LLAMA_TENSORS
+from freight.model.families.llama import LLAMA, LLAMA_TENSORS
 from freight.model.families.qwen import QWEN3_MOE
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, rope_by_kind
 
-__all__ = ["OLMO2", "OLMO3", "OLMOE"]
+__all__ = ["OLMO", "OLMO2", "OLMO3", "OLMOE"]
 
 _THETA: Final = 500_000.0
 _KEYS: Final = {
@@ -35,6 +35,19 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every fourth layer sees all; the others are not scaled."""
     return rope_by_kind(raw, every=4, windows={})
 
+
+OLMO: Final = Family(
+    architectures=("OlmoForCausalLM",),
+    model_types=("olmo",),
+    keys={
+        **LLAMA.keys,
+        "norm": fixed("layer_bare"),
+        "norm_eps": fixed(1e-5),
+        "mlp_bias": fixed(False),
+        "qkv_limit": read("clip_qkv", None),
+    },
+    tensors=LLAMA_TENSORS,
+)
 
 OLMO2: Final = Family(
     architectures=("Olmo2ForCausalLM",),

@@ -1,14 +1,15 @@
 """OPT: learned positions, layer norms with biases (after each block in the 350m), a plain MLP, and
-in the 350m embeddings narrower than the model."""
+in the 350m embeddings narrower than the model. BioGPT: the same with scaled embeddings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.table import BASE_KEYS, Family, fixed, read, required
 
-__all__ = ["OPT"]
+__all__ = ["BIOGPT", "OPT"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,4 +64,40 @@ OPT: Final = Family(
     },
     demands={"layer_norm_elementwise_affine": True},
     prepare=_spell_out,
+)
+
+
+def _scale(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    width = raw.get("hidden_size") if raw.get("scale_embedding", True) else None
+    has_root = isinstance(width, int) and 0 < width < 1 << 63
+    return {**raw, "embedding_scale": math.sqrt(width) if width and has_root else None}
+
+
+_BIO_LAYER: Final = "biogpt.layers.{i}"
+
+BIOGPT: Final = Family(
+    architectures=("BioGptForCausalLM",),
+    model_types=("biogpt",),
+    keys={
+        **OPT.keys,
+        "intermediate_size": required("intermediate_size"),
+        "max_positions": read("max_position_embeddings", 1024),
+        "embedding_size": fixed(None),
+        "embedding_scale": read("embedding_scale", None),
+        "norm_place": fixed("before"),
+        "norm_eps": fixed(1e-5),
+        "final_norm": fixed(True),
+        "activation": read("hidden_act", "gelu"),
+        **{name: fixed(True) for name in ("qkv_bias", "out_bias", "mlp_bias")},
+    },
+    tensors={
+        "embedding": "biogpt.embed_tokens.weight",
+        "embedding.positions": "biogpt.embed_positions.weight",
+        **{f"layers.{{i}}.{key}": f"{_BIO_LAYER}.{name}.weight" for key, name in _NAMES.items()},
+        **{f"layers.{{i}}.{key}_bias": f"{_BIO_LAYER}.{name}.bias" for key, name in _NAMES.items()},
+        "head.norm": "biogpt.layer_norm.weight",
+        "head.norm_bias": "biogpt.layer_norm.bias",
+        "head.weight": "output_projection.weight",
+    },
+    prepare=_scale,
 )

@@ -8,9 +8,9 @@ from typing import Final
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
 
-__all__ = ["STABLELM", "STARCODER2"]
+__all__ = ["NORM_BIASES", "STABLELM", "STARCODER2"]
 
-_NORM_BIASES: Final = {
+NORM_BIASES: Final = {
     "layers.{i}.attention.norm_bias": "model.layers.{i}.input_layernorm.bias",
     "layers.{i}.mlp.norm_bias": "model.layers.{i}.post_attention_layernorm.bias",
     "head.norm_bias": "model.norm.bias",
@@ -36,7 +36,7 @@ STARCODER2: Final = Family(
     },
     tensors={
         **LLAMA_TENSORS,
-        **_NORM_BIASES,
+        **NORM_BIASES,
         "layers.{i}.mlp.up": "model.layers.{i}.mlp.c_fc.weight",
         "layers.{i}.mlp.down": "model.layers.{i}.mlp.c_proj.weight",
         "layers.{i}.mlp.up_bias": "model.layers.{i}.mlp.c_fc.bias",
@@ -57,6 +57,6 @@ STABLELM: Final = Family(
         "qkv_bias": read("use_qkv_bias", False),
         "rotary_share": read("partial_rotary_factor", 0.25),
     },
-    tensors={**LLAMA_TENSORS, **_NORM_BIASES},
+    tensors={**LLAMA_TENSORS, **NORM_BIASES},
     demands={"qk_layernorm": False, "use_parallel_residual": False},
 )

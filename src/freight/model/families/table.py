@@ -68,10 +68,12 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fused:
-    """Rows of one checkpoint tensor, which stacks the logical tensors ``of`` in this order."""
+    """Rows of one checkpoint tensor, which stacks the logical tensors ``of`` in this order; its
+    columns where it is ``turned``."""
 
     tensor: str
     of: tuple[str, ...]
+    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +221,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "qkv_bias": fixed(False),
     "out_bias": fixed(False),
     "mlp_bias": fixed(False),
+    "head_bias": fixed(False),
+    "qkv_limit": fixed(None),
     "tied_embeddings": read("tie_word_embeddings", False),
     "attention_scalar": fixed(None),
     "attention_sinks": fixed(False),
@@ -246,6 +250,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_gate": fixed(False),
     "route_inputs": fixed(False),
     "best_of_group": fixed(2),
+    "route_margin": fixed(None),
     "rotary_width": fixed(None),
     "latent_rank": fixed(None),
     "query_rank": fixed(None),

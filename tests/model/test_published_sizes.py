@@ -1,0 +1,140 @@
+"""Parameters of models by their published config.json, against the numbers that were published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from freight.errors import ModelError
+from freight.model.config import parse_config
+from freight.model.decoder import count_parameters
+
+GPT2: dict[str, Any] = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50_257}
+GPTJ: dict[str, Any] = {"n_embd": 4096, "n_head": 16, "n_layer": 28, "vocab_size": 50_400}
+GPT_NEO: dict[str, Any] = {
+    "attention_types": [[["global", "local"], 12]],
+    "hidden_size": 2048,
+    "num_heads": 16,
+    "num_layers": 24,
+    "vocab_size": 50_257,
+}
+PHI2: dict[str, Any] = {
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 51_200,
+}
+GEMMA: dict[str, Any] = {
+    "head_dim": 256,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 16,
+    "vocab_size": 256_000,
+}
+STARCODER: dict[str, Any] = {
+    "n_embd": 6144,
+    "n_head": 48,
+    "n_inner": 24_576,
+    "n_layer": 40,
+    "n_positions": 8192,
+    "vocab_size": 49_152,
+}
+
+OLMO: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 50_304,
+}
+INTERNLM: dict[str, Any] = {
+    **OLMO,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "vocab_size": 92_544,
+}
+INTERNLM3: dict[str, Any] = {
+    **OLMO,
+    "head_dim": 128,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "vocab_size": 128_512,
+}
+PHI_MOE: dict[str, Any] = {
+    "attention_bias": True,
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "lm_head_bias": True,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32_064,
+}
+ROPE: dict[str, Any] = {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.3}
+VAULT: dict[str, Any] = {
+    "head_dim": 256,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "vocab_size": 256_000,
+}
+BIOGPT: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "vocab_size": 42_384,
+}
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "gpt2": ("gpt2", GPT2, 124_439_808),
+    "gpt2-xl": ("gpt2", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
+    "gpt-j-6b": ("gptj", {**GPTJ, "rotary_dim": 64}, 6_050_882_784),
+    "gpt-neo-1.3b": ("gpt_neo", GPT_NEO, 1_315_575_808),
+    "phi-2": ("phi", PHI2, 2_779_683_840),
+    "gemma-7b": ("gemma", GEMMA, 8_537_680_896),
+    "biogpt": ("biogpt", BIOGPT, 346_763_264),
+    "internlm2-7b": ("internlm2", INTERNLM, 7_737_708_544),
+    "internlm3-8b": ("internlm3", INTERNLM3, 8_804_241_408),
+    "phi-3.5-moe": ("phimoe", PHI_MOE, 41_873_153_344),
+    "olmo-7b": ("olmo", OLMO, 6_888_095_744),
+    "vaultgemma-1b": ("vaultgemma", VAULT, 1_038_741_120),
+    "starcoder": ("gpt_bigcode", STARCODER, 15_517_456_384),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_were_published(name: str) -> None:
+    kind, raw, parameters = PUBLISHED[name]
+    assert count_parameters(parse_config({"model_type": kind, **raw})) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+        ("gpt2", {"n_embd": "768"}, "n_embd is '768'"),
+        ("gpt-j-6b", {"rotary_dim": None}, "0 elements of a head"),
+        ("gpt-neo-1.3b", {"attention_types": [[["global", "near"], 12]]}, "layer_types is"),
+        ("gpt-neo-1.3b", {"attention_types": [[["global"], 1 << 40]]}, "layer_types is"),
+        ("gpt-neo-1.3b", {"attention_types": [[["local"], 3]]}, "3 attention windows"),
+        ("olmo-7b", {"clip_qkv": 0.0}, "qkv_limit is 0.0"),
+        ("phi-3.5-moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
+        ("phi-3.5-moe", {"rope_scaling": ROPE}, "factors_differ is True"),
+        ("phi-3.5-moe", {"router_jitter_noise": 0.0}, "a margin above 0"),
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True"),
+    ],
+    ids=str,
+)
+def test_what_is_not_described_is_refused(name: str, change: dict[str, Any], words: str) -> None:
+    kind, raw, _ = PUBLISHED[name]
+    with pytest.raises(ModelError, match=words):
+        parse_config({"model_type": kind, **raw, **change})
