@@ -277,6 +277,7 @@ KEYS_OF_SOME = [
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
+    "index_topk",
 ]
 LIKELY = st.sampled_from(
     [
@@ -354,6 +355,38 @@ def test_rows_end_where_positions_would_change_queries() -> None:
     assert found.max_positions == 16_384 and set(found.sliding_windows) == {None}
     del rope["llama_4_scaling_beta"]
     assert parse_config(mistral).max_positions == 262_144
+
+
+GLM_5: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "hidden_size": 6144,
+    "intermediate_size": 12_288,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "index_topk": 2048,
+    "vocab_size": 154_880,
+    "max_position_embeddings": 202_752,
+}
+
+
+def test_rows_end_where_an_indexer_would_leave_out_keys() -> None:
+    assert parse_config(GLM_5).max_positions == 2048
+    assert parse_config({**GLM_5, "index_topk": None}).max_positions == 2048
+    assert parse_config({**GLM_5, "max_position_embeddings": 1024}).max_positions == 1024
+    with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
+        parse_config({**GLM_5, "index_topk": "many"})
+    # 744 billion, of which the indexers are 0.7.
+    assert count_parameters(parse_config(GLM_5)) == 743_180_209_920
 
 
 GRANITE_4: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import Final
 
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
@@ -86,6 +87,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": GLM_MOE_DSA,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,
