@@ -385,8 +385,65 @@ def test_rows_end_where_an_indexer_would_leave_out_keys() -> None:
     assert parse_config({**GLM_5, "max_position_embeddings": 1024}).max_positions == 1024
     with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
         parse_config({**GLM_5, "index_topk": "many"})
-    # 744 billion, of which the indexers are 0.7.
-    assert count_parameters(parse_config(GLM_5)) == 743_180_209_920
+
+
+MISTRAL_4: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "vocab_size": 131_072,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 2048,
+    "max_position_embeddings": 1_048_576,
+}
+HUNYUAN_3: dict[str, Any] = {
+    "architectures": ["HYV3ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 13_312,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts": 192,
+    "vocab_size": 120_832,
+}
+YOUTU: dict[str, Any] = {
+    "architectures": ["YoutuForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "q_lora_rank": 1536,
+    "vocab_size": 128_256,
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "parameters"),
+    [
+        (GLM_5, 743_180_209_920),  # of 744 billion, of which the indexers are 0.7
+        ({**MISTRAL_4, "architectures": ["Mistral4ForCausalLM"]}, 118_972_826_624),
+        (HUNYUAN_3, 295_033_543_488),
+        (YOUTU, 1_961_560_064),
+    ],
+    ids=["glm-5", "mistral-small-4", "hunyuan-3", "youtu-llm-2b"],
+)
+def test_numbers_of_parameters_are_the_published_ones(raw: dict[str, Any], parameters: int) -> None:
+    assert count_parameters(parse_config(raw)) == parameters
+
+
+def test_of_one_architecture_the_part_that_reads_says_which_family_it_is() -> None:
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    found = parse_config({**whole, "text_config": {**MISTRAL_4, "model_type": "mistral4"}})
+    assert found.family == "mistral4" and found.max_positions == 8192
+    older = {**SMALL, "model_type": "ministral3"}
+    assert parse_config({**whole, "text_config": older}).family == "mistral"
+    with pytest.raises(ModelError, match="text_model is 'other'"):
+        parse_config({**whole, "text_config": {**SMALL, "model_type": "other"}})
 
 
 GRANITE_4: dict[str, Any] = {

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
@@ -27,6 +28,7 @@ from transformers import (
     Exaone4Config,
     ExaoneMoeConfig,
     FalconConfig,
+    FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -40,10 +42,14 @@ from transformers import (
     GraniteMoeConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HYV3Config,
     Llama4TextConfig,
     LlamaConfig,
+    MellumConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -62,6 +68,7 @@ from transformers import (
     SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
+    YoutuConfig,
 )
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
@@ -72,6 +79,9 @@ from freight.model.config import read_config
 from freight.model.decoder import count_parameters
 
 from . import tiny
+
+# Known to it as a part of a model that also sees, only.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 STEPS = 32
 HALF = 8  # half the head width of the tiny model: the number of rotary frequencies
@@ -275,6 +285,37 @@ def ministral3(**changes: Any) -> PretrainedConfig:
     return Ministral3Config(**{**tiny.SIZES, "head_dim": 24, "rope_parameters": rope, **changes})
 
 
+def mistral4(**changes: Any) -> PretrainedConfig:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 2.5,
+        "original_max_position_embeddings": 96,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.9,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return deepseek(Mistral4Config, rope_parameters=rope, **changes)
+
+
+def hunyuan3(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    return HYV3Config(**{**tiny.SIZES, **sizes, "head_dim": 24, **changes})
+
+
+def mellum(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    more = {"head_dim": 24, "sliding_window": 9, "layer_types": kinds}
+    return four_layers(MellumConfig, **{**sizes, **more, **changes})
+
+
+def flint(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "shared_expert_intermediate_size": 72}
+    return four_layers(FlintConfig, **{**sizes, **more, **changes})
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -302,6 +343,11 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm-5": deepseek(
         GlmMoeDsaConfig, attention_bias=True, rope_parameters={"rope_theta": 500.0}, **INDEXER
     ),
+    "mistral 4": mistral4(),
+    "mistral 4, groups": mistral4(
+        first_k_dense_replace=0, n_group=3, topk_group=2, q_lora_rank=None, rope_interleave=False
+    ),
+    "youtu": deepseek(YoutuConfig),
     "glm-4.7 flash": deepseek(Glm4MoeLiteConfig, rope_parameters=None),
     "ernie 4.5": Ernie4_5Config(**tiny.SIZES, head_dim=24, use_bias=True),
     "exaone 4": four_layers(Exaone4Config, sliding_window=9),
@@ -319,6 +365,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "hunyuan": HunYuanDenseV1Config(**tiny.SIZES, head_dim=24, pad_token_id=1, attention_bias=True),
     "hunyuan, stretched": HunYuanDenseV1Config(
         **tiny.SIZES, head_dim=24, pad_token_id=1, rope_parameters=STRETCHED
+    ),
+    "hunyuan 3": hunyuan3(),
+    "hunyuan 3, plain layers": hunyuan3(
+        num_hidden_layers=3,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        num_shared_experts=2,
+        attention_bias=True,
     ),
     "hunyuan moe": HunYuanMoEV1Config(
         **{**tiny.SIZES, "intermediate_size": 48},
@@ -369,6 +422,14 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama4": llama4(),
     "llama4, plain layers between": llama4(
         interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
+    ),
+    "flint": flint(num_hidden_layers=5),
+    "flint, all with experts": flint(
+        mlp_only_layers=[], norm_topk_prob=False, attention_bias=True, sliding_window=64
+    ),
+    "mellum": mellum(),
+    "mellum, plain layers": mellum(
+        mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True
     ),
     "ministral 3": ministral3(),
     "minimax m2": MiniMaxM2Config(
@@ -809,6 +870,18 @@ QWEN_VISION: dict[str, Any] = {
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
         ),
         (
+            mistral4(),
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+        ),
+        (
+            four_layers(Exaone4Config, sliding_window=9),
+            {
+                "architectures": ["Exaone4_5_ForConditionalGeneration"],
+                "model_type": "exaone4_5",
+                "vision_config": {**QWEN_VISION, "num_heads": 2, "num_key_value_heads": 1},
+            },
+        ),
+        (
             llama4(),
             {
                 "architectures": ["Llama4ForConditionalGeneration"],
@@ -866,6 +939,8 @@ QWEN_VISION: dict[str, Any] = {
         "gemma3",
         "mistral3",
         "ministral3",
+        "mistral4",
+        "exaone4.5",
         "llama4",
         "qwen2-vl",
         "qwen2.5-vl",

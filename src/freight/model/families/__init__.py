@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from freight.model.families.cohere import COHERE, COHERE2
-from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
+from freight.model.families.flint import FLINT
 from freight.model.families.gemma2 import GEMMA2
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
@@ -22,12 +23,14 @@ from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
-from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
+from freight.model.families.mellum import MELLUM
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
+from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
@@ -63,6 +66,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama": LLAMA,
     "llama4": LLAMA4,
     "mistral": MISTRAL,
+    "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
     "minimax_m2": MINIMAX_M2,
     "qwen2": QWEN2,
@@ -89,6 +93,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
+    "youtu": YOUTU,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,
@@ -110,5 +115,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_vl_moe": QWEN3_VL_MOE,
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,
+    "hy_v3": HUNYUAN_3,
+    "mellum": MELLUM,
+    "flint": FLINT,
     "exaone_moe": EXAONE_MOE,
 }
