@@ -179,7 +179,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "are Cohere2ForCausalLM, CohereForCausalLM"),
+        ({"architectures": ["FooForCausalLM"]}, "Cohere2ForCausalLM, CohereForCausalLM"),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),
@@ -277,7 +277,7 @@ KEYS_OF_SOME = [
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
-    "index_topk",
+    *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -411,6 +411,28 @@ HUNYUAN_3: dict[str, Any] = {
     "num_experts": 192,
     "vocab_size": 120_832,
 }
+TRINITY_MINI: dict[str, Any] = {
+    "architectures": ["AfmoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 1024,
+    "num_hidden_layers": 32,
+    "num_dense_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "vocab_size": 200_192,
+    "mup_enabled": True,
+    "score_func": "sigmoid",
+    "route_norm": True,
+    "n_group": 1,
+    "rope_theta": 10_000,
+    "rope_scaling": None,
+    "sliding_window": 2048,
+    "global_attn_every_n_layers": 4,
+}
 YOUTU: dict[str, Any] = {
     "architectures": ["YoutuForCausalLM"],
     "hidden_size": 2048,
@@ -429,11 +451,30 @@ YOUTU: dict[str, Any] = {
         ({**MISTRAL_4, "architectures": ["Mistral4ForCausalLM"]}, 118_972_826_624),
         (HUNYUAN_3, 295_033_543_488),
         (YOUTU, 1_961_560_064),
+        (TRINITY_MINI, 26_123_974_400),
     ],
-    ids=["glm-5", "mistral-small-4", "hunyuan-3", "youtu-llm-2b"],
+    ids=["glm-5", "mistral-small-4", "hunyuan-3", "youtu-llm-2b", "trinity-mini"],
 )
 def test_numbers_of_parameters_are_the_published_ones(raw: dict[str, Any], parameters: int) -> None:
     assert count_parameters(parse_config(raw)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"score_func": "softmax"}, "only 'sigmoid' is supported"),
+        ({"num_shared_experts": 0}, "with that of an MLP"),
+        ({"n_group": 2}, "n_group is 2"),
+    ],
+    ids=str,
+)
+def test_what_trinity_s_table_does_not_describe(change: dict[str, Any], words: str) -> None:
+    found = parse_config(TRINITY_MINI)
+    assert found.embedding_scale == 2048**0.5
+    assert [rope is None for rope in found.ropes[:4]] == [False, False, False, True]
+    assert found.sliding_windows[:4] == (2048, 2048, 2048, None)
+    with pytest.raises(ModelError, match=words):
+        parse_config({**TRINITY_MINI, **change})
 
 
 def test_of_one_architecture_the_part_that_reads_says_which_family_it_is() -> None:

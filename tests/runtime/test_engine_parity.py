@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AfmoeConfig,
     AutoConfig,
     AutoModelForCausalLM,
     Cohere2Config,
@@ -316,6 +317,12 @@ def flint(**changes: Any) -> PretrainedConfig:
     return four_layers(FlintConfig, **{**sizes, **more, **changes})
 
 
+def afmoe(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "mup_enabled": True, "route_scale": 1.5}
+    return four_layers(AfmoeConfig, **{**experts, **more, **changes})
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -422,6 +429,10 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama4": llama4(),
     "llama4, plain layers between": llama4(
         interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
+    ),
+    "afmoe": afmoe(),
+    "afmoe, mostly plain layers": afmoe(
+        num_dense_layers=3, num_shared_experts=1, mup_enabled=False, attention_bias=True
     ),
     "flint": flint(num_hidden_layers=5),
     "flint, all with experts": flint(
@@ -742,6 +753,69 @@ PUBLISHED |= {
         "use_parallel_block": True,
         "use_parallel_embedding": False,
     },
+    "trinity-mini": {
+        "architectures": ["AfmoeForCausalLM"],
+        "model_type": "afmoe",
+        "attention_dropout": 0.0,
+        "global_attn_every_n_layers": 2,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "moe_intermediate_size": 48,
+        "mup_enabled": True,
+        "n_group": 1,
+        "num_dense_layers": 2,
+        "num_expert_groups": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 4,
+        "num_limited_groups": 1,
+        "num_shared_experts": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+        "route_norm": True,
+        "route_scale": 2.826,
+        "score_func": "sigmoid",
+        "sliding_window": 9,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+    },
+    "glm-5": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "index_head_dim": 24,
+        "index_n_heads": 3,
+        "index_topk": 72,
+        "indexer_rope_interleave": True,
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 48,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1,
+        "pad_token_id": 1,
+        "q_lora_rank": 40,
+        "qk_head_dim": 40,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
+        "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 20,
+    },
     "starcoder2-3b": {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
@@ -759,6 +833,8 @@ PUBLISHED |= {
 def compare(
     directory: Path, prompts: list[list[int]], answers: list[tiny.Answer], **options: Any
 ) -> None:
+    if read_config(directory).gated_attention:  # what is attended stays where its gates are
+        options["cpu_attention_percent"] = 0.0
     with tiny.engine(directory, prompts, STEPS, **options) as engine:
         captured = tiny.capture_logits(engine)
         found = tiny.run(engine, prompts, STEPS)
@@ -832,6 +908,10 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
         ("glm-4-0414", {"partial_rotary_factor": 1.0}),
         ("command-r7b", {"sliding_window_pattern": 2}),
+        ("trinity-mini", {"global_attn_every_n_layers": 4}),
+        ("trinity-mini", {"mup_enabled": False}),
+        ("trinity-mini", {"route_scale": 1.0}),
+        ("glm-5", {"routed_scaling_factor": 1.0}),
     ],
     ids=str,
 )

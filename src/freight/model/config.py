@@ -53,6 +53,7 @@ _FLAGS: Final = (
     "learned_positions",
     "attention_sinks",
     "gated_attention",
+    "gates_apart",
 )
 _NUMBERS: Final = (
     "norm_eps",
@@ -166,7 +167,7 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     own = (pair for pair in found.items() if kind in pair[1].model_types)
     for name, family in itertools.chain(own, found.items()):
         return name, family
-    known = ", ".join(sorted(item for f in FAMILIES.values() for item in f.architectures))
+    known = ", ".join(sorted({item for f in FAMILIES.values() for item in f.architectures}))
     stated = ", ".join(map(str, architectures)) or f"model_type {raw.get('model_type')!r}"
     raise ModelError(
         f"{place} describes a model of architecture {stated}.",

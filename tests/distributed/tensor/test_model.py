@@ -34,6 +34,8 @@ class OneRank(VirtualRanks):
 EIGHT = Mesh.of(x=2, y=2, z=2)
 ROTATED_BY_LENGTH = {"dynamic", "longrope"}
 REFUSED = {
+    "afmoe": "norms of what experts make together",
+    "afmoe, mostly plain layers": "gates of what is attended",
     "opt, norms after": "32 columns",
     "cohere": "scaled updates or logits",
     "cohere, norms of heads": "norms of queries and keys",

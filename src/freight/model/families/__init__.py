@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.families.afmoe import AFMOE
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
@@ -119,4 +120,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "mellum": MELLUM,
     "flint": FLINT,
     "exaone_moe": EXAONE_MOE,
+    "afmoe": AFMOE,
 }
