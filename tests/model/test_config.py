@@ -278,6 +278,7 @@ KEYS_OF_SOME = [
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
     *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
+    *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -385,6 +386,23 @@ def test_rows_end_where_an_indexer_would_leave_out_keys() -> None:
     assert parse_config({**GLM_5, "max_position_embeddings": 1024}).max_positions == 1024
     with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
         parse_config({**GLM_5, "index_topk": "many"})
+
+
+def test_rows_of_minimax_m3_end_where_blocks_would_be_left_out() -> None:
+    """By its own names, and those that it was published with."""
+    raw = {**SIZES_OF_ALL, "architectures": ["MiniMaxM3SparseForConditionalGeneration"]}
+    raw |= {"head_dim": 128, "max_position_embeddings": 524_288, "rotary_dim": 64}
+    blocks = {"sparse_block_size": 64, "sparse_topk_blocks": 8}
+    found = parse_config({**raw, "sparse_attention_config": blocks, "moe_layer_freq": [0, 1, 1]})
+    assert found.max_positions == 512
+    assert found.experts is not None and found.experts.layers == (False, True, True)
+    assert [rope.rotary_dim for rope in found.rotations] == [64]
+    assert parse_config(raw).max_positions == 2048
+    assert parse_config({**raw, "index_topk_blocks": 4}).max_positions == 512
+    whole = parse_config({**raw, "partial_rotary_factor": 1.0})
+    assert [rope.rotary_dim for rope in whole.rotations] == [128]
+    with pytest.raises(ModelError, match="max_position_embeddings is 'all'"):
+        parse_config({**raw, "index_topk_blocks": "all"})
 
 
 MISTRAL_4: dict[str, Any] = {

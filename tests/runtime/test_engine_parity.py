@@ -71,6 +71,7 @@ from transformers import (
     Starcoder2Config,
     YoutuConfig,
 )
+from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
@@ -317,6 +318,23 @@ def flint(**changes: Any) -> PretrainedConfig:
     return four_layers(FlintConfig, **{**sizes, **more, **changes})
 
 
+def minimax_m3(**changes: Any) -> PretrainedConfig:
+    """Of the last layer's keys an indexer chooses five blocks of 16: as many as a row has."""
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
+    widths = {"dense_intermediate_size": 160, "shared_intermediate_size": 72, "head_dim": 24}
+    kinds = {
+        "layer_types": ["full_attention", "full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_hidden_layers": 3,
+    }
+    blocks = {"index_block_size": 16, "index_topk_blocks": 5, "index_n_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    more = {"index_head_dim": 24, "swiglu_limit": 0.5, "rope_parameters": rope, "pad_token_id": 1}
+    return MiniMaxM3VLTextConfig(
+        **{**tiny.SIZES, **experts, **widths, **kinds, **blocks, **more, **changes}
+    )
+
+
 def afmoe(**changes: Any) -> PretrainedConfig:
     experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
     more = {"head_dim": 24, "sliding_window": 9, "mup_enabled": True, "route_scale": 1.5}
@@ -443,6 +461,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
         mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True
     ),
     "ministral 3": ministral3(),
+    "minimax m3": minimax_m3(),
+    "minimax m3, all rotated": minimax_m3(
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        routed_scaling_factor=0.7,
+        swiglu_alpha=1.2,
+    ),
     "minimax m2": MiniMaxM2Config(
         **{**tiny.SIZES, "head_dim": 24, "intermediate_size": 48},
         num_local_experts=6,
@@ -962,6 +987,14 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
         (
+            minimax_m3(),
+            {
+                "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+                "model_type": "minimax_m3_vl",
+                "projector_hidden_size": 32,
+            },
+        ),
+        (
             llama4(),
             {
                 "architectures": ["Llama4ForConditionalGeneration"],
@@ -1021,6 +1054,7 @@ QWEN_VISION: dict[str, Any] = {
         "ministral3",
         "mistral4",
         "exaone4.5",
+        "minimax m3",
         "llama4",
         "qwen2-vl",
         "qwen2.5-vl",

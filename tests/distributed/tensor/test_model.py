@@ -76,6 +76,8 @@ REFUSED = {
     "llama4, plain layers between": "experts whose inputs are weighed",
     "mellum": "rotate queries and keys in different ways",
     "mellum, plain layers": "rotate queries and keys in different ways",
+    "minimax m3": "gates with a limit",
+    "minimax m3, all rotated": "norms of queries and keys",
     "minimax m2": "norms of queries and keys",
     "mistral 4": "latents",
     "mistral 4, groups": "latents",

@@ -29,7 +29,7 @@ from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.mellum import MELLUM
-from freight.model.families.minimax import MINIMAX_M2
+from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TEXT
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
@@ -70,6 +70,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
     "minimax_m2": MINIMAX_M2,
+    "minimax_m3_vl": MINIMAX_M3,
+    "minimax_m3_vl_text": MINIMAX_M3_TEXT,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
