@@ -277,6 +277,8 @@ KEYS_OF_SOME = [
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
+    *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
+    *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -354,6 +356,153 @@ def test_rows_end_where_positions_would_change_queries() -> None:
     assert found.max_positions == 16_384 and set(found.sliding_windows) == {None}
     del rope["llama_4_scaling_beta"]
     assert parse_config(mistral).max_positions == 262_144
+
+
+GLM_5: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "hidden_size": 6144,
+    "intermediate_size": 12_288,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "index_topk": 2048,
+    "vocab_size": 154_880,
+    "max_position_embeddings": 202_752,
+}
+
+
+def test_rows_end_where_an_indexer_would_leave_out_keys() -> None:
+    assert parse_config(GLM_5).max_positions == 2048
+    assert parse_config({**GLM_5, "index_topk": None}).max_positions == 2048
+    assert parse_config({**GLM_5, "max_position_embeddings": 1024}).max_positions == 1024
+    with pytest.raises(ModelError, match="max_position_embeddings is 'many'"):
+        parse_config({**GLM_5, "index_topk": "many"})
+
+
+def test_rows_of_minimax_m3_end_where_blocks_would_be_left_out() -> None:
+    """By its own names, and those that it was published with."""
+    raw = {**SIZES_OF_ALL, "architectures": ["MiniMaxM3SparseForConditionalGeneration"]}
+    raw |= {"head_dim": 128, "max_position_embeddings": 524_288, "rotary_dim": 64}
+    blocks = {"sparse_block_size": 64, "sparse_topk_blocks": 8}
+    found = parse_config({**raw, "sparse_attention_config": blocks, "moe_layer_freq": [0, 1, 1]})
+    assert found.max_positions == 512
+    assert found.experts is not None and found.experts.layers == (False, True, True)
+    assert [rope.rotary_dim for rope in found.rotations] == [64]
+    assert parse_config(raw).max_positions == 2048
+    assert parse_config({**raw, "index_topk_blocks": 4}).max_positions == 512
+    whole = parse_config({**raw, "partial_rotary_factor": 1.0})
+    assert [rope.rotary_dim for rope in whole.rotations] == [128]
+    with pytest.raises(ModelError, match="max_position_embeddings is 'all'"):
+        parse_config({**raw, "index_topk_blocks": "all"})
+
+
+MISTRAL_4: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "vocab_size": 131_072,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 2048,
+    "max_position_embeddings": 1_048_576,
+}
+HUNYUAN_3: dict[str, Any] = {
+    "architectures": ["HYV3ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 13_312,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts": 192,
+    "vocab_size": 120_832,
+}
+TRINITY_MINI: dict[str, Any] = {
+    "architectures": ["AfmoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 1024,
+    "num_hidden_layers": 32,
+    "num_dense_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "vocab_size": 200_192,
+    "mup_enabled": True,
+    "score_func": "sigmoid",
+    "route_norm": True,
+    "n_group": 1,
+    "rope_theta": 10_000,
+    "rope_scaling": None,
+    "sliding_window": 2048,
+    "global_attn_every_n_layers": 4,
+}
+YOUTU: dict[str, Any] = {
+    "architectures": ["YoutuForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "q_lora_rank": 1536,
+    "vocab_size": 128_256,
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "parameters"),
+    [
+        (GLM_5, 743_180_209_920),  # of 744 billion, of which the indexers are 0.7
+        ({**MISTRAL_4, "architectures": ["Mistral4ForCausalLM"]}, 118_972_826_624),
+        (HUNYUAN_3, 295_033_543_488),
+        (YOUTU, 1_961_560_064),
+        (TRINITY_MINI, 26_123_974_400),
+    ],
+    ids=["glm-5", "mistral-small-4", "hunyuan-3", "youtu-llm-2b", "trinity-mini"],
+)
+def test_numbers_of_parameters_are_the_published_ones(raw: dict[str, Any], parameters: int) -> None:
+    assert count_parameters(parse_config(raw)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"score_func": "softmax"}, "only 'sigmoid' is supported"),
+        ({"num_shared_experts": 0}, "with that of an MLP"),
+        ({"n_group": 2}, "n_group is 2"),
+    ],
+    ids=str,
+)
+def test_what_trinity_s_table_does_not_describe(change: dict[str, Any], words: str) -> None:
+    found = parse_config(TRINITY_MINI)
+    assert found.embedding_scale == 2048**0.5
+    assert [rope is None for rope in found.ropes[:4]] == [False, False, False, True]
+    assert found.sliding_windows[:4] == (2048, 2048, 2048, None)
+    with pytest.raises(ModelError, match=words):
+        parse_config({**TRINITY_MINI, **change})
+
+
+def test_of_one_architecture_the_part_that_reads_says_which_family_it_is() -> None:
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    found = parse_config({**whole, "text_config": {**MISTRAL_4, "model_type": "mistral4"}})
+    assert found.family == "mistral4" and found.max_positions == 8192
+    older = {**SMALL, "model_type": "ministral3"}
+    assert parse_config({**whole, "text_config": older}).family == "mistral"
+    with pytest.raises(ModelError, match="text_model is 'other'"):
+        parse_config({**whole, "text_config": {**SMALL, "model_type": "other"}})
 
 
 GRANITE_4: dict[str, Any] = {

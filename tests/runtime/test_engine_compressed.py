@@ -25,13 +25,14 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from freight.errors import InputError, ModelError
+from freight.model.config import read_config
 from freight.model.number_format import Compression, Grouped
 from freight.runtime.compressed_files import compressed_sources
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import deepseek, glm4_moe
+from .test_engine_parity import afmoe, deepseek, glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -157,6 +158,7 @@ CONFIGS = {
         num_attention_heads=4,
         max_position_embeddings=256,
     ),
+    "norms of what experts make": afmoe(head_dim=32, moe_intermediate_size=64),
     "an MLP beside experts": glm4_moe(moe_intermediate_size=64),
     "latents": deepseek(
         DeepseekV3Config,
@@ -187,6 +189,8 @@ def test_families(name: str, dim: str, tmp_path: Path) -> None:
     answers = tiny.tokens(tiny.reference(compress(made, 4, 64, dim), PROMPTS[:5], STEPS))
     options = {**tiny.ON_SIM, "weight_bits": 4, "group_dim": dim}
     options["compressed_dir"] = tmp_path / "kept"
+    if read_config(tmp_path).gated_attention:
+        options["cpu_attention_percent"] = 0.0
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
 

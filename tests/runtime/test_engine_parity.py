@@ -15,33 +15,42 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AfmoeConfig,
     AutoConfig,
+    AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     ExaoneMoeConfig,
     FalconConfig,
+    FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmConfig,
+    GlmMoeDsaConfig,
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HYV3Config,
     Llama4TextConfig,
     LlamaConfig,
+    MellumConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -60,7 +69,9 @@ from transformers import (
     SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
+    YoutuConfig,
 )
+from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
@@ -71,6 +82,9 @@ from freight.model.decoder import count_parameters
 
 from . import tiny
 from .classics import CLASSICS, CLASSICS_PUBLISHED
+
+# Known to it as a part of a model that also sees, only.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 STEPS = 32
 HALF = 8  # half the head width of the tiny model: the number of rotary frequencies
@@ -231,6 +245,8 @@ GRANITE_FACTORS: dict[str, Any] = {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.5,
 }
+INDEXER: dict[str, Any] = {"index_topk": 72, "index_head_dim": 24, "index_n_heads": 3}
+"""Chooses as many keys as the longest row has."""
 STRETCHED: dict[str, Any] = {
     "rope_type": "dynamic",
     "alpha": 50.0,
@@ -272,6 +288,60 @@ def ministral3(**changes: Any) -> PretrainedConfig:
     return Ministral3Config(**{**tiny.SIZES, "head_dim": 24, "rope_parameters": rope, **changes})
 
 
+def mistral4(**changes: Any) -> PretrainedConfig:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 2.5,
+        "original_max_position_embeddings": 96,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.9,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return deepseek(Mistral4Config, rope_parameters=rope, **changes)
+
+
+def hunyuan3(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    return HYV3Config(**{**tiny.SIZES, **sizes, "head_dim": 24, **changes})
+
+
+def mellum(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    more = {"head_dim": 24, "sliding_window": 9, "layer_types": kinds}
+    return four_layers(MellumConfig, **{**sizes, **more, **changes})
+
+
+def flint(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "shared_expert_intermediate_size": 72}
+    return four_layers(FlintConfig, **{**sizes, **more, **changes})
+
+
+def minimax_m3(**changes: Any) -> PretrainedConfig:
+    """Of the last layer's keys an indexer chooses five blocks of 16: as many as a row has."""
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
+    widths = {"dense_intermediate_size": 160, "shared_intermediate_size": 72, "head_dim": 24}
+    kinds = {
+        "layer_types": ["full_attention", "full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_hidden_layers": 3,
+    }
+    blocks = {"index_block_size": 16, "index_topk_blocks": 5, "index_n_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    more = {"index_head_dim": 24, "swiglu_limit": 0.5, "rope_parameters": rope, "pad_token_id": 1}
+    return MiniMaxM3VLTextConfig(
+        **{**tiny.SIZES, **experts, **widths, **kinds, **blocks, **more, **changes}
+    )
+
+
+def afmoe(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "mup_enabled": True, "route_scale": 1.5}
+    return four_layers(AfmoeConfig, **{**experts, **more, **changes})
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -295,6 +365,15 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "deepseek-v3, biases": deepseek(
         DeepseekV3Config, n_group=1, topk_group=1, attention_bias=True, rope_interleave=False
     ),
+    "deepseek-v3.2": deepseek(DeepseekV32Config, n_group=3, topk_group=2, **INDEXER),
+    "glm-5": deepseek(
+        GlmMoeDsaConfig, attention_bias=True, rope_parameters={"rope_theta": 500.0}, **INDEXER
+    ),
+    "mistral 4": mistral4(),
+    "mistral 4, groups": mistral4(
+        first_k_dense_replace=0, n_group=3, topk_group=2, q_lora_rank=None, rope_interleave=False
+    ),
+    "youtu": deepseek(YoutuConfig),
     "glm-4.7 flash": deepseek(Glm4MoeLiteConfig, rope_parameters=None),
     "ernie 4.5": Ernie4_5Config(**tiny.SIZES, head_dim=24, use_bias=True),
     "exaone 4": four_layers(Exaone4Config, sliding_window=9),
@@ -312,6 +391,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "hunyuan": HunYuanDenseV1Config(**tiny.SIZES, head_dim=24, pad_token_id=1, attention_bias=True),
     "hunyuan, stretched": HunYuanDenseV1Config(
         **tiny.SIZES, head_dim=24, pad_token_id=1, rope_parameters=STRETCHED
+    ),
+    "hunyuan 3": hunyuan3(),
+    "hunyuan 3, plain layers": hunyuan3(
+        num_hidden_layers=3,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        num_shared_experts=2,
+        attention_bias=True,
     ),
     "hunyuan moe": HunYuanMoEV1Config(
         **{**tiny.SIZES, "intermediate_size": 48},
@@ -363,7 +449,26 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama4, plain layers between": llama4(
         interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
     ),
+    "afmoe": afmoe(),
+    "afmoe, mostly plain layers": afmoe(
+        num_dense_layers=3, num_shared_experts=1, mup_enabled=False, attention_bias=True
+    ),
+    "flint": flint(num_hidden_layers=5),
+    "flint, all with experts": flint(
+        mlp_only_layers=[], norm_topk_prob=False, attention_bias=True, sliding_window=64
+    ),
+    "mellum": mellum(),
+    "mellum, plain layers": mellum(
+        mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True
+    ),
     "ministral 3": ministral3(),
+    "minimax m3": minimax_m3(),
+    "minimax m3, all rotated": minimax_m3(
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        routed_scaling_factor=0.7,
+        swiglu_alpha=1.2,
+    ),
     "minimax m2": MiniMaxM2Config(
         **{**tiny.SIZES, "head_dim": 24, "intermediate_size": 48},
         num_local_experts=6,
@@ -675,6 +780,69 @@ PUBLISHED |= {
         "use_parallel_block": True,
         "use_parallel_embedding": False,
     },
+    "trinity-mini": {
+        "architectures": ["AfmoeForCausalLM"],
+        "model_type": "afmoe",
+        "attention_dropout": 0.0,
+        "global_attn_every_n_layers": 2,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "moe_intermediate_size": 48,
+        "mup_enabled": True,
+        "n_group": 1,
+        "num_dense_layers": 2,
+        "num_expert_groups": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 4,
+        "num_limited_groups": 1,
+        "num_shared_experts": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+        "route_norm": True,
+        "route_scale": 2.826,
+        "score_func": "sigmoid",
+        "sliding_window": 9,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+    },
+    "glm-5": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "index_head_dim": 24,
+        "index_n_heads": 3,
+        "index_topk": 72,
+        "indexer_rope_interleave": True,
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 48,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1,
+        "pad_token_id": 1,
+        "q_lora_rank": 40,
+        "qk_head_dim": 40,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
+        "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 20,
+    },
     "starcoder2-3b": {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
@@ -693,6 +861,8 @@ PUBLISHED |= {
 def compare(
     directory: Path, prompts: list[list[int]], answers: list[tiny.Answer], **options: Any
 ) -> None:
+    if read_config(directory).gated_attention:  # what is attended stays where its gates are
+        options["cpu_attention_percent"] = 0.0
     with tiny.engine(directory, prompts, STEPS, **options) as engine:
         captured = tiny.capture_logits(engine)
         found = tiny.run(engine, prompts, STEPS)
@@ -708,7 +878,8 @@ def test_parameters_are_those_of_transformers(name: str, tmp_path: Path) -> None
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
     kept = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
     kept = {name for name in kept if "act_fn" not in name}  # constants of Apertus
-    expected = sum(parameter.numel() for parameter in model.parameters())
+    read = (own for name, own in model.named_parameters() if ".indexer." not in name)
+    expected = sum(parameter.numel() for parameter in read)
     expected += sum(model.get_buffer(name).numel() for name in kept)
     assert count_parameters(read_config(tmp_path)) == expected
 
@@ -766,6 +937,10 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
         ("glm-4-0414", {"partial_rotary_factor": 1.0}),
         ("command-r7b", {"sliding_window_pattern": 2}),
+        ("trinity-mini", {"global_attn_every_n_layers": 4}),
+        ("trinity-mini", {"mup_enabled": False}),
+        ("trinity-mini", {"route_scale": 1.0}),
+        ("glm-5", {"routed_scaling_factor": 1.0}),
     ],
     ids=str,
 )
@@ -802,6 +977,26 @@ QWEN_VISION: dict[str, Any] = {
         (
             ministral3(),
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+        ),
+        (
+            mistral4(),
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+        ),
+        (
+            four_layers(Exaone4Config, sliding_window=9),
+            {
+                "architectures": ["Exaone4_5_ForConditionalGeneration"],
+                "model_type": "exaone4_5",
+                "vision_config": {**QWEN_VISION, "num_heads": 2, "num_key_value_heads": 1},
+            },
+        ),
+        (
+            minimax_m3(),
+            {
+                "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+                "model_type": "minimax_m3_vl",
+                "projector_hidden_size": 32,
+            },
         ),
         (
             llama4(),
@@ -861,6 +1056,9 @@ QWEN_VISION: dict[str, Any] = {
         "gemma3",
         "mistral3",
         "ministral3",
+        "mistral4",
+        "exaone4.5",
+        "minimax m3",
         "llama4",
         "qwen2-vl",
         "qwen2.5-vl",

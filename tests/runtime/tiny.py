@@ -194,7 +194,8 @@ def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer
     # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
     config = model.config.get_text_config()
     for module in model.modules():
-        if getattr(module, "rotary_emb", None) is not None:
+        own = getattr(module, "rotary_emb", None)
+        if own is not None and "Vision" not in type(own).__name__:
             module.rotary_emb = type(module.rotary_emb)(config=config)
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):

@@ -5,6 +5,7 @@ Read raw, and everything that is wrong with it is told at once. Knows no weights
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ _FLAGS: Final = (
     "learned_positions",
     "attention_sinks",
     "gated_attention",
+    "gates_apart",
 )
 _NUMBERS: Final = (
     "norm_eps",
@@ -155,12 +157,19 @@ def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list):
         architectures = [architectures]
-    for name, family in FAMILIES.items():
-        if any(item in family.architectures for item in architectures) or (
-            not architectures and raw.get("model_type") in family.model_types
-        ):
-            return name, family
-    known = ", ".join(sorted(item for f in FAMILIES.values() for item in f.architectures))
+    found = {
+        name: family
+        for name, family in FAMILIES.items()
+        if any(item in family.architectures for item in architectures)
+        or (not architectures and raw.get("model_type") in family.model_types)
+    }
+    part = raw.get("text_config")
+    kind = part.get("model_type") if isinstance(part, Mapping) else None
+    # Of one architecture the part that reads may be of several families.
+    own = (pair for pair in found.items() if kind in pair[1].model_types)
+    for name, family in itertools.chain(own, found.items()):
+        return name, family
+    known = ", ".join(sorted({item for f in FAMILIES.values() for item in f.architectures}))
     stated = ", ".join(map(str, architectures)) or f"model_type {raw.get('model_type')!r}"
     raise ModelError(
         f"{place} describes a model of architecture {stated}.",

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Final
 
 from freight.model.activations import activation_step
+from freight.model.expert_layers import route
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
@@ -30,7 +31,6 @@ from freight.model.programme import (
     Programme,
     Project,
     Rotate,
-    Route,
     Scale,
     Split,
     Step,
@@ -69,8 +69,7 @@ def build_programme(config: ModelConfig) -> Programme:
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    carried = ("x", "aside") if config.parallel or config.experts else ("x",)
-    return Programme(units=tuple(units), carried=carried, width=config.hidden_size)
+    return Programme(units=tuple(units), carried=config.carried, width=config.hidden_size)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -273,11 +272,14 @@ class _Builder:
             ]
         else:
             names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
-            if c.gated_attention:
+            if c.gated_attention and c.gates_apart:
+                names.append(("gates", "NH"))
+            elif c.gated_attention:
                 steps += self.gated_queries(prefix, x)
                 del names[0]
             for name, rows in names:
-                steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
+                biased = c.qkv_bias and name != "gates"
+                steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), biased))
         if c.qkv_limit is not None:
             steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
         for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
@@ -351,6 +353,7 @@ class _Builder:
             *([self.shared_expert(layer, experts)] if experts.shared_size else []),
             self.router(layer, experts),
             *(self.expert(layer, number) for number in range(experts.num_experts)),
+            *([self.closing(layer)] if self.config.norms_sum else []),
         ]
 
     def mlp(self, layer: int) -> Unit:
@@ -382,26 +385,12 @@ class _Builder:
         corrections = None
         if experts.has_corrections:
             corrections = replace(self.vector(f"{name}.corrections", "X"), is_wide=True)
-        bias = self.vector(f"{name}.bias", "X") if experts.has_bias else None
         scores = self.project(f"{name}.weight", "aside", "scores", ("X", "D"))
+        if experts.has_bias:
+            scores = replace(scores, bias=self.vector(f"{name}.bias", "X"))
         # What the experts work on is kept aside: the first of them changes x.
         norms = [] if experts.shared_size else [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
-        steps: tuple[Step, ...] = (
-            *norms,
-            replace(scores, bias=bias),
-            Route(
-                x="scores",
-                num_chosen=experts.per_token,
-                normalised=experts.normalised,
-                scores=experts.scores,
-                scale=experts.scale,
-                corrections=corrections,
-                num_groups=experts.num_groups,
-                best_of_group=experts.best_of_group,
-                groups_chosen=experts.groups_per_token,
-                margin=experts.margin,
-            ),
-        )
+        steps = (*norms, scores, route(experts, corrections))
         return Unit(name=name, kind="router", layer=layer, steps=steps)
 
     def shared_expert(self, layer: int, experts: Experts) -> Unit:
@@ -413,19 +402,27 @@ class _Builder:
         if experts.shared_gate:
             gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
             steps += [last, gate, Weigh(x="update", y="share"), Add(x="x", y="update")]
+        elif self.config.norms_sum:
+            steps.append(replace(last, out="sum"))
         else:
             steps += self.left(prefix, last)
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:
-        prefix, experts = f"layers.{layer}.experts.{number}", self.config.experts
-        comes_first = experts is not None and experts.weighs_input
+        prefix, c = f"layers.{layer}.experts.{number}", self.config
+        comes_first = c.experts is not None and c.experts.weighs_input
         steps = (
             Dispatch(x="aside", out="chosen", weighs=comes_first),
             *self.feed_forward(prefix, "chosen", "Y"),
-            Combine(x="x", y="update", weighs=not comes_first),
+            Combine(x="sum" if c.norms_sum else "x", y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
+
+    def closing(self, layer: int) -> Unit:
+        """What the experts and the MLP beside them have made goes into the stream at once."""
+        prefix = f"layers.{layer}.mlp"
+        steps = (self.norm(f"{prefix}.post_norm", "sum", "sum"), Add(x="x", y="sum"))
+        return Unit(name=f"{prefix}.closing", kind="mlp", layer=layer, steps=steps)
 
     def head(self, first_row: int, num_rows: int) -> Unit:
         c, x = self.config, "x"

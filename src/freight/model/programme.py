@@ -407,7 +407,7 @@ class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
     ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
-    residual stream ``x``, and for some models one more. ``kinds`` is one unit of each form,
+    residual stream ``x``, and for some models one or two more. ``kinds`` is one unit of each form,
     ``forms`` has for each unit a number that units of one form share: they take equally long.
     """
 

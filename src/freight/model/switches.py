@@ -147,7 +147,8 @@ class ModelConfig:
     ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
-    as many gates, head by head, whose sigmoids multiply what is attended.
+    as many gates, head by head, whose sigmoids multiply what is attended, unless these have a
+    matrix of their own (``gates_apart``).
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -200,6 +201,7 @@ class ModelConfig:
     latent: Latent | None
     recurrence: Recurrence | None
     gated_attention: bool
+    gates_apart: bool
     dtype: str
     packing: Packing | None = None
     kv_format: Grouped | None = None
@@ -234,6 +236,19 @@ class ModelConfig:
     def has_query_rank(self) -> bool:
         """Whether queries are made of fewer numbers first."""
         return self.latent is not None and self.latent.query_rank is not None
+
+    @property
+    def norms_sum(self) -> bool:
+        """Whether what the experts of a layer make is normalised together, with what the MLP beside
+        them makes."""
+        return self.experts is not None and self.norm_place == "both"
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The values of the model's width that pass from unit to unit: the residual stream, what
+        experts work on or the update of a parallel block, and what experts have made so far."""
+        has_two = self.parallel or self.experts is not None
+        return ("x", "aside", "sum")[: 1 + has_two + self.norms_sum]
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -381,6 +396,14 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
     if config.activation == "xielu":
         problems.append("experts and activations with weights cannot be combined")
+    if config.norm_place in ("after", "update"):
+        problems.append("experts have norms before them")
+    if config.norms_sum and (experts.shared_size < 1 or experts.shared_gate):
+        problems.append(
+            "what experts make is normalised only with that of an MLP that has no share"
+        )
+    if config.norms_sum and config.residual_scale is not None:
+        problems.append("what experts make together is not scaled")
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
     return problems

@@ -146,8 +146,8 @@ def _unit_bytes(
     """The most that a unit's values and a step's own scratch take together, for so many tokens;
     the weights that ``integers`` names are multiplied as such."""
     # Rows that lie in several places are copied together first.
-    columns = {"x": config.hidden_size, "aside": config.hidden_size}
-    held = 2 * config.hidden_size * size
+    columns = dict.fromkeys({"x", "aside", *config.carried}, config.hidden_size)
+    held = sum(columns.values()) * size
     peak = 0
     as_integers: set[str] = set()
     for step in unit.steps:

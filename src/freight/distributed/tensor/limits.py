@@ -54,6 +54,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "queries, keys and values with a limit": config.qkv_limit is not None,
         "activations with weights": config.activation == "xielu",
         "a head with a bias": config.head_bias,
+        "norms of what experts make together": config.norms_sum,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

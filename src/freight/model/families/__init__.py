@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.families.afmoe import AFMOE
 from freight.model.families.apertus import APERTUS
 from freight.model.families.cohere import COHERE, COHERE2
-from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
+from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
+from freight.model.families.flint import FLINT
 from freight.model.families.gemma import GEMMA
 from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
@@ -32,13 +35,15 @@ from freight.model.families.granite import (
     GRANITE_MOE_SHARED,
     HYPERCLOVAX,
 )
-from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.internlm import INTERNLM2, INTERNLM3
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
-from freight.model.families.minimax import MINIMAX_M2
+from freight.model.families.mellum import MELLUM
+from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TEXT
 from freight.model.families.mistral import MISTRAL, MIXTRAL
+from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
 from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import BIOGPT, OPT
@@ -77,8 +82,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama": LLAMA,
     "llama4": LLAMA4,
     "mistral": MISTRAL,
+    "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
     "minimax_m2": MINIMAX_M2,
+    "minimax_m3_vl": MINIMAX_M3,
+    "minimax_m3_vl_text": MINIMAX_M3_TEXT,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
@@ -101,6 +109,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": GLM_MOE_DSA,
+    "youtu": YOUTU,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,
@@ -122,6 +133,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_vl_moe": QWEN3_VL_MOE,
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,
+    "hy_v3": HUNYUAN_3,
+    "mellum": MELLUM,
+    "flint": FLINT,
     "exaone_moe": EXAONE_MOE,
     "gemma": GEMMA,
     "gpt2": GPT2,
@@ -144,4 +158,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "biogpt": BIOGPT,
     "phimoe": PHIMOE,
     "apertus": APERTUS,
+    "afmoe": AFMOE,
 }

@@ -1,5 +1,6 @@
 """DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7 Flash: keys and values as latents, experts by groups,
-and one beside them for all. V2 scores by softmax, the others by sigmoids with corrections."""
+and one beside them for all. V2 scores by softmax, the others by sigmoids with corrections. Youtu:
+latents without experts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, Final
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.table import Either, Family, fixed, is_number, read, text_part
 
-__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE"]
+__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU"]
 
 
 def _scalar(raw: Mapping[str, Any], width: int) -> float:
@@ -26,11 +27,8 @@ def _scalar(raw: Mapping[str, Any], width: int) -> float:
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One key of a latent and what is rotated; layers without experts may be listed."""
+    """One key of a latent and what is rotated."""
     raw = name_experts({"moe_intermediate_size": 2048, **raw})
-    kinds = raw.get("mlp_layer_types")
-    if isinstance(kinds, list):
-        raw = {**raw, "expert_layers": [kind == "sparse" for kind in kinds]}
     rank, turned = raw.get("kv_lora_rank", 512), raw.get("qk_rope_head_dim", 64)
     keys = raw.get("qk_nope_head_dim", 128)
     if not all(isinstance(width, int) and width > 0 for width in (rank, turned, keys)):
@@ -130,4 +128,21 @@ DEEPSEEK_V2: Final = Family(
     },
     tensors=_TENSORS,
     prepare=_spell_out_older,
+)
+
+
+def _spell_out_plain(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _spell_out({"q_lora_rank": 1536, **raw})
+
+
+YOUTU: Final = Family(
+    architectures=("YoutuForCausalLM",),
+    model_types=("youtu",),
+    keys={
+        **_KEYS,
+        "num_experts": fixed(None),
+        "tied_embeddings": read("tie_word_embeddings", True),
+    },
+    tensors=_TENSORS,
+    prepare=_spell_out_plain,
 )

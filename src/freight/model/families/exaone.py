@@ -1,5 +1,6 @@
 """EXAONE 4: norms of what the parts of a layer return, norms on queries and keys; of models with
-windows, layers that see all do not rotate. K-EXAONE: with norms before the parts, and experts."""
+windows, layers that see all do not rotate; of 4.5, which also sees, the part that reads. K-EXAONE:
+with norms before the parts, and experts."""
 
 from __future__ import annotations
 
@@ -8,13 +9,22 @@ from typing import Any, Final
 
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.llama import LLAMA_TENSORS
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, window_kinds
+from freight.model.families.table import (
+    BASE_KEYS,
+    Family,
+    Key,
+    fixed,
+    read,
+    text_part,
+    window_kinds,
+)
 
 __all__ = ["EXAONE4", "EXAONE_MOE"]
 
 
 def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The pattern is a number, or letters of which one is a layer; the last layer sees all then."""
+    raw = text_part(raw)
     if raw.get("sliding_window", 4096) is None:
         return raw
     every = raw.get("sliding_window_pattern", 4)
@@ -32,8 +42,8 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 EXAONE4: Final = Family(
-    architectures=("Exaone4ForCausalLM",),
-    model_types=("exaone4",),
+    architectures=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
+    model_types=("exaone4", "exaone4_5"),
     keys={
         **BASE_KEYS,
         "norm_eps": read("rms_norm_eps", 1e-5),
@@ -55,11 +65,7 @@ EXAONE4: Final = Family(
 
 def _name_experts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     own = {"n_shared_experts": raw.get("num_shared_experts", 1)}
-    raw = name_experts({"moe_intermediate_size": 1024, **_name_layers(raw), **own})
-    kinds = raw.get("mlp_layer_types")
-    if not isinstance(kinds, list):
-        return raw
-    return {**raw, "expert_layers": [kind == "sparse" for kind in kinds]}
+    return name_experts({"moe_intermediate_size": 1024, **_name_layers(raw), **own})
 
 
 EXAONE_MOE: Final = Family(

@@ -17,14 +17,20 @@ _SHARED: Final = "model.layers.{i}.mlp.shared_experts"
 
 
 def name_experts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first layers are plain; the MLP for all is as wide as so many experts."""
+    """The first layers are plain, or those that are listed as dense; the MLP for all is as wide as
+    so many experts."""
     num_layers, plain = raw.get("num_hidden_layers"), raw.get("first_k_dense_replace", 1)
     width, shared = raw.get("moe_intermediate_size", 1408), raw.get("n_shared_experts", 1)
     if not all(isinstance(count, int) for count in (num_layers, plain, width, shared)):
         return raw
+    kinds = raw.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        layers = [kind == "sparse" for kind in kinds]
+    else:
+        layers = [i >= plain for i in range(min(num_layers or 0, MOST_LAYERS))]
     return {
         **raw,
-        "expert_layers": [i >= plain for i in range(min(num_layers or 0, MOST_LAYERS))],
+        "expert_layers": layers,
         "shared_size": width * shared,
         "qk_norm": "per_head" if raw.get("use_qk_norm") else "none",
     }

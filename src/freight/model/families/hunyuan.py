@@ -1,15 +1,17 @@
 """Hunyuan: Llama's shape, queries and keys normalised when they have been rotated, a base that is
-stretched; also with experts, and one beside them for all, in every layer."""
+stretched; also with experts, and one beside them for all, in every layer. Hunyuan 3: normalised
+before, and experts by sigmoids with corrections behind the first layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, is_number, read, required
 
-__all__ = ["HUNYUAN", "HUNYUAN_MOE"]
+__all__ = ["HUNYUAN", "HUNYUAN_3", "HUNYUAN_MOE"]
 
 _MLP: Final = "model.layers.{i}.mlp"
 
@@ -81,4 +83,41 @@ HUNYUAN_MOE: Final = Family(
         "layers.{i}.experts.{e}.down": f"{_MLP}.experts.{{e}}.down_proj.weight",
     },
     prepare=_name_experts,
+)
+
+
+def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The MLP for all is as wide as so many experts; plain layers may be listed."""
+    own = {"moe_intermediate_size": 1536, **raw}
+    return name_experts({**own, "n_shared_experts": raw.get("num_shared_experts", 1)})
+
+
+HUNYUAN_3: Final = Family(
+    architectures=("HYV3ForCausalLM",),
+    model_types=("hy_v3",),
+    keys={
+        **GLM4_MOE.keys,
+        "num_kv_heads": read("num_key_value_heads", 8),
+        "head_dim": read("head_dim", 128),
+        "qk_norm": fixed("per_head"),
+        "out_bias": read("attention_bias", False),
+        "rope_theta": read("rope_theta", 11_158_840.0),
+        "rotary_share": fixed(1.0),
+        "num_experts": Key(names=("num_experts", "num_local_experts"), default=192),
+        "expert_size": read("moe_intermediate_size", 1536),
+        "normalised_routes": fixed(True),
+        "route_scale": read("router_scaling_factor", 2.826),
+        "expert_groups": fixed(1),
+        "groups_per_token": fixed(1),
+    },
+    tensors={
+        **GLM4_MOE.tensors,
+        "layers.{i}.router.weight": f"{_MLP}.router.gate.weight",
+        "layers.{i}.router.corrections": f"{_MLP}.expert_bias",
+        "layers.{i}.shared.gate": f"{_MLP}.shared_mlp.gate_proj.weight",
+        "layers.{i}.shared.up": f"{_MLP}.shared_mlp.up_proj.weight",
+        "layers.{i}.shared.down": f"{_MLP}.shared_mlp.down_proj.weight",
+    },
+    demands={"mlp_bias": False},
+    prepare=_name_layers,
 )

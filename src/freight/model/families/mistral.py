@@ -11,7 +11,7 @@ from typing import Any, Final
 from freight.model.families.llama import DECODER_TENSORS, LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
-__all__ = ["MISTRAL", "MIXTRAL"]
+__all__ = ["MISTRAL", "MIXTRAL", "until_queries_grow"]
 
 _TYPES: Final = ("mistral", "ministral", "ministral3", "mistral3")
 _KEYS: Final = {
@@ -27,14 +27,19 @@ def _take_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     part = raw.get("text_config")
     kind = part.get("model_type") if isinstance(part, Mapping) else None
     own = text_part(raw)
-    found = {**own, "text_model": kind if kind and kind not in _TYPES else _TYPES[0]}
-    rope, most = own.get("rope_parameters"), own.get("max_position_embeddings")
-    if isinstance(rope, Mapping) and rope.get("llama_4_scaling_beta") is not None:
-        # As far as queries have not grown.
-        limits = (most, rope.get("original_max_position_embeddings"))
-        known = [limit for limit in limits if isinstance(limit, int)]
-        found["max_position_embeddings"] = min(known, default=most)
-    return found
+    found = kind if kind and kind not in _TYPES else _TYPES[0]
+    return {**until_queries_grow(own), "text_model": found}
+
+
+def until_queries_grow(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rows end where queries would grow with their position."""
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
+    most = raw.get("max_position_embeddings")
+    if not isinstance(rope, Mapping) or rope.get("llama_4_scaling_beta") is None:
+        return raw
+    limits = (most, rope.get("original_max_position_embeddings"))
+    known = [limit for limit in limits if isinstance(limit, int)]
+    return {**raw, "max_position_embeddings": min(known, default=most)}
 
 
 MISTRAL: Final = Family(

@@ -257,6 +257,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "latent_key_width": fixed(128),
     "latent_value_width": fixed(128),
     "gated_attention": fixed(False),
+    "gates_apart": fixed(False),
     "recurrent_taps": fixed(None),
     "recurrent_key_heads": fixed(16),
     "recurrent_heads": fixed(32),
