@@ -352,7 +352,9 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.skip
     if isinstance(step, Convolve) and step.bias is not None:
         yield step.bias
-    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
+    if isinstance(step, Convolve):
+        yield from step.weights
+    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues
     if isinstance(step, single):
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:

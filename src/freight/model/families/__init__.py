@@ -28,6 +28,7 @@ from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
+from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi3 import PHI3
@@ -43,6 +44,7 @@ from freight.model.families.table import (
     Fused,
     Key,
     Place,
+    Spelled,
     Stacked,
 )
 
@@ -55,6 +57,7 @@ __all__ = [
     "Fused",
     "Key",
     "Place",
+    "Spelled",
     "Stacked",
 ]
 
@@ -78,6 +81,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "olmoe": OLMOE,
+    "olmo_hybrid": OLMO_HYBRID,
     "granite": GRANITE,
     "smollm3": SMOLLM3,
     "glm": GLM,
