@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from freight.kernels import recurrence
@@ -115,11 +116,13 @@ def one_by_one(
                 v, k, q = x[token].double().split((N * U, K * W, K * W))
             q, k = (h.reshape(K, W).repeat_interleave(N // K, dim=0) for h in (q, k))
             rate = torch.nn.functional.softplus(a[token].double() + bias.double())
-            held = held * (-decay.double().exp() * rate).exp()[:, None, None]
+            speed = -decay.double().exp()[:, None]
+            held = held * (speed * rate.view(N, -1)).exp()[..., None]
             added = v.view(N, U)
             if b is not None:
                 added = added - torch.einsum("nw,nwu->nu", k, held)
-            strength = (rate if b is None else b[token].double().sigmoid())[:, None]
+            strength = rate if b is None else b[token].double().sigmoid() * heads.strength
+            strength = strength[:, None]
             held = held + torch.einsum("nw,nu->nwu", k, added * strength)
             read = torch.einsum("nw,nwu->nu", q, held)
             if skip is not None:
@@ -135,30 +138,46 @@ def made(counts: list[int], heads: StateHeads, dtype: torch.dtype, seed: int) ->
     K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
     tokens = sum(counts)
     x = torch.randn(tokens, 2 * K * W + N * U, generator=dice).to(dtype)
-    a, b = (torch.randn(tokens, N, generator=dice).to(dtype) for _ in range(2))
-    decay, bias = (torch.randn(N, generator=dice) for _ in range(2))
+    rates = N * W if heads.by_row else N
+    a, b = (torch.randn(tokens, own, generator=dice).to(dtype) for own in (rates, N))
+    decay, bias = (torch.randn(own, generator=dice) for own in (N, rates))
     memory = torch.randn(len(counts) + 2, N, W, U, generator=dice)
     return [x, a, b, decay, bias, memory]
 
 
-@settings(max_examples=25, deadline=None)
+KINDS = st.sampled_from(["delta", "scan", "negative", "by row"])
+
+
+def heads_of(kind: str, shape: tuple[int, int, int, int]) -> StateHeads:
+    K, N, W, U = shape
+    return StateHeads(
+        num_key_heads=K,
+        num_heads=N,
+        key_width=W,
+        value_width=U,
+        strength=2.0 if kind == "negative" else 1.0,
+        by_row=kind == "by row",
+    )
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     case=ragged(),
     shape=st.sampled_from([(1, 1, 16, 32), (2, 4, 16, 64), (2, 2, 48, 32), (1, 3, 8, 24)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    is_scan=st.booleans(),
+    kind=KINDS,
     by_torch=st.booleans(),
 )
 def test_states_are_what_a_token_at_a_time_makes_of_them(
     case: Any,
     shape: tuple[int, int, int, int],
     dtype: torch.dtype,
-    is_scan: bool,
+    kind: str,
     by_torch: bool,
 ) -> None:
     counts, is_new, seats, seed = case
-    K, N, W, U = shape
-    heads = StateHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
+    _, N, _, U = shape
+    heads, is_scan = heads_of(kind, shape), kind == "scan"
     rows = rows_of(counts, is_new, seats)
     x, a, strength, decay, bias, memory = made(counts, heads, dtype, seed)
     b, skip = (None, decay * 2) if is_scan else (strength, None)
@@ -174,9 +193,10 @@ def test_states_are_what_a_token_at_a_time_makes_of_them(
     torch.testing.assert_close(memory, states.float(), atol=5e-5, rtol=5e-5)
 
 
-def test_extremes_stay_numbers(way: str) -> None:
+@pytest.mark.parametrize("kind", ["delta", "by row"])
+def test_extremes_stay_numbers(kind: str, way: str) -> None:
     """Nothing is left of a state, or all of it; a key of zeros corrects nothing."""
-    heads = StateHeads(num_key_heads=1, num_heads=1, key_width=16, value_width=32)
+    heads = heads_of(kind, (1, 1, 16, 32))
     rows = rows_of([3, 70], [False, False], [0, 1])
     x, a, b, decay, bias, memory = made([3, 70], heads, torch.float32, 0)
     a[::3], a[1::3] = 1e4, -1e4
@@ -212,8 +232,39 @@ def test_it_is_what_transformers_computes(way: str) -> None:
     torch.testing.assert_close(memory[:1], state, atol=5e-5, rtol=5e-5)
 
 
-def test_threads_change_nothing() -> None:
-    heads = StateHeads(num_key_heads=2, num_heads=4, key_width=32, value_width=32)
+@pytest.mark.parametrize("rows_at_once", [1, 3])
+def test_rows_that_decay_apart_are_what_transformers_computes(way: str, rows_at_once: int) -> None:
+    """Fast and slow rows of one matrix, over many tokens: what is left of a token in one of them is
+    no number that float32 has."""
+    heads = heads_of("by row", (4, 4, 32, 32))
+    counts = [150, 70, 1][:rows_at_once]
+    rows = rows_of(counts, [False] * len(counts), [*range(len(counts))])
+    x, a, b, decay, bias, memory = made(counts, heads, torch.float32, 5)
+    bias.view(4, 32)[:, ::2] += 6.0
+    bias.view(4, 32)[:, 1::2] -= 6.0
+    out, before = torch.empty(len(x), 128), memory.clone()
+    recur(x, a, b, decay, bias, None, memory, out, heads=heads, rows=rows)
+    for start, count, seat in zip(rows.starts, counts, rows.seats, strict=True):
+        own = slice(start, start + count)
+        q, k, v = (part.view(1, count, 4, 32) for part in x[own].split(128, dim=1))
+        rates = torch.nn.functional.softplus(a[own] + bias).view(1, count, 4, 32)
+        expected, state = chunk_kimi_delta_attention(
+            q,
+            k,
+            v,
+            g=-decay.exp()[:, None] * rates,
+            beta=b[own].sigmoid()[None],
+            initial_state=before[seat : seat + 1],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        torch.testing.assert_close(out[own], expected.reshape(count, 128), atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(memory[seat : seat + 1], state, atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("kind", ["delta", "by row"])
+def test_threads_change_nothing(kind: str) -> None:
+    heads = heads_of(kind, (2, 4, 32, 32))
     counts = [300, 1, 40, 1, 1]
     rows = rows_of(counts, [True, False, True, False, False], [4, 0, 1, 3, 2])
     before, found = torch.get_num_threads(), []

@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 SCRIPT = """
 import sys
+from dataclasses import replace
 
 import torch
 import triton
@@ -106,6 +107,9 @@ for width in (128, 96):
     heads = StateHeads(num_key_heads=2, num_heads=4, key_width=width, value_width=width)
     assert recur(x, rate, rate, own, own, None, memory, out, heads=heads, rows=Rows())
     assert recur(x, rate, None, own, own, own, memory, out, heads=heads, rows=Rows())
+    by_row = replace(heads, by_row=True)
+    rates = [on_meta(5, 4 * width, dtype=dtype), rate, own, on_meta(4 * width, dtype=torch.float32)]
+    assert recur(x, *rates, None, memory, out, heads=by_row, rows=Rows())
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):

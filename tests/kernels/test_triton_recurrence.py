@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from freight.kernels import recurrence
 from freight.kernels.cuda.choice import NO_KERNELS
 from freight.kernels.recurrence import convolve, recur
-from freight.kernels.state_heads import StateHeads
 
-from .test_recurrence import made, ragged, rows_of, tolerance
+from .test_recurrence import KINDS, heads_of, made, ragged, rows_of, tolerance
 from .triton_bed import DEVICE, EXAMPLES, in_use, loaded
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
@@ -59,14 +58,12 @@ def test_convolutions(case: Any, taps: int, num_columns: int, dtype: torch.dtype
     case=ragged(),
     shape=st.sampled_from([(1, 1, 16, 16), (2, 4, 16, 32), (2, 2, 24, 40), (1, 3, 8, 80)]),
     dtype=dtypes,
-    is_scan=st.booleans(),
+    kind=KINDS,
 )
-def test_states(
-    case: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, is_scan: bool
-) -> None:
+def test_states(case: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, kind: str) -> None:
     counts, is_new, seats, seed = case
-    K, N, W, U = shape
-    heads = StateHeads(num_key_heads=K, num_heads=N, key_width=W, value_width=U)
+    _, N, _, U = shape
+    heads, is_scan = heads_of(kind, shape), kind == "scan"
     rows = rows_of(counts, is_new, seats)
     x, a, strength, decay, bias, memory = made(counts, heads, dtype, seed)
     b, skip = (None, decay * 2) if is_scan else (strength, None)

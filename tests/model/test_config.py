@@ -279,6 +279,7 @@ KEYS_OF_SOME = [
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
     *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
     *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
+    *("linear_key_head_dim", "linear_num_key_heads", "rope_theta", "linear_attn_config"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -581,6 +582,44 @@ def test_senseless_layers_with_states_are_refused(change: dict[str, Any], words:
     raw.setdefault("layer_types", ["conv", "full_attention"] * 8)
     with pytest.raises(ModelError, match=words):
         parse_config(raw)
+
+
+OLMO_HYBRID: dict[str, Any] = {"architectures": ["OlmoHybridForCausalLM"], **SMALL}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"linear_allow_neg_eigval": "x"}, "strength is 'x'"),
+        ({"layer_types": ["full_attention"] * 3}, "norms are placed by kind"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"linear_num_key_heads": 3}, "cannot share 3"),
+        ({"linear_num_key_heads": "x"}, "linear_num_key_heads is 'x'"),
+        ({"rope_parameters": 3}, "one flat set"),
+    ],
+)
+def test_senseless_hybrids_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**OLMO_HYBRID, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "theta"),
+    [
+        ({}, 1e4),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": None}, None),
+        ({"rope_parameters": None}, None),
+        ({"rope_parameters": None, "rope_theta": 3e4}, 3e4),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 2e4}}, 2e4),
+    ],
+)
+def test_hybrids_rotate_unless_the_base_is_null(
+    change: dict[str, Any], theta: float | None
+) -> None:
+    ropes = parse_config({**OLMO_HYBRID, **change}).ropes
+    assert {rope and rope.theta for rope in ropes} == {theta}
 
 
 def test_no_layer_attends_where_none_is_listed() -> None:

@@ -103,6 +103,7 @@ RECURRENT: dict[str, Any] = {
     **{key: value for key, value in RAW.items() if key not in ("architectures", "model_type")},
     "layer_types": ["linear_attention", "full_attention"],
     "head_dim": 8,
+    "pad_token_id": 1,
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 4,
@@ -114,7 +115,7 @@ RECURRENT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"])
 def test_tensors_have_the_dims_of_those_who_published_them(kind: str, tmp_path: Path) -> None:
     """Convolutions, and experts in one."""
     (tmp_path / "config.json").write_text(json.dumps({**RECURRENT, "model_type": kind}))

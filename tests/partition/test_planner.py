@@ -237,6 +237,7 @@ UNKNOWN = {
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
     "granitemoeshared",
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    *("olmo_hybrid",),
 }
 """Of which no layouts are known."""
 

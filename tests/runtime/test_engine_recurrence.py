@@ -3,6 +3,7 @@ any admission, samples, prompts in pieces, on any tier; and what is refused of t
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
@@ -19,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     Qwen3NextConfig,
 )
+from transformers.models.olmo_hybrid.configuration_olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
@@ -79,6 +82,7 @@ def granite(**changes: Any) -> PretrainedConfig:
     )
 
 
+OLMO: dict[str, Any] = {**tiny.SIZES, "num_hidden_layers": 4, "pad_token_id": 1}
 LFM2_KINDS = ["conv", "full_attention", "conv", "conv"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3-next": Qwen3NextConfig(**SIZES, **EXPERTS),
@@ -115,6 +119,24 @@ CONFIGS: dict[str, PretrainedConfig] = {
         num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope"
     ),
 }
+CONFIGS |= {
+    "olmo hybrid": OlmoHybridConfig(
+        **OLMO,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    ),
+    "olmo hybrid, positive": OlmoHybridConfig(
+        **{**OLMO, "tie_word_embeddings": True},
+        layer_types=["full_attention", "linear_attention"] * 2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=16,
+        linear_conv_kernel_dim=3,
+        linear_allow_neg_eigval=False,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+    ),
+}
 ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
 
 
@@ -134,6 +156,35 @@ def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -
         mine = torch.stack([captured[row, len(prompt) + step] for step in range(STEPS)])
         torch.testing.assert_close(mine, answer.logits, rtol=0, atol=ERROR)
     assert found == tiny.tokens(answers)
+
+
+PUBLISHED = {
+    "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm",
+}
+
+
+def test_olmo_hybrid_as_it_is_published(tmp_path: Path) -> None:
+    """With other names of norms, the convolutions of queries, keys and values each as wide as these
+    (transformers saves three of one width), and a configuration that leaves out what is usual."""
+    config = OlmoHybridConfig(**OLMO)
+    model = tiny.make_model(tmp_path, config=config)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [own for own in tensors if "q_conv1d" in own]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        parts = torch.cat([tensors[own] for own in names]).split((48, 48, 96))
+        tensors |= {own: part.clone() for own, part in zip(names, parts, strict=True)}
+    for old, new in PUBLISHED.items():
+        tensors = {name.replace(old, new): own for name, own in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw = {name: own for name, own in raw.items() if not name.startswith(("linear_", "layer_"))}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "rope_parameters": None}))
+    model.model.rotary_emb = None
+    prompts = tiny.prompts(4, 40)
+    answers = tiny.reference(model, prompts, STEPS)
+    with tiny.engine(tmp_path, prompts, STEPS, **tiny.ON_CPU) as built:
+        assert tiny.run(built, prompts, STEPS) == tiny.tokens(answers)
 
 
 def one_by_one(

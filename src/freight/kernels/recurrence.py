@@ -20,7 +20,7 @@ from freight.kernels.row_states import Places, RowStates
 from freight.kernels.sharing import share
 from freight.kernels.state_heads import StateHeads
 from freight.kernels.threads import as_numbers, find_loops, has_words
-from freight.model.batch import STATE_BLOCK, STATE_BYTES
+from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
 
 __all__ = ["convolve", "recur"]
 
@@ -121,7 +121,8 @@ def recur(
     """out [T, N U] = what tokens read, each after it has decayed and changed its row's matrices
     ``memory`` [seats, N, W, U], float32: by the gated delta rule, or without ``b`` by a scan, which
     has a ``skip`` [N] (see ``model.recurrent_steps``, also for how x is laid out). a and b [T, N]
-    with ``decay`` and ``bias`` [N], float32, say how much.
+    with ``decay`` and ``bias`` [N], float32, say how much; of matrices that decay by row a is
+    [T, N W] and ``bias`` [N W].
     """
     kernel = kernels_of(x.device).recur
     if kernel is not None and kernel(
@@ -168,6 +169,8 @@ def recur(
             heads.num_heads // each,
             heads.key_width,
             heads.value_width,
+            heads.strength,
+            heads.by_row,
         )
 
     per_task = heads.num_heads // each * heads.key_width * heads.value_width
@@ -188,10 +191,13 @@ def _recur_by_torch(
 ) -> None:
     """Some tokens of each row at once (Yang et al., 2406.06484, section 3, and 2412.06464, section
     3.3): what each corrects is what a triangular system of all of them says. Tokens that are not
-    there decay and change nothing."""
+    there decay and change nothing. What decays by row is fewer at once, for each pair of tokens has
+    its own of each row: e to what lies between them, which is never above one."""
     query, key, value = heads.places(is_delta=b is not None)
     K, N, W, U = heads.num_key_heads, heads.num_heads, heads.key_width, heads.value_width
-    for block in _blocks(rows, x, memory[0].numel()):
+    most = STATE_PAIRS if heads.by_row else STATE_BLOCK
+    pairs = most * most * N * W if heads.by_row else 0
+    for block in _blocks(rows, x, max(memory[0].numel(), pairs), most):
         num_rows, width = block.tokens.shape
         own = x[block.tokens].float()
         q, k = (
@@ -203,29 +209,45 @@ def _recur_by_torch(
         v = own[..., value : value + N * U].reshape(num_rows, width, N, U).transpose(1, 2)
         is_there = block.is_there[..., None]
         rate = torch.nn.functional.softplus(a[block.tokens].float() + bias)
-        logs = (-decay.exp() * rate * is_there).transpose(1, 2).cumsum(-1)
-        much = rate if b is None else b[block.tokens].float().sigmoid()
+        # [R, N, B, W], or of all rows as one.
+        logs = (rate * is_there).view(num_rows, width, N, -1).transpose(1, 2)
+        logs = -decay.exp()[:, None, None] * logs
+        much = rate if b is None else b[block.tokens].float().sigmoid() * heads.strength
         strength = (much * is_there).transpose(1, 2)[..., None]
-        # [R, N, B, B]: what is left of token j's correction at token i.
-        left = (logs[..., :, None] - logs[..., None, :]).tril().exp().tril()
         held = memory[block.seats]
         held[block.is_new] = 0
-        grown = logs.exp()[..., None]
+        grown = logs.cumsum(-2).exp()
+        left = _left(logs)
         if b is None:
             corrections = strength * v
         else:
-            system = (strength * (k @ k.transpose(-1, -2)) * left).tril(-1)
+            system = (strength * _products(k, k, left)).tril(-1)
             system += torch.eye(width, device=x.device)
-            wanted = strength * (v - grown * (k @ held))
+            wanted = strength * (v - (grown * k) @ held)
             corrections = torch.linalg.solve_triangular(system, wanted, upper=False)
-        read = grown * (q @ held) + ((q @ k.transpose(-1, -2)) * left) @ corrections
+        read = (grown * q) @ held + _products(q, k, left) @ corrections
         if skip is not None:
             read = read + skip[:, None, None] * v
         read = read.transpose(1, 2).reshape(num_rows, width, N * U)
         out[block.tokens[block.is_there]] = read[block.is_there].to(out.dtype)
-        to_end = (logs[..., -1:] - logs).exp()[..., None]
-        held = grown[..., -1:, :] * held + (k * to_end).transpose(-1, -2) @ corrections
+        to_end = k * left[..., -1, :, :]
+        held = grown[..., -1, :, None] * held + to_end.transpose(-1, -2) @ corrections
         memory[block.seats] = held
+
+
+def _left(logs: torch.Tensor) -> torch.Tensor:
+    """[R, N, B, B, W]: what is left of token j's correction at token i, by sums of what lies
+    between: differences of sums from the first token on would have the errors of all before."""
+    pairs = torch.ones(logs.shape[-2], logs.shape[-2], dtype=torch.bool, device=logs.device)
+    between = torch.where(pairs.tril(-1)[..., None], logs[..., :, None, :], 0.0).cumsum_(-3)
+    return between.exp_().mul_(pairs.tril()[..., None])
+
+
+def _products(x: torch.Tensor, k: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    """[R, N, B, B]: of tokens i and keys j, of what is left of these."""
+    if left.shape[-1] == 1:
+        return (x @ k.transpose(-1, -2)) * left[..., 0]
+    return (left * x[..., :, None, :]).mul_(k[..., None, :, :]).sum(-1)
 
 
 def _unit_heads(part: torch.Tensor) -> torch.Tensor:
@@ -248,23 +270,25 @@ class _Block:
     is_new: torch.Tensor
 
 
-def _blocks(rows: RowStates, x: torch.Tensor, state: int) -> Iterator[_Block]:
-    """All tokens of all rows, those of a row in order; rows of similar lengths together. A row has
-    so many numbers of ``state``."""
+def _blocks(
+    rows: RowStates, x: torch.Tensor, state: int, longest: int = STATE_BLOCK
+) -> Iterator[_Block]:
+    """All tokens of all rows, ``longest`` of each at once, in order; rows of similar lengths
+    together. A row has so many numbers of ``state``."""
     order = np.argsort(-rows.counts, kind="stable")
     begin = 0
     while begin < len(order):
-        width = min(STATE_BLOCK, int(rows.counts[order[begin]]))
+        width = min(longest, int(rows.counts[order[begin]]))
         most = max(1, STATE_BYTES // (4 * max(width * x.shape[1], state)))
         group = order[begin : begin + most]
         begin += most
-        for first in range(0, int(rows.counts[group[0]]), STATE_BLOCK):
+        for first in range(0, int(rows.counts[group[0]]), longest):
             some = group[rows.counts[group] > first]
-            yield _block(rows, some, first, x.device)
+            yield _block(rows, some, first, longest, x.device)
 
 
-def _block(rows: RowStates, some: Places, first: int, device: torch.device) -> _Block:
-    counts = np.minimum(rows.counts[some] - first, STATE_BLOCK)
+def _block(rows: RowStates, some: Places, first: int, longest: int, device: torch.device) -> _Block:
+    counts = np.minimum(rows.counts[some] - first, longest)
     steps = np.arange(counts.max())
     places = np.minimum(steps, counts[:, None] - 1)
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.attention_steps import exponential
 from freight.kernels.vectors import (
     WIDTH,
     add,
+    larger,
     load,
     multiply,
     multiply_add,
     number_at,
     put_number,
+    quotient,
     splat,
     store,
     subtract,
@@ -31,6 +34,8 @@ F = np.float32
 
 _MOST_TOKENS = 256
 """Of a row whose queries and keys are made one long at once: they stay in a core's cache."""
+_MOST_BY_ROW = 64
+"""Of these where each row of a matrix decays by a rate of its own: more is kept of a token."""
 _FEW_TOKENS = 2
 """For which a matrix is not copied to where it is near."""
 _EPS = F(1e-6)
@@ -133,6 +138,39 @@ def _dot(a, b, place, width):  # type: ignore[no-untyped-def]
     return total(sums)
 
 
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _softplus(x):  # type: ignore[no-untyped-def]
+    """log(1 + e^x) of sixteen: the larger of x and 0, and log(1 + y) with y = e^-|x|, which is
+    twice the series of artanh(y / (2 + y))."""
+    nothing = splat(F(0.0))
+    y = exponential(subtract(nothing, larger(x, subtract(nothing, x))))
+    part = quotient(y, add(splat(F(2.0)), y))
+    square = multiply(part, part)
+    series = multiply_add(splat(F(1.0 / 15.0)), square, splat(F(1.0 / 13.0)))
+    series = multiply_add(series, square, splat(F(1.0 / 11.0)))
+    series = multiply_add(series, square, splat(F(1.0 / 9.0)))
+    series = multiply_add(series, square, splat(F(1.0 / 7.0)))
+    series = multiply_add(series, square, splat(F(1.0 / 5.0)))
+    series = multiply_add(series, square, splat(F(1.0 / 3.0)))
+    series = multiply_add(series, square, splat(F(1.0)))
+    return add(larger(x, nothing), multiply(splat(F(2.0)), multiply(part, series)))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _put_left(a, at, bias, first, width, speed, lefts, place):  # type: ignore[no-untyped-def]
+    """lefts[place..] = e to ``speed`` times log(1 + e^(a + bias)), of ``width`` rows."""
+    for row in range(0, width, WIDTH):
+        rate = _softplus(add(load(a, at + U(row)), load(bias, first + U(row))))
+        store(lefts, place + U(row), exponential(multiply(splat(speed), rate)))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _put_products(a, b, width, out):  # type: ignore[no-untyped-def]
+    """out[..] = the first ``width`` numbers of a times those of b."""
+    for at in range(0, width, WIDTH):
+        store(out, U(at), multiply(load(a, U(at)), load(b, U(at))))
+
+
 @njit(nogil=True, cache=True, boundscheck=False)
 def _step(  # type: ignore[no-untyped-def]
     held,
@@ -140,6 +178,8 @@ def _step(  # type: ignore[no-untyped-def]
     value_width,
     queries,
     keys,
+    added,
+    lefts,
     place,
     key_width,
     left,
@@ -154,8 +194,9 @@ def _step(  # type: ignore[no-untyped-def]
 ):
     """One token, 32 columns of a matrix [W, U] from ``begin`` on: it reads q (left S), adds k times
     its value without what k (left S) has of it, the part ``seen``, and to what is read the part
-    ``skip`` of its value. Of 32 columns there are as many sums as do not wait for each other, and
-    what two of them are multiplied by is read once."""
+    ``skip`` of its value. Where rows have ``lefts`` of their own queries and keys have them
+    already, and the keys ``added`` have not. Of 32 columns there are as many sums as do not wait
+    for each other, and what two of them are multiplied by is read once."""
     stride, next_ = U(value_width), U(WIDTH)
     read, found = splat(F(0.0)), splat(F(0.0))
     read2, found2 = splat(F(0.0)), splat(F(0.0))
@@ -184,7 +225,9 @@ def _step(  # type: ignore[no-untyped-def]
     store(out, to + next_, multiply_add(change2, fits, read2))
     at = begin
     for w in range(key_width):
-        key = splat(keys[place + U(w)])
+        if lefts.shape[0]:
+            factor = splat(lefts[place + U(w)])
+        key = splat(added[place + U(w)])
         store(held, at, multiply_add(key, change, multiply(load(held, at), factor)))
         own = multiply(load(held, at + next_), factor)
         store(held, at + next_, multiply_add(key, change2, own))
@@ -229,14 +272,21 @@ def recur(  # type: ignore[no-untyped-def]
     sharers,
     key_width,
     value_width,
+    most,
+    by_row,
 ):
     """Heads of queries and keys ``first`` to ``last``, counted over all rows, with the ``sharers``
     heads of values that share each: by the gated delta rule, or where there are ``skips`` [N] by a
-    scan. Queries, keys and values of a token begin at their places."""
+    scan. Queries, keys and values of a token begin at their places. ``most`` is the share that a
+    token corrects at most, and ``by_row`` whether each row of a matrix has a rate of its own."""
     is_scan = skips.shape[0] > 0
     size = U(key_width) * U(value_width)
-    queries = np.empty(_MOST_TOKENS * key_width, np.float32)
-    keys = np.empty(_MOST_TOKENS * key_width, np.float32)
+    at_once = _MOST_BY_ROW if by_row else _MOST_TOKENS
+    queries = np.empty(at_once * key_width, np.float32)
+    keys = np.empty(at_once * key_width, np.float32)
+    row_lefts = np.empty(at_once * key_width if by_row else 0, np.float32)
+    asked = np.empty(at_once * key_width, np.float32) if by_row else queries
+    found = np.empty(at_once * key_width, np.float32) if by_row else keys
     fits = np.empty(_MOST_TOKENS, np.float32)
     lefts = np.empty(_MOST_TOKENS, np.float32)
     strengths = np.empty(_MOST_TOKENS, np.float32)
@@ -249,8 +299,8 @@ def recur(  # type: ignore[no-untyped-def]
             begin = seat + U(key_head * sharers) * size
             for place in range(sharers * key_width * value_width):
                 held[begin + U(place)] = F(0.0)
-        for begun in range(0, counts[row], _MOST_TOKENS):
-            some = min(_MOST_TOKENS, counts[row] - begun)
+        for begun in range(0, counts[row], at_once):
+            some = min(at_once, counts[row] - begun)
             start = starts[row] + begun
             for token in range(some):
                 own_x = U(start + token) * U(pitch) + U(key_head * key_width)
@@ -267,13 +317,24 @@ def recur(  # type: ignore[no-untyped-def]
                 head = key_head * sharers + turn
                 speed = -np.exp(decay[head])
                 for token in range(some):
-                    own = number_at(a, U(start + token) * U(a_pitch) + U(head)) + bias[head]
-                    rate = own if own > F(20.0) else np.log1p(np.exp(own))
-                    lefts[token] = np.exp(speed * rate)
-                    strengths[token] = rate
+                    rates = U(start + token) * U(a_pitch)
+                    if by_row:
+                        first_rate, at = U(head * key_width), U(token * key_width)
+                        _put_left(
+                            a, rates + first_rate, bias, first_rate, key_width, speed, row_lefts, at
+                        )
+                        lefts[token] = F(1.0)
+                    else:
+                        own = number_at(a, rates + U(head)) + bias[head]
+                        rate = own if own > F(20.0) else np.log1p(np.exp(own))
+                        lefts[token] = np.exp(speed * rate)
+                        strengths[token] = rate
                     if not is_scan:
                         own = number_at(b, U(start + token) * U(b_pitch) + U(head))
-                        strengths[token] = F(1.0) / (F(1.0) + np.exp(-own))
+                        strengths[token] = F(most) / (F(1.0) + np.exp(-own))
+                if by_row:
+                    _put_products(queries, row_lefts, some * key_width, asked)
+                    _put_products(keys, row_lefts, some * key_width, found)
                 seen = F(0.0) if is_scan else F(1.0)
                 skip = skips[head] if is_scan else F(0.0)
                 begin = seat + U(head) * size
@@ -289,8 +350,10 @@ def recur(  # type: ignore[no-untyped-def]
                             matrix,
                             at,
                             stride,
-                            queries,
+                            asked,
+                            found,
                             keys,
+                            row_lefts,
                             U(token * key_width),
                             key_width,
                             lefts[token],

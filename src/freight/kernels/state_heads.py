@@ -9,12 +9,15 @@ __all__ = ["StateHeads"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateHeads:
-    """N heads with a matrix [W, U] each; K of queries and keys, which they share in equal parts."""
+    """N heads with a matrix [W, U] each; K of queries and keys, which they share in equal parts.
+    Tokens correct at most the share ``strength``; what is there decays alike, or ``by_row``."""
 
     num_key_heads: int
     num_heads: int
     key_width: int
     value_width: int
+    strength: float = 1.0
+    by_row: bool = False
 
     def places(self, *, is_delta: bool) -> tuple[int, int, int]:
         """Where queries, keys and values of a token begin."""

@@ -43,6 +43,10 @@ under this (one row's may exceed it)."""
 STATE_BLOCK: Final = 64
 """Tokens of a row that it takes at once."""
 
+STATE_PAIRS: Final = 16
+"""Likewise where each row of a matrix decays by a rate of its own: pairs of them then have numbers
+as rows have."""
+
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""
 

@@ -46,7 +46,7 @@ ALIGNMENT: Final = 4096
 """Where tensors begin in the file of compressed weights: on a block, so that whole blocks are
 theirs."""
 
-_RATES: Final = (".recurrence.a", ".recurrence.b", ".recurrence.ba")
+_RATES: Final = tuple(f".recurrence.{name}" for name in ("a", "b", "ba", "a_down"))
 _NUMBERS: Final = re.compile(r"^layers\.\d+\.|(?<=experts\.)\d+\.")
 
 

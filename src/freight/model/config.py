@@ -294,4 +294,8 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         rule=config.text(keys["recurrent_rule"]),
         has_bias=config.flag(keys["recurrent_bias"]),
         is_dealt=config.flag(keys["recurrent_deal"]),
+        is_apart=config.flag(keys["recurrent_apart"]),
+        strength=config.number(keys["recurrent_strength"]) or 0.0,
+        rate_rank=config.count(keys["recurrent_rate_rank"]),
+        read_eps=config.number(keys["recurrent_read_eps"]),
     )

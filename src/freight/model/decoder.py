@@ -160,25 +160,25 @@ class _Builder:
             eps=self.config.norm_eps,
         )
 
-    def entered(self, prefix: str) -> tuple[list[Step], str]:
+    def entered(self, layer: int, part: str) -> tuple[list[Step], str]:
         """The norm before a block, where there is one, and what the block works on."""
-        if self.config.norm_place in ("after", "update"):
+        if self.config.norm_place_in(layer) in ("after", "update"):
             return [], "x"
-        return [self.norm(f"{prefix}.norm", "x", "normed")], "normed"
+        return [self.norm(f"layers.{layer}.{part}.norm", "x", "normed")], "normed"
 
-    def left(self, prefix: str, last: Project) -> list[Step]:
+    def left(self, layer: int, part: str, last: Project) -> list[Step]:
         """A block's last product goes into the residual stream, with norms where they are."""
-        c = self.config
-        if c.norm_place in ("both", "update") or c.residual_scale is not None:
+        c, place, prefix = self.config, self.config.norm_place_in(layer), f"layers.{layer}.{part}"
+        if place in ("both", "update") or c.residual_scale is not None:
             steps: list[Step] = [replace(last, out="update")]
-            if c.norm_place in ("both", "update"):
-                name = "post_norm" if c.norm_place == "both" else "norm"
+            if place in ("both", "update"):
+                name = "norm" if c.norm_place == "update" else "post_norm"
                 steps.append(self.norm(f"{prefix}.{name}", "update", "update"))
             if c.residual_scale is not None:
                 steps.append(Scale(x="update", factor=c.residual_scale))
             return [*steps, Add(x="x", y="update")]
         steps = [replace(last, out="x", adds=True)]
-        if self.config.norm_place == "after":
+        if place == "after":
             steps.append(self.norm(f"{prefix}.norm", "x", "x"))
         return steps
 
@@ -200,7 +200,7 @@ class _Builder:
 
     def attention(self, layer: int) -> Unit:
         c, prefix = self.config, f"layers.{layer}.attention"
-        steps, x = self.entered(prefix)
+        steps, x = self.entered(layer, "attention")
         if c.latent is None:
             steps += self.queries_keys_values(prefix, x, c.ropes[layer])
         else:
@@ -230,7 +230,7 @@ class _Builder:
             steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
-        steps += [last] if c.parallel else self.left(prefix, last)
+        steps += [last] if c.parallel else self.left(layer, "attention", last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
     def heads(self) -> dict[str, Any]:
@@ -242,11 +242,11 @@ class _Builder:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
         assert own is not None
         # Its norm is called as that of layers that attend.
-        steps, x = self.entered(f"layers.{layer}.attention")
+        steps, x = self.entered(layer, "attention")
         inner, last = recurrent_steps(
             prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
         )
-        steps += [*inner, *self.left(f"layers.{layer}.attention", last)]
+        steps += [*inner, *self.left(layer, "attention", last)]
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
 
     def gated_queries(self, prefix: str, x: str) -> list[Step]:
@@ -358,10 +358,10 @@ class _Builder:
 
     def mlp(self, layer: int) -> Unit:
         prefix = f"layers.{layer}.mlp"
-        steps, x = self.entered(prefix)
+        steps, x = self.entered(layer, "mlp")
         *inner, last = self.feed_forward(prefix, x, "F")
         assert isinstance(last, Project)
-        steps += [*inner, *self.left(prefix, last)]
+        steps += [*inner, *self.left(layer, "mlp", last)]
         steps += [Add(x="x", y="aside")] if self.config.parallel else []
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
@@ -405,7 +405,7 @@ class _Builder:
         elif self.config.norms_sum:
             steps.append(replace(last, out="sum"))
         else:
-            steps += self.left(prefix, last)
+            steps += self.left(layer, "shared", last)
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:

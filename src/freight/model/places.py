@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from freight.model.families import Either, Fused, Place, Stacked
+from freight.model.families import Either, Fused, Place, Spelled, Stacked
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate"]
 
-_CONVOLUTION: Final = "recurrence.convolution"
+_CONVOLUTIONS: Final = re.compile(r"recurrence\.([qkv]_)?convolution")
 """Of each channel, over so many tokens."""
 
 # "layers.3.mlp.up" and "layers.3.experts.7.up": layer, expert, what is left.
@@ -69,9 +69,16 @@ def locate(
             apart=place.apart and place.apart.format(i=layer, e=expert),
             published=published if columns else (),
         )
+    if isinstance(place, Spelled):
+        return Located(
+            tensor=place.tensor.format(i=layer, e=expert),
+            first_row=0,
+            shape=shapes[name],
+            apart=place.otherwise.format(i=layer, e=expert),
+        )
     if not isinstance(place, Fused):
         published = ()
-        if rest == _CONVOLUTION and config.recurrence is not None:
+        if _CONVOLUTIONS.fullmatch(rest) and config.recurrence is not None:
             taps = config.recurrence.taps
             published = (rows // taps, 1, taps)
         return Located(
@@ -91,7 +98,7 @@ def locate(
     )
 
 
-def _choose(place: Place, config: ModelConfig) -> str | Fused | Stacked:
+def _choose(place: Place, config: ModelConfig) -> str | Fused | Spelled | Stacked:
     while isinstance(place, Either):
         place = place.then if getattr(config, place.switch) else place.otherwise
     return place

@@ -382,7 +382,9 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.skip
     if isinstance(step, Convolve) and step.bias is not None:
         yield step.bias
-    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
+    if isinstance(step, Convolve):
+        yield from step.weights
+    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues
     is_bare = isinstance(step, Norm) and step.kind == "layer_bare"
     if isinstance(step, single) and not is_bare:
         yield step.weight

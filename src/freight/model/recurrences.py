@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from freight.kernels.recurrence import convolve as convolve_rows
 from freight.kernels.recurrence import recur
 from freight.kernels.state_heads import StateHeads
 from freight.model.frame import Frame
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 
-__all__ = ["convolve", "deal", "recur_by_state"]
+__all__ = ["convolve", "deal", "heads_of", "recur_by_state"]
 
 
 def deal(step: Deal, frame: Frame) -> None:
@@ -22,7 +24,8 @@ def deal(step: Deal, frame: Frame) -> None:
 
 
 def convolve(step: Convolve, frame: Frame) -> None:
-    weight = frame.vector(step.weight).view(-1, step.width)
+    parts = [frame.vector(own).view(-1, step.width) for own in step.weights]
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     bias = None if step.bias is None else frame.vector(step.bias)
     for states in frame.states:
         for seat, columns, _ in states.beginnings:
@@ -30,15 +33,20 @@ def convolve(step: Convolve, frame: Frame) -> None:
         convolve_rows(frame.values[step.x], weight, bias, states.columns, states.rows)
 
 
-def recur_by_state(step: DeltaRule | Scan, frame: Frame) -> None:
-    x = frame.values[step.x]
-    out = frame.new(step.out, x, step.num_heads * step.value_width)
-    heads = StateHeads(
+def heads_of(step: DeltaRule | Scan) -> StateHeads:
+    return StateHeads(
         num_key_heads=step.num_key_heads,
         num_heads=step.num_heads,
         key_width=step.key_width,
         value_width=step.value_width,
+        strength=step.strength if isinstance(step, DeltaRule) else 1.0,
+        by_row=isinstance(step, DeltaRule) and step.by_row,
     )
+
+
+def recur_by_state(step: DeltaRule | Scan, frame: Frame) -> None:
+    x = frame.values[step.x]
+    out = frame.new(step.out, x, step.num_heads * step.value_width)
     for states in frame.states:
         for seat, _, memory in states.beginnings:
             states.memory[seat].copy_(memory)
@@ -51,6 +59,6 @@ def recur_by_state(step: DeltaRule | Scan, frame: Frame) -> None:
             None if isinstance(step, DeltaRule) else frame.vector(step.skip),
             states.memory,
             out,
-            heads=heads,
+            heads=heads_of(step),
             rows=states.rows,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from freight.model.programme import Activate, Multiply, Norm, Project, Step
+from freight.model.programme import Activate, Multiply, Norm, Project, Step, Weigh
 from freight.model.recurrent_steps import Convolve, Deal, Dealt, DeltaRule, Scan
 from freight.model.switches import Recurrence
 from freight.model.weight import Weight
@@ -18,17 +18,18 @@ Vector = Callable[[str, str], Weight]
 
 
 def recurrent_sizes(own: Recurrence) -> Mapping[str, int]:
-    """Dims: G heads of queries and keys, R of values, W and U columns of each, M of all that is
-    convolved over T tokens; O of it with the gates."""
+    """Dims: G heads of queries and keys, R of values, J and I columns of each, M of all that is
+    convolved over T tokens; O of it with the gates; L numbers that rates and gates are made of."""
     gates = own.num_heads * own.value_width
     return {
         "G": own.num_key_heads,
         "R": own.num_heads,
-        "W": own.key_width,
-        "U": own.value_width,
+        "J": own.key_width,
+        "I": own.value_width,
         "M": own.mixed_columns,
         "O": own.mixed_columns + gates,
         "T": own.taps,
+        "L": own.rate_rank or 0,
     }
 
 
@@ -40,8 +41,11 @@ def recurrent_steps(
     def project(name: str, rows: str) -> Project:
         return Project(x=x, out=name, weight=matrix(f"{prefix}.{name}", rows, "D"))
 
-    def wide(name: str) -> Weight:
-        return replace(vector(f"{prefix}.{name}", "R"), is_wide=True)
+    def widen(name: str, rows: str) -> Project:
+        return Project(x=f"{name}_down", out=name, weight=matrix(f"{prefix}.{name}", rows, "L"))
+
+    def wide(name: str, dims: str = "R") -> Weight:
+        return replace(vector(f"{prefix}.{name}", dims), is_wide=True)
 
     if own.rule == "gates":
         weight = vector(f"{prefix}.convolution", "MT")
@@ -52,31 +56,42 @@ def recurrent_steps(
             Multiply(x="mixed", y="outer"),
         ]
         return steps, Project(x="mixed", out="update", weight=matrix(f"{prefix}.out", "D", "M"))
-    is_scan = own.rule == "scan"
+    is_scan, by_row = own.rule == "scan", own.rate_rank is not None
     if own.is_dealt:
         steps = [project("all", "O"), project("ba", "2R"), *_deals(own)]
     else:
-        names = [("gate", "RU"), ("mixed", "M"), ("a", "R")]
-        steps = [project(*name) for name in (*names, *([] if is_scan else [("b", "R")]))]
+        mixed = [("q", "GJ"), ("k", "GJ"), ("v", "RI")] if own.is_apart else [("mixed", "M")]
+        rates = [("a_down", "L"), ("gate_down", "L")] if by_row else [("gate", "RI"), ("a", "R")]
+        strengths = [] if is_scan else [("b", "R")]
+        steps = [project(*name) for name in (*mixed, *rates, *strengths)]
+        steps += [widen("a", "RJ"), widen("gate", "RI")] if by_row else []
+        steps += _joins(own) if own.is_apart else []
     bias = vector(f"{prefix}.convolution_bias", "M") if own.has_bias else None
-    weight = vector(f"{prefix}.convolution", "MT")
-    steps.append(Convolve(x="mixed", weight=weight, width=own.taps, bias=bias))
+    names = [("convolution", "MT")]
+    if own.is_apart:
+        names = [("q_convolution", "GJT"), ("k_convolution", "GJT"), ("v_convolution", "RIT")]
+    weight, *others = (vector(f"{prefix}.{name}", dims) for name, dims in names)
+    steps.append(
+        Convolve(x="mixed", weight=weight, others=tuple(others), width=own.taps, bias=bias)
+    )
     steps.append(Activate(x="mixed", function="silu"))
     rule: dict[str, Any] = {
         "x": "mixed",
         "a": "a",
         "out": "read",
         "decay": wide("decay"),
-        "bias": wide("decay_bias"),
+        "bias": wide("decay_bias", "RJ" if by_row else "R"),
         "num_key_heads": own.num_key_heads,
         "num_heads": own.num_heads,
         "key_width": own.key_width,
         "value_width": own.value_width,
     }
-    steps.append(Scan(**rule, skip=wide("skip")) if is_scan else DeltaRule(**rule, b="b"))
-    gates: list[Step] = [Activate(x="gate", function="silu"), Multiply(x="gate", y="read")]
+    if is_scan:
+        steps.append(Scan(**rule, skip=wide("skip")))
+    else:
+        steps.append(DeltaRule(**rule, b="b", strength=own.strength, by_row=by_row))
     name, dims, heads = (
-        ("gate", "RU", own.num_key_heads) if is_scan else ("read", "U", own.num_heads)
+        ("gate", "RI", own.num_key_heads) if is_scan else ("read", "I", own.num_heads)
     )
     norm = Norm(
         x=name,
@@ -84,11 +99,29 @@ def recurrent_steps(
         kind="rms",
         weight=vector(f"{prefix}.read_norm", dims),
         bias=None,
-        eps=eps,
+        eps=own.read_eps or eps,
         num_heads=heads,
     )
+    out = matrix(f"{prefix}.out", "D", "RI")
+    if by_row:
+        return [*steps, norm, Weigh(x="read", y="gate")], Project(
+            x="read", out="update", weight=out
+        )
+    gates: list[Step] = [Activate(x="gate", function="silu"), Multiply(x="gate", y="read")]
     steps += [*gates, norm] if is_scan else [norm, *gates]
-    return steps, Project(x="gate", out="update", weight=matrix(f"{prefix}.out", "D", "RU"))
+    return steps, Project(x="gate", out="update", weight=out)
+
+
+def _joins(own: Recurrence) -> list[Step]:
+    """Queries, keys and values, side by side."""
+    keys, values = own.num_key_heads * own.key_width, own.num_heads * own.value_width
+    parts = (("q", keys, 0), ("k", keys, keys), ("v", values, 2 * keys))
+
+    def part(width: int, first: int) -> Dealt:
+        columns = own.mixed_columns
+        return Dealt(out="mixed", begin=0, width=width, first=first, num_columns=columns)
+
+    return [Deal(x=name, num_groups=1, parts=(part(width, first),)) for name, width, first in parts]
 
 
 def _deals(own: Recurrence) -> list[Step]:

@@ -38,12 +38,22 @@ class Deal:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Convolve:
     """x[t, c] = bias[c] + sum over j of weight[c, j] x[t - width + 1 + j, c], within the row, in
-    place; zeros are before its first token. ``weight`` is [C, width], a vector."""
+    place; zeros are before its first token. ``weight`` is [C, width], a vector; or the first
+    columns have that one, and those behind them ``others``."""
 
     x: str
     weight: Weight
     width: int
     bias: Weight | None = None
+    others: tuple[Weight, ...] = ()
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return self.weight, *self.others
+
+    @property
+    def num_columns(self) -> int:
+        return sum(own.num_columns for own in self.weights) // self.width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +61,12 @@ class DeltaRule:
     """What each head of ``out`` [T, N U] reads from its matrix S [W, U], a token of the row at a
     time:
 
-        S *= exp(-exp(decay) log(1 + exp(a + bias)));  S += k (v - k S) sigmoid(b);  out = q S
+        S *= exp(-exp(decay) log(1 + exp(a + bias)));  S += k (v - k S) c sigmoid(b);  out = q S
 
     x [T, K W + K W + N U] has queries and keys of K heads, each made one long, queries over the
-    root of W, and values of N heads, which share them in equal parts; ``a`` and ``b`` are [T, N].
+    root of W, and values of N heads, which share them in equal parts; ``a`` and ``b`` are [T, N]
+    and c is the ``strength``. Where the decay is ``by_row`` (Kimi Linear: 2510.26692, section 3)
+    each row of S has its own: ``a`` is [T, N W] then, and ``bias`` [N W].
     """
 
     x: str
@@ -67,6 +79,8 @@ class DeltaRule:
     num_heads: int
     key_width: int
     value_width: int
+    strength: float = 1.0
+    by_row: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +112,7 @@ RecurrentStep = Deal | Convolve | DeltaRule | Scan
 def state_numbers(step: object) -> tuple[int, int]:
     """What a step keeps of a row: numbers of the type that is computed with, and of float32."""
     if isinstance(step, Convolve):
-        return step.weight.num_columns // step.width * (step.width - 1), 0
+        return step.num_columns * (step.width - 1), 0
     if isinstance(step, DeltaRule | Scan):
         return 0, step.num_heads * step.key_width * step.value_width
     return 0, 0

@@ -39,7 +39,7 @@ _CHOICES: Final = {
     "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
-    "norm_place": ("before", "after", "both", "update"),
+    "norm_place": ("before", "after", "both", "update", "by_kind"),
     "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
 }
 
@@ -99,7 +99,12 @@ class Recurrence:
     "delta" (the gated delta rule) or "scan" (Mamba-2); what makes these is convolved over the last
     ``taps`` tokens, ``has_bias`` says whether with a bias. By the rule "gates" there are no
     matrices, and what is convolved is the values alone, between two gates. With ``is_dealt``
-    queries, keys, values and gates are one matrix, stacked by key head."""
+    queries, keys, values and gates are one matrix, stacked by key head; with ``is_apart``
+    queries, keys and values are made and convolved by weights of their own. By the delta rule a
+    token corrects at most the share ``strength``: above one, what was there may change its sign.
+    With a ``rate_rank`` each row of a matrix decays by a rate of its own (Kimi Linear), and these
+    and the gates, which count by their sigmoids then, are made of so many numbers. ``read_eps`` is
+    that of the norm of what is read, None for that of the others."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -110,6 +115,10 @@ class Recurrence:
     rule: str
     has_bias: bool
     is_dealt: bool
+    is_apart: bool = False
+    strength: float = 1.0
+    rate_rank: int | None = None
+    read_eps: float | None = None
 
     @property
     def mixed_columns(self) -> int:
@@ -134,12 +143,13 @@ class ModelConfig:
     token may look at, or None for all; ``ropes`` has how it rotates queries and keys, None where it
     does not. ``learned_positions`` are added to the embedding (their table begins
     ``position_offset`` rows before position 0). ``norm_place``: "before" what a block works on,
-    "after" the stream that it has been added to, on its "update" alone, or "both" before and on the
-    update. ``qk_norm``: queries and keys normalised "per_head" with one gain, "each_head" with its
-    own, as a "whole", or where they are rotated, afterwards: "rotated" without a gain,
-    "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer see the same
-    input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value head; they are
-    kept between -``qkv_limit`` and that, where there is one. Scores are divided by the root of
+    "after" the stream that it has been added to, on its "update" alone, "both" before and on the
+    update, or "by_kind": before in layers that keep a state, on the update in others. ``qk_norm``:
+    queries and keys normalised "per_head" with one gain, "each_head" with its own, as a "whole", or
+    where they are rotated, afterwards: "rotated" without a gain, "per_rotated_head" with one for
+    all. ``parallel``: attention and MLP of a layer see the same input. ``fused_qkv``: query, key
+    and value are one matrix, stacked by key/value head; they are kept between -``qkv_limit`` and
+    that, where there is one. Scores are divided by the root of
     ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
     of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
     what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
@@ -257,6 +267,12 @@ class ModelConfig:
         """Whether a layer has keys and values; else it keeps a state."""
         return self.recurrence is None or not self.recurrence.layers[layer]
 
+    def norm_place_in(self, layer: int) -> str:
+        """Where the norms of one layer are."""
+        if self.norm_place != "by_kind":
+            return self.norm_place
+        return "update" if self.attends(layer) else "before"
+
     @property
     def num_attention_layers(self) -> int:
         return sum(map(self.attends, range(self.num_layers)))
@@ -329,6 +345,10 @@ def _contradictions(config: ModelConfig) -> list[str]:
         problems.append("an attention window is below 1")
     problems += _latent_problems(config)
     problems += _recurrence_problems(config)
+    if config.norm_place == "by_kind" and (config.recurrence is None or config.experts is not None):
+        problems.append(
+            "norms are placed by kind in plain layers alone, of which some keep a state"
+        )
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
 
 
@@ -351,10 +371,19 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     if own is None:
         return []
     key_width = 1 if own.rule == "gates" else own.key_width
-    widths = (own.num_key_heads, own.num_heads, key_width, own.value_width)
+    rank = 1 if own.rate_rank is None else own.rate_rank
+    widths = (own.num_key_heads, own.num_heads, key_width, own.value_width, rank)
     problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
     if own.rule not in ("delta", "scan", "gates"):
         problems.append(f"recurrent layers go by {own.rule!r}, not by delta, scan or gates")
+    if own.rule != "delta" and (own.is_apart or own.rate_rank is not None or own.strength != 1):
+        problems.append(f"the rule {own.rule!r} has neither rates of rows nor weights apart")
+    if own.is_dealt and (own.is_apart or own.rate_rank is not None):
+        problems.append("what recurrent layers make is stacked by head, and apart as well")
+    if not 0 < own.strength <= 2:
+        problems.append(f"a token corrects {own.strength} times what it finds, it can be 2 at most")
+    if own.read_eps is not None and not own.read_eps > 0:
+        problems.append(f"the norm of what is read has an epsilon of {own.read_eps}")
     if own.taps < 2:
         problems.append(f"convolutions are over {own.taps} tokens, they must be over 2 at least")
     if own.num_key_heads > 0 and own.num_heads % own.num_key_heads:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from freight.model.batch import STATE_BLOCK, STATE_BYTES
+from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
 from freight.model.switches import ModelConfig
 from freight.plan.forms import BLOCK
 from freight.plan.layout import WeightLayout
@@ -330,7 +330,8 @@ def _recurrence_bytes(config: ModelConfig) -> int:
     if own is None:
         return 0
     tokens = STATE_BLOCK * own.mixed_columns * 4
-    return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes)
+    pairs = 0 if own.rate_rank is None else STATE_PAIRS**2 * own.num_heads * own.key_width * 4
+    return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes, pairs)
 
 
 def _record_bytes(policy: Policy, workload: Workload, scored: int) -> int:

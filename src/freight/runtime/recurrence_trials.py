@@ -9,7 +9,7 @@ import torch
 
 from freight.kernels.recurrence import convolve, recur
 from freight.kernels.row_states import RowStates
-from freight.kernels.state_heads import StateHeads
+from freight.model.recurrences import heads_of
 from freight.model.recurrent_steps import Convolve, DeltaRule, Scan
 from freight.runtime.trial_numbers import Trial, trial_numbers
 
@@ -28,7 +28,7 @@ def _states() -> RowStates:
 
 def convolution_trial(step: Convolve, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
-        width = step.weight.num_columns // step.width
+        width = step.num_columns
         x = trial_numbers(7, width, device=device, dtype=dtype)
         weight = trial_numbers(width, step.width, device=device, dtype=dtype)
         columns = trial_numbers(4, step.width - 1, width, device=device, dtype=dtype)
@@ -41,16 +41,13 @@ def convolution_trial(step: Convolve, device: torch.device, dtype: torch.dtype) 
 
 def recurrence_trial(step: DeltaRule | Scan, device: torch.device, dtype: torch.dtype) -> Trial:
     def trial() -> Iterator[torch.Tensor]:
-        heads = StateHeads(
-            num_key_heads=step.num_key_heads,
-            num_heads=step.num_heads,
-            key_width=step.key_width,
-            value_width=step.value_width,
-        )
+        heads = heads_of(step)
         values = heads.num_heads * heads.value_width
         columns = 2 * heads.num_key_heads * heads.key_width + values
         x = trial_numbers(7, columns, device=device, dtype=dtype)
-        a = trial_numbers(7, heads.num_heads, device=device, dtype=dtype)
+        rates = heads.num_heads * (heads.key_width if heads.by_row else 1)
+        a = trial_numbers(7, rates, device=device, dtype=dtype)
+        bias = trial_numbers(rates, device=device, dtype=torch.float32)
         decay = trial_numbers(heads.num_heads, device=device, dtype=torch.float32)
         shape = (4, heads.num_heads, heads.key_width, heads.value_width)
         memory = trial_numbers(*shape, device=device, dtype=torch.float32)
@@ -59,9 +56,9 @@ def recurrence_trial(step: DeltaRule | Scan, device: torch.device, dtype: torch.
         recur(
             x,
             a,
-            a.flip(0) if is_delta else None,
+            a[:, : heads.num_heads].flip(0) if is_delta else None,
             decay,
-            decay.flip(0),
+            bias.flip(0),
             None if is_delta else decay * 2,
             memory,
             out,

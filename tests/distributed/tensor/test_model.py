@@ -113,9 +113,13 @@ def test_what_cannot_be_cut_is_refused(name: str, tmp_path: Path) -> None:
         load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
 
 
-def test_layers_that_keep_a_state_are_refused(tmp_path: Path) -> None:
-    tiny.make_model(tmp_path, config=RECURRENT["qwen3.5"])
-    with pytest.raises(InputError, match="keep a state and gates"):
+KEPT = {"qwen3.5": "keep a state and gates", "olmo hybrid": "layers that keep a state"}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_layers_that_keep_a_state_are_refused(name: str, tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=RECURRENT[name])
+    with pytest.raises(InputError, match=KEPT[name]):
         load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
 
 

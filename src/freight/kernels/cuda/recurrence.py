@@ -144,7 +144,9 @@ def _recur(  # type: ignore[no-untyped-def]
     b_stride,
     out_stride,
     seat_stride,
+    most,
     is_delta: tl.constexpr,
+    by_row: tl.constexpr,
     key_block: tl.constexpr,
     block: tl.constexpr,
 ):
@@ -161,20 +163,24 @@ def _recur(  # type: ignore[no-untyped-def]
     inside = is_key[:, None] & is_value[None, :]
     state = tl.load(place, mask=inside & (is_new == 0), other=0.0)
     speed = -tl.exp(tl.load(decay + head))
-    shift = tl.load(bias + head)
+    # A rate for the head, or one for each row of its matrix.
+    own_rates = head * key_width + w if by_row else head + tl.zeros([1], tl.int32)
+    is_rate = is_key if by_row else own_rates >= 0
+    shift = tl.load(bias + own_rates, mask=is_rate, other=0.0)
     for token in range(start, start + count):
         keys = x + token * x_stride + key_head * key_width
         q = tl.load(keys + query_place + w, mask=is_key, other=0.0).to(tl.float32)
         k = tl.load(keys + key_place + w, mask=is_key, other=0.0).to(tl.float32)
         values = x + token * x_stride + value_place + head * value_width
         v = tl.load(values + u, mask=is_value, other=0.0).to(tl.float32)
-        rate = tl.load(a + token * a_stride + head).to(tl.float32) + shift
+        rate = tl.load(a + token * a_stride + own_rates, mask=is_rate, other=0.0).to(tl.float32)
+        rate += shift
         rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-        state *= tl.exp(speed * rate)
+        state *= tl.exp(speed * rate)[:, None]
         if is_delta:
             q *= scale / tl.sqrt(tl.sum(q * q, 0) + 1e-6)
             k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6)
-            strength = tl.sigmoid(tl.load(b + token * b_stride + head).to(tl.float32))
+            strength = most * tl.sigmoid(tl.load(b + token * b_stride + head).to(tl.float32))
             change = (v - tl.sum(state * k[:, None], 0)) * strength
         else:
             change = v * rate
@@ -204,7 +210,7 @@ def recur(
     strengths = a if b is None else b
     if heads.key_width > _MOST_KEY_WIDTH or x.stride(1) != 1 or out.stride(1) != 1:
         return False
-    if heads.num_heads > 1 and (a.stride(1) != 1 or strengths.stride(1) != 1):
+    if any(own.shape[1] > 1 and own.stride(1) != 1 for own in (a, strengths)):
         return False
     table = rows.table(x.device)
     width = heads.value_width
@@ -230,7 +236,9 @@ def recur(
         strengths.stride(0),
         out.stride(0),
         memory.stride(0),
+        heads.strength,
         is_delta=b is not None,
+        by_row=heads.by_row,
         key_block=power_of_two(heads.key_width),
         block=_STATE_COLUMNS,
     )

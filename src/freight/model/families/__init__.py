@@ -46,6 +46,7 @@ from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
 from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
 from freight.model.families.phi import PHI
@@ -63,6 +64,7 @@ from freight.model.families.table import (
     Fused,
     Key,
     Place,
+    Spelled,
     Stacked,
 )
 
@@ -75,6 +77,7 @@ __all__ = [
     "Fused",
     "Key",
     "Place",
+    "Spelled",
     "Stacked",
 ]
 
@@ -101,6 +104,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "olmoe": OLMOE,
+    "olmo_hybrid": OLMO_HYBRID,
     "granite": GRANITE,
     "smollm3": SMOLLM3,
     "glm": GLM,

@@ -20,6 +20,7 @@ __all__ = [
     "Fused",
     "Key",
     "Place",
+    "Spelled",
     "Stacked",
     "fixed",
     "inverse",
@@ -96,6 +97,14 @@ class Stacked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Spelled:
+    """A checkpoint tensor, which some call ``otherwise``."""
+
+    tensor: str
+    otherwise: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Either:
     """One of two places, by a flag of the configuration."""
 
@@ -104,7 +113,7 @@ class Either:
     otherwise: Place
 
 
-Place = str | Fused | Stacked | Either
+Place = str | Fused | Spelled | Stacked | Either
 """Where a logical tensor lies in the checkpoint."""
 
 
@@ -266,5 +275,9 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_rule": fixed("delta"),
     "recurrent_bias": fixed(False),
     "recurrent_deal": fixed(False),
+    "recurrent_apart": fixed(False),
+    "recurrent_strength": fixed(1.0),
+    "recurrent_rate_rank": fixed(None),
+    "recurrent_read_eps": fixed(None),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
