@@ -27,6 +27,7 @@ from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
 from freight.model.families.mistral import MISTRAL, MIXTRAL
+from freight.model.families.nemotron import NEMOTRON_H
 from freight.model.families.olmo import OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import OPT
 from freight.model.families.palm import PALM
@@ -102,6 +103,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,
