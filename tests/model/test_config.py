@@ -277,6 +277,7 @@ KEYS_OF_SOME = [
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
+    *("hybrid_override_pattern", "layers_block_type", "layer_parts", "time_step_limit"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -287,6 +288,8 @@ LIKELY = st.sampled_from(
         ["full_attention", "sliding_attention", "full_attention"],
         [0, 1, 0],
         "LLLG",
+        "M-*",
+        ["mixer", "mlp", "both"],
     ]
 )
 

@@ -223,11 +223,12 @@ OWN: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
     "lfm2": {"full_attn_idxs": [1, 3]},
+    "nemotron_h": {"hybrid_override_pattern": "*-*-"},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
-    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
+    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
 }
 """Of which no layouts are known."""

@@ -18,6 +18,7 @@ from freight.partition.named import DYNAMIC, EXCHANGED
 from ...runtime import tiny
 from ...runtime.test_engine_parity import CONFIGS
 from ...runtime.test_engine_recurrence import CONFIGS as RECURRENT
+from ...runtime.test_engine_recurrence import nemotron
 from .bed import CUTS, greedy
 
 STEPS = 7
@@ -99,6 +100,12 @@ def test_what_cannot_be_cut_is_refused(name: str, tmp_path: Path) -> None:
 def test_layers_that_keep_a_state_are_refused(tmp_path: Path) -> None:
     tiny.make_model(tmp_path, config=RECURRENT["qwen3.5"])
     with pytest.raises(InputError, match="keep a state and gates"):
+        load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
+
+
+def test_layers_of_one_part_are_refused(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=nemotron("*-"))
+    with pytest.raises(InputError, match="It has layers of one part,"):
         load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
 
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.table import BASE_KEYS, Family, Fused, Key, fixed, read
+from freight.model.families.scans import scan_tensors
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
 
 __all__ = ["NEMOTRON_H"]
 
@@ -30,8 +31,9 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(kinds, list | str):
         return {**raw, "layer_types": kinds}  # to be refused
     kinds = [_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+    stated = raw.get("num_hidden_layers")
     changes: dict[str, Any] = {
-        "num_hidden_layers": raw.get("num_hidden_layers") or len(kinds),
+        "num_hidden_layers": len(kinds) if stated is None else stated,
         "layer_types": ["full_attention" if kind in _MLPS else kind for kind in kinds],
         "layer_parts": ["mlp" if kind in _MLPS else "mixer" for kind in kinds],
         "expert_layers": [kind == "moe" for kind in kinds],
@@ -47,10 +49,27 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _LAYER: Final = "backbone.layers.{i}"
 _MIXER: Final = f"{_LAYER}.mixer"
-_MIXED: Final = Fused(
-    tensor=f"{_MIXER}.in_proj.weight",
-    of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
-)
+_SCAN_KEYS: Final = {
+    "recurrent_rule": fixed("scan"),
+    "recurrent_bias": Key(names=("mamba_conv_bias", "use_conv_bias"), default=True),
+    "recurrent_taps": Key(names=("mamba_d_conv", "conv_kernel"), default=4),
+    "recurrent_key_heads": Key(names=("mamba_n_groups", "n_groups"), default=8),
+    "recurrent_heads": read("mamba_num_heads", 128),
+    "recurrent_key_width": read("ssm_state_size", 128),
+    "recurrent_value_width": read("mamba_head_dim", 64),
+}
+_EXPERT_KEYS: Final = {
+    "num_experts": read("n_routed_experts", 8),
+    "experts_per_token": read("num_experts_per_tok", 2),
+    "expert_size": read("moe_intermediate_size", 7688),
+    "normalised_routes": read("norm_topk_prob", True),
+    "route_scores": fixed("sigmoid"),
+    "route_scale": read("routed_scaling_factor", 1.0),
+    "route_corrections": fixed(True),
+    "expert_groups": read("n_group", 1),
+    "groups_per_token": read("topk_group", 1),
+    "shared_size": read("moe_shared_expert_intermediate_size", 7688),
+}
 
 NEMOTRON_H: Final = Family(
     architectures=("NemotronHForCausalLM",),
@@ -67,39 +86,15 @@ NEMOTRON_H: Final = Family(
         "norm_eps": read("layer_norm_epsilon", 1e-5),
         "gated_mlp": fixed(False),
         "activation": read("mlp_hidden_act", "relu2"),
-        "num_experts": read("n_routed_experts", 8),
-        "experts_per_token": read("num_experts_per_tok", 2),
-        "expert_size": read("moe_intermediate_size", 7688),
-        "normalised_routes": read("norm_topk_prob", True),
-        "route_scores": fixed("sigmoid"),
-        "route_scale": read("routed_scaling_factor", 1.0),
-        "route_corrections": fixed(True),
-        "expert_groups": read("n_group", 1),
-        "groups_per_token": read("topk_group", 1),
-        "shared_size": read("moe_shared_expert_intermediate_size", 7688),
-        "recurrent_rule": fixed("scan"),
-        "recurrent_bias": Key(names=("mamba_conv_bias", "use_conv_bias"), default=True),
-        "recurrent_taps": Key(names=("mamba_d_conv", "conv_kernel"), default=4),
-        "recurrent_key_heads": Key(names=("mamba_n_groups", "n_groups"), default=8),
-        "recurrent_heads": read("mamba_num_heads", 128),
-        "recurrent_key_width": read("ssm_state_size", 128),
-        "recurrent_value_width": read("mamba_head_dim", 64),
+        **_EXPERT_KEYS,
+        **_SCAN_KEYS,
     },
     tensors={
         "embedding": "backbone.embeddings.weight",
         "layers.{i}.attention.norm": f"{_LAYER}.norm.weight",
         **{f"layers.{{i}}.attention.{own}": f"{_MIXER}.{own}_proj.weight" for own in "qkv"},
         "layers.{i}.attention.out": f"{_MIXER}.o_proj.weight",
-        "layers.{i}.recurrence.gate": _MIXED,
-        "layers.{i}.recurrence.mixed": _MIXED,
-        "layers.{i}.recurrence.a": _MIXED,
-        "layers.{i}.recurrence.convolution": f"{_MIXER}.conv1d.weight",
-        "layers.{i}.recurrence.convolution_bias": f"{_MIXER}.conv1d.bias",
-        "layers.{i}.recurrence.decay": f"{_MIXER}.A_log",
-        "layers.{i}.recurrence.decay_bias": f"{_MIXER}.dt_bias",
-        "layers.{i}.recurrence.skip": f"{_MIXER}.D",
-        "layers.{i}.recurrence.read_norm": f"{_MIXER}.norm.weight",
-        "layers.{i}.recurrence.out": f"{_MIXER}.out_proj.weight",
+        **scan_tensors(_MIXER),
         "layers.{i}.mlp.norm": f"{_LAYER}.norm.weight",
         "layers.{i}.mlp.up": f"{_MIXER}.up_proj.weight",
         "layers.{i}.mlp.down": f"{_MIXER}.down_proj.weight",
