@@ -280,6 +280,7 @@ KEYS_OF_SOME = [
     *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
     *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
     *("linear_key_head_dim", "linear_num_key_heads", "rope_theta", "linear_attn_config"),
+    *("hybrid_override_pattern", "layers_block_type", "layer_parts", "time_step_limit"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -290,6 +291,8 @@ LIKELY = st.sampled_from(
         ["full_attention", "sliding_attention", "full_attention"],
         [0, 1, 0],
         "LLLG",
+        "M-*",
+        ["mixer", "mlp", "both"],
     ]
 )
 

@@ -228,13 +228,14 @@ OWN: dict[str, dict[str, object]] = {
     "granitemoeshared": {"shared_intermediate_size": 1024},
     "biogpt": {"intermediate_size": 16384},
     "lfm2": {"full_attn_idxs": [1, 3]},
+    "nemotron_h": {"hybrid_override_pattern": "*-*-"},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
     *("minimax_m3_vl", "minimax_m3_vl_text"),
-    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
+    *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     "granitemoeshared",
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("olmo_hybrid",),

@@ -16,7 +16,7 @@ from freight.errors import BudgetError, InputError
 from freight.hardware.chip import find_chip
 from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
-from freight.model.config import Experts
+from freight.model.config import Experts, parse_config
 from freight.model.decoder import count_parameters, tensor_shapes
 from freight.plan.parallel import Answer, Parallel, Refused
 from freight.plan.policy import Split
@@ -244,6 +244,18 @@ def test_stages_have_their_own_layers_experts() -> None:
     assert set(found) == whole
     ranked = cut_over(config, 2)
     assert ranked.experts is not None and ranked.experts.intermediate_size == 32
+
+
+def test_stages_have_their_own_layers_parts() -> None:
+    sizes = {"num_attention_heads": 8, "hidden_size": 64, "n_routed_experts": 4}
+    raw = {"model_type": "nemotron_h", **sizes, "hybrid_override_pattern": "M-*E"}
+    config = parse_config(raw)
+    sources = imagined_sources(config, "float16")
+    for layers in (range(1, 2), range(2, 4)):
+        own = with_layers(config, layers, with_ends=True)
+        found = sources_of(sources, layers, with_ends=True)
+        assert {name: found[name].shape for name in tensor_shapes(own)} == tensor_shapes(own)
+        assert len(found) == len(tensor_shapes(own))
 
 
 def test_rows_are_shared_out_and_rounded_up() -> None:

@@ -7,6 +7,7 @@ activations spread over the tiers; transformers runs row by row.
 from __future__ import annotations
 
 import json
+import math
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -562,6 +563,34 @@ FALCON: dict[str, Any] = {
     "multi_query": True,
     "parallel_attn": True,
 }
+NEMOTRON: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "attention_bias": False,
+    "chunk_size": 128,
+    "conv_kernel": 4,
+    "expand": 2,
+    "head_dim": 24,
+    "layer_norm_epsilon": 1e-5,
+    "mamba_head_dim": 20,
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 8,
+    "mamba_proj_bias": False,
+    "mlp_bias": False,
+    "mlp_hidden_act": "relu2",
+    "n_groups": 4,
+    "pad_token_id": 0,
+    "residual_in_fp32": False,
+    "sliding_window": None,
+    "ssm_state_size": 16,
+    "tie_word_embeddings": False,
+    "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, math.inf],
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "use_bias": False,
+    "use_conv_bias": True,
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "pythia": {
         "architectures": ["GPTNeoXForCausalLM"],
@@ -843,6 +872,25 @@ PUBLISHED |= {
         "topk_method": "noaux_tc",
         "v_head_dim": 20,
     },
+    "nemotron-nano-9b-v2": {
+        **NEMOTRON,
+        "hybrid_override_pattern": "M-M*",
+        "num_hidden_layers": 4,
+    },
+    "nemotron-3-nano-30b": {
+        **NEMOTRON,
+        "hybrid_override_pattern": "MEM*E",
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 96,
+        "n_group": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 5,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 1,
+    },
     "starcoder2-3b": {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
@@ -941,6 +989,10 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("trinity-mini", {"mup_enabled": False}),
         ("trinity-mini", {"route_scale": 1.0}),
         ("glm-5", {"routed_scaling_factor": 1.0}),
+        ("nemotron-nano-9b-v2", {"hybrid_override_pattern": "MM-*"}),
+        ("nemotron-nano-9b-v2", {"mlp_hidden_act": "relu"}),
+        ("nemotron-3-nano-30b", {"routed_scaling_factor": 1.0}),
+        ("nemotron-3-nano-30b", {"norm_topk_prob": False}),
     ],
     ids=str,
 )

@@ -141,6 +141,8 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["experts"] = _read_experts(config, keys, num_layers)
     switches["latent"] = _read_latent(config, keys)
     switches["recurrence"] = _read_recurrence(config, keys)
+    parts = config.raw.get("layer_parts")
+    switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
     ropes = read_ropes(config, keys, switches, num_layers)
     if config.problems:

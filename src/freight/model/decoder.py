@@ -60,8 +60,12 @@ def build_programme(config: ModelConfig) -> Programme:
     builder = _Builder(config)
     units = [builder.embedding()]
     for layer in range(config.num_layers):
-        mixer = builder.attention if config.attends(layer) else builder.recurrence
-        units += [mixer(layer), *builder.mlp_units(layer)]
+        if config.attends(layer):
+            units.append(builder.attention(layer))
+        elif config.keeps_state(layer):
+            units.append(builder.recurrence(layer))
+        if config.has_mlp(layer):
+            units += builder.mlp_units(layer)
     sizes = [unit.num_elements for unit in units[1:]]
     largest = max(map(sum, pairwise([*sizes, sizes[0]]))) // 2
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
@@ -433,14 +437,8 @@ class _Builder:
         if c.embedding_size != c.hidden_size:
             steps.append(self.project("head.project", x, "narrowed", ("E", "D")))
             x = "narrowed"
-        rows = Weight(
-            name="head.weight",
-            out_dims=("V",),
-            in_dims=("E",),
-            num_rows=num_rows,
-            num_columns=c.embedding_size,
-            first_row=first_row,
-        )
+        table = self.matrix("head.weight", "V", "E")
+        rows = replace(table, num_rows=num_rows, first_row=first_row)
         bias = self.vector("head.bias", "V") if c.head_bias else None
         steps.append(Project(x=x, out="logits", weight=rows, bias=bias))
         if c.logits_scale is not None:

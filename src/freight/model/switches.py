@@ -159,6 +159,8 @@ class ModelConfig:
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended, unless these have a
     matrix of their own (``gates_apart``).
+    ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
+    with or without experts, or "both", as all have where it is None.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -213,6 +215,7 @@ class ModelConfig:
     gated_attention: bool
     gates_apart: bool
     dtype: str
+    parts: tuple[str, ...] | None = None
     packing: Packing | None = None
     kv_format: Grouped | None = None
     attended_share: float = 1.0
@@ -263,9 +266,17 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
+    def has_mlp(self, layer: int) -> bool:
+        """Whether it has an MLP, or experts."""
+        return self.parts is None or self.parts[layer] != "mixer"
+
+    def keeps_state(self, layer: int) -> bool:
+        return self.recurrence is not None and self.recurrence.layers[layer]
+
     def attends(self, layer: int) -> bool:
-        """Whether a layer has keys and values; else it keeps a state."""
-        return self.recurrence is None or not self.recurrence.layers[layer]
+        """Whether a layer has keys and values."""
+        has_mixer = self.parts is None or self.parts[layer] != "mlp"
+        return has_mixer and not self.keeps_state(layer)
 
     def norm_place_in(self, layer: int) -> str:
         """Where the norms of one layer are."""
@@ -279,10 +290,10 @@ class ModelConfig:
 
     @property
     def num_recurrent_layers(self) -> int:
-        return self.num_layers - self.num_attention_layers
+        return sum(map(self.keeps_state, range(self.num_layers)))
 
     def state_bytes_per_row(self, bytes_per_element: int = 2) -> int:
-        """What a row keeps in all layers that attend nothing, however long it is."""
+        """What a row keeps in all layers that have states, however long it is."""
         own = self.recurrence
         each = 0 if own is None else own.state_bytes(bytes_per_element)
         return self.num_recurrent_layers * each
@@ -349,6 +360,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
         problems.append(
             "norms are placed by kind in plain layers alone, of which some keep a state"
         )
+    problems += _part_problems(config)
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
 
 
@@ -395,6 +407,26 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     if config.parallel or config.latent is not None:
         problems.append("recurrent layers have neither parallel blocks nor latents beside them")
     return problems
+
+
+def _part_problems(config: ModelConfig) -> list[str]:
+    parts = config.parts
+    if parts is None:
+        return []
+    if any(part not in ("both", "mixer", "mlp") for part in parts):
+        return [f"parts of layers are {parts!r}, each must be both, mixer or mlp"]
+    if len(parts) != config.num_layers:
+        return [f"{len(parts)} of {config.num_layers} layers say what parts they have"]
+    lacking = {
+        "mlp": () if config.recurrence is None else config.recurrence.layers,
+        "mixer": () if config.experts is None else config.experts.layers,
+    }
+    problems = [
+        f"a layer of one part, its {part}, is said to have what the other one does"
+        for part, others in lacking.items()
+        if any(own == part and is_so for own, is_so in zip(parts, others, strict=False))
+    ]
+    return problems + (["layers of one part cannot be parallel blocks"] if config.parallel else [])
 
 
 def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:

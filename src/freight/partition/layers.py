@@ -125,6 +125,7 @@ def layer_sizes(
 def _refuse_unknown(config: ModelConfig) -> None:
     kinds = {
         "a state instead of keys": config.recurrence is not None,
+        "one part alone": config.parts is not None,
         "gates of what they attend": config.gated_attention,
         "keys kept as latents": config.latent is not None,
         "norms of what their experts make together": config.norms_sum,

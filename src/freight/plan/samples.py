@@ -133,7 +133,7 @@ class Sampler:
         sweeps = story(WorkSizes.of(self.plan, self.config))
         is_rough = self.is_rough and self.plan.policy.num_micro_batches > _FEW_BATCHES
         first, second = _ROUGH_DEPTHS if is_rough else _DEPTHS
-        if self.config.experts is not None or self.config.recurrence is not None:
+        if self.config.experts is not None or _has_kinds(self.config):
             first, second = _depths_with(self.config)
         if layers <= second:
             return self._at_depth(sweeps, steps, layers)
@@ -176,18 +176,35 @@ class Sampler:
         )
 
 
+def _has_kinds(config: ModelConfig) -> bool:
+    """Whether layers differ in their parts, or in what they keep."""
+    return config.recurrence is not None or config.parts is not None
+
+
 def _depths_with(config: ModelConfig) -> tuple[int, int]:
     """Behind one layer with experts, or where layers are of several kinds and have none behind a
     period of them, and whole periods of layers later, so many units apart. Where they have both a
     period is long enough to begin before it."""
     experts, layers = config.experts, range(config.num_layers)
     plain = next(filter(config.has_experts, layers), 0)
-    kinds = [(config.has_experts(i), config.sliding_windows[i], config.attends(i)) for i in layers]
+    kinds = [
+        (
+            config.has_experts(i),
+            config.sliding_windows[i],
+            config.attends(i),
+            config.parts and config.parts[i],
+        )
+        for i in layers
+    ]
     behind = kinds[plain:]
     period = next(p for p in range(1, len(behind) + 1) if behind[p:] == behind[:-p])
     num_experts = 0 if experts is None else experts.num_experts
-    of_period = sum(1 + (num_experts if own else 1) for own, _, _ in behind[:period])
-    if config.recurrence is None:
+    of_period = sum(
+        (config.attends(i) or config.keeps_state(i))
+        + (num_experts if config.has_experts(i) else config.has_mlp(i))
+        for i in layers[plain : plain + period]
+    )
+    if not _has_kinds(config):
         plain += 1
     elif experts is None:
         plain += period

@@ -80,7 +80,7 @@ class _Stream:
     delegation: Delegation
     handover: Handover
     chosen: Callable[[int], Collection[int]]
-    kv_slots: dict[int, int] = field(default_factory=dict)
+    kv_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
     embedding_slots: dict[int, int] = field(default_factory=dict)
 
@@ -162,7 +162,7 @@ class _Stream:
         layer = self.model.units[unit].layer
         assert layer is not None
         k = work.batch.index
-        slot = self.kv_slots[k] = self.board.take_slot("kv slot")
+        slot = self.kv_slots[unit, k] = self.board.take_slot("kv slot")
         passed = work.passed(self.model.units[unit])
         load, size = passed.load, passed.slot_bytes
         if not load:
@@ -207,7 +207,7 @@ class _Stream:
         layer = self.model.units[unit].layer
         assert layer is not None
         k = work.batch.index
-        slot = self.kv_slots.pop(k)
+        slot = self.kv_slots.pop((unit, k))
         passed = work.passed(self.model.units[unit])
         store = passed.store
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
@@ -361,7 +361,7 @@ class _Stream:
         if self.passes_kv(step):
             passed = work.passed(model_unit)
             accesses += self.board.in_place(
-                "kv slot", self.kv_slots[k], (sweep, unit, k), passed.load
+                "kv slot", self.kv_slots[unit, k], (sweep, unit, k), passed.load
             )
             num_recomputed = passed.num_loaded if model_unit.recomputes else 0
         activation_slot = self.activation_slots.get(k, -1)
@@ -406,7 +406,7 @@ class _Stream:
         kind = self.model.units[unit].kind
         if kind == "embedding":
             return self.embedding_slots.pop(k, -1)
-        return self.kv_slots.get(k, -1) if kind in ("attention", "recurrence") else -1
+        return self.kv_slots.get((unit, k), -1) if kind in ("attention", "recurrence") else -1
 
     def activation_accesses(self, sweep: int, step: Step) -> list[Access]:
         unit, work = step.unit, step.work

@@ -83,6 +83,7 @@ def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> Model
         ropes=config.ropes[cut],
         experts=experts and replace(experts, layers=experts.layers[cut]),
         recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
+        parts=config.parts and config.parts[cut],
         vocab_size=config.vocab_size if with_ends else 1,
     )
 

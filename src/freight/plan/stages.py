@@ -57,6 +57,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
             ropes=config.ropes[cut],
             experts=experts and replace(experts, layers=experts.layers[cut]),
             recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
+            parts=config.parts and config.parts[cut],
         ),
         programme=Programme(
             units=(first, *own, *last), carried=whole.carried, width=config.hidden_size

@@ -178,12 +178,12 @@ class Placement:
         numbers = [sum(config.recurrence.layers[:layer]) for layer in range(config.num_layers)]
 
         def pages(arena: Arena, tier: Tier) -> _Layers:
-            """Those of each layer; none where it attends."""
+            """Those of each layer; none where it keeps no state."""
             own = _take(arena, "row states", g.state_layers, g.state_rows[tier], g.state_bytes)
             nothing = own.new_empty(g.state_rows[tier], 0)
             own = own.expand(config.num_recurrent_layers, -1, -1)
             return [
-                nothing if config.attends(layer) else own[number]
+                own[number] if config.keeps_state(layer) else nothing
                 for layer, number in enumerate(numbers)
             ]
 

@@ -195,6 +195,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
     # States and keys, and a stage of states alone.
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
+    # A stage of an MLP and a state alone.
+    "nemotron h": CONFIGS["nemotron h, no biases"],
     "command-r7b": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
 }
 

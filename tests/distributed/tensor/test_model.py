@@ -19,6 +19,7 @@ from ...runtime import tiny
 from ...runtime.classics import CLASSICS_REFUSED
 from ...runtime.test_engine_parity import CONFIGS
 from ...runtime.test_engine_recurrence import CONFIGS as RECURRENT
+from ...runtime.test_engine_recurrence import nemotron
 from .bed import CUTS, greedy
 
 STEPS = 7
@@ -120,6 +121,12 @@ KEPT = {"qwen3.5": "keep a state and gates", "olmo hybrid": "layers that keep a 
 def test_layers_that_keep_a_state_are_refused(name: str, tmp_path: Path) -> None:
     tiny.make_model(tmp_path, config=RECURRENT[name])
     with pytest.raises(InputError, match=KEPT[name]):
+        load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
+
+
+def test_layers_of_one_part_are_refused(tmp_path: Path) -> None:
+    tiny.make_model(tmp_path, config=nemotron("*-"))
+    with pytest.raises(InputError, match="It has layers of one part,"):
         load_model(tmp_path, VirtualRanks(EIGHT), CUTS, dtype=torch.float32)
 
 

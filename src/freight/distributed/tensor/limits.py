@@ -46,6 +46,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,
         "keys and values as latents": config.latent is not None,
         "layers that keep a state": config.recurrence is not None,
+        "layers of one part": config.parts is not None,
         "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,

@@ -45,6 +45,7 @@ from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TE
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
+from freight.model.families.nemotron_h import NEMOTRON_H
 from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import BIOGPT, OPT
@@ -132,6 +133,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIASES
+from freight.model.families.scans import scan_tensors
 from freight.model.families.table import (
     MOST_LAYERS,
     Family,
@@ -126,14 +127,9 @@ def _spell_out_hybrid(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, **changes}
 
 
-_MAMBA: Final = "model.layers.{i}.mamba"
 _MLP: Final = "model.layers.{i}.shared_mlp"
 _ALONE: Final = Fused(tensor=f"{_MLP}.input_linear.weight", of=("mlp.gate", "mlp.up"))
 _BESIDE: Final = Fused(tensor=f"{_MLP}.input_linear.weight", of=("shared.gate", "shared.up"))
-_MIXED: Final = Fused(
-    tensor=f"{_MAMBA}.in_proj.weight",
-    of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
-)
 
 _SHARED: Final[Mapping[str, Place]] = {
     "layers.{i}.shared.gate": _BESIDE,
@@ -165,16 +161,7 @@ GRANITE_HYBRID: Final = Family(
     },
     tensors={
         **GRANITE_MOE.tensors,
-        "layers.{i}.recurrence.gate": _MIXED,
-        "layers.{i}.recurrence.mixed": _MIXED,
-        "layers.{i}.recurrence.a": _MIXED,
-        "layers.{i}.recurrence.convolution": f"{_MAMBA}.conv1d.weight",
-        "layers.{i}.recurrence.convolution_bias": f"{_MAMBA}.conv1d.bias",
-        "layers.{i}.recurrence.decay": f"{_MAMBA}.A_log",
-        "layers.{i}.recurrence.decay_bias": f"{_MAMBA}.dt_bias",
-        "layers.{i}.recurrence.skip": f"{_MAMBA}.D",
-        "layers.{i}.recurrence.read_norm": f"{_MAMBA}.norm.weight",
-        "layers.{i}.recurrence.out": f"{_MAMBA}.out_proj.weight",
+        **scan_tensors("model.layers.{i}.mamba"),
         "layers.{i}.mlp.gate": _ALONE,
         "layers.{i}.mlp.up": _ALONE,
         "layers.{i}.mlp.down": f"{_MLP}.output_linear.weight",
