@@ -10,6 +10,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
+from freight.model.dims import dim_sizes
+from freight.model.head_unit import head_unit
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
@@ -17,7 +19,7 @@ from freight.model.programme import (
     Add,
     AddPositions,
     Attend,
-    Cap,
+    Clear,
     Combine,
     Dispatch,
     Embed,
@@ -30,13 +32,14 @@ from freight.model.programme import (
     Rotate,
     Route,
     Scale,
+    ScaleBy,
     Split,
     Step,
     Unit,
     Weigh,
     Weight,
 )
-from freight.model.recurrent_layers import recurrent_sizes, recurrent_steps
+from freight.model.recurrent_layers import recurrent_steps
 from freight.model.recurrent_steps import Deal, Dealt
 from freight.model.rope_config import RopeConfig
 from freight.model.switches import Experts, Latent, ModelConfig
@@ -96,34 +99,7 @@ class _Builder:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.sizes: dict[str, int] = {
-            "D": config.hidden_size,
-            "E": config.embedding_size,
-            "F": config.intermediate_size,
-            "N": config.num_heads,
-            "K": config.num_kv_heads,
-            "H": config.head_dim,
-            "V": config.vocab_size,
-            "P": config.max_positions + config.position_offset,
-            "S": config.num_heads + 2 * config.num_kv_heads,
-            "X": config.experts.num_experts if config.experts else 0,
-            "Y": config.experts.intermediate_size if config.experts else 0,
-            "Z": config.experts.shared_size if config.experts else 0,
-            "1": 1,
-            "2": 2,
-        }
-        if (latent := config.latent) is not None:
-            turned = config.head_dim - latent.rank
-            self.sizes |= {
-                "C": latent.rank,
-                "A": latent.rank + turned,
-                "W": latent.key_width + turned,
-                "B": latent.key_width + latent.value_width,
-                "U": latent.value_width,
-                "Q": latent.query_rank or 0,
-            }
-        if config.recurrence is not None:
-            self.sizes |= recurrent_sizes(config.recurrence)
+        self.sizes = dim_sizes(config)
 
     # -- weights and common steps --------------------------------------------------------------
 
@@ -199,9 +175,10 @@ class _Builder:
         c, prefix = self.config, f"layers.{layer}.attention"
         steps, x = self.entered(prefix)
         if c.latent is None:
-            steps += self.queries_keys_values(prefix, x, c.ropes[layer])
+            steps += self.queries_keys_values(prefix, x, layer)
         else:
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+        num_kv_heads, width = c.heads(layer)
         steps.append(
             Attend(
                 q="q",
@@ -209,8 +186,8 @@ class _Builder:
                 v="v",
                 out="attended",
                 num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
+                num_kv_heads=num_kv_heads,
+                head_dim=width,
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -219,7 +196,7 @@ class _Builder:
                 sinks=self.vector(f"{prefix}.sinks", "N") if c.attention_sinks else None,
             )
         )
-        attended, dims = "attended", "NH"
+        attended, dims = "attended", f"N{self.head_dims(layer)[1]}"
         if c.latent is not None:
             attended, dims = "values", "NU"
             steps.append(
@@ -256,8 +233,16 @@ class _Builder:
             Deal(x="queries", num_groups=c.num_heads, parts=parts),
         ]
 
-    def queries_keys_values(self, prefix: str, x: str, rope: RopeConfig | None) -> list[Step]:
-        c = self.config
+    def head_dims(self, layer: int) -> str:
+        """Key/value heads of a layer, and how wide all its heads are."""
+        own = self.config.other_heads
+        return "KH" if own is None or not own.layers[layer] else "MI"
+
+    def queries_keys_values(self, prefix: str, x: str, layer: int) -> list[Step]:
+        c, rope = self.config, self.config.ropes[layer]
+        num_kv_heads, dims = c.heads(layer).num_kv, self.head_dims(layer)
+        # Keys are normed into a value of their own where values are made of them too.
+        keys = "v" if dims == "MI" and c.other_heads and c.other_heads.keys_are_values else "k"
         steps: list[Step] = []
         if c.fused_qkv:
             steps += [
@@ -273,21 +258,25 @@ class _Builder:
                 ),
             ]
         else:
-            names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
+            names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
+            names += [("v", "v", dims)] if keys == "k" else []
             if c.gated_attention:
                 steps += self.gated_queries(prefix, x)
                 del names[0]
-            for name, rows in names:
-                steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), c.qkv_bias))
-        for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
+            for name, out, rows in names:
+                steps.append(self.project(f"{prefix}.{name}", x, out, (rows, "D"), c.qkv_bias))
+        for name, count in (("q", c.num_heads), ("k", num_kv_heads)):
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
                 steps += turns
                 if c.qk_norm == "rotated" and turns:
                     steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
                 continue
-            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count)
+            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count, dims[1])
+            if name == "k":
+                norm = replace(norm, x=keys)
             steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
+        steps += [Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps)] if c.value_norm else []
         return steps
 
     def latent_queries_keys(
@@ -329,14 +318,14 @@ class _Builder:
         weight = self.vector(name, dim)
         return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=_LATENT_EPS)
 
-    def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:
+    def qk_norm(self, name: str, x: str, num_heads: int, width: str) -> Norm:
         heads = "N" if x == "q" else "K"
         kind = self.config.qk_norm
         return Norm(
             x=x,
             out=x,
             kind=self.config.norm,  # type: ignore[arg-type]
-            weight=self.vector(name, "H" if kind.startswith("per_") else f"{heads}H"),
+            weight=self.vector(name, width if kind.startswith("per_") else f"{heads}H"),
             bias=None,
             eps=self.config.norm_eps,
             num_heads=1 if kind == "whole" else num_heads,
@@ -346,6 +335,9 @@ class _Builder:
         experts = self.config.experts
         if experts is None or not experts.layers[layer]:
             return [self.mlp(layer)]
+        if experts.beside_mlp:
+            own = (self.expert(layer, number) for number in range(experts.num_experts))
+            return [self.router(layer, experts), *own, self.mlp(layer)]
         return [
             *([self.shared_expert(layer, experts)] if experts.shared_size else []),
             self.router(layer, experts),
@@ -357,8 +349,18 @@ class _Builder:
         steps, x = self.entered(prefix)
         *inner, last = self.feed_forward(prefix, x, "F")
         assert isinstance(last, Project)
-        steps += [*inner, *self.left(prefix, last)]
-        steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        if (experts := self.config.experts) is not None and experts.beside_mlp:
+            # What the experts have made is aside.
+            steps += [*inner, last, self.norm(f"{prefix}.own_norm", "update", "update")]
+            steps.append(self.norm(f"layers.{layer}.experts.post_norm", "aside", "aside"))
+            steps.append(Add(x="update", y="aside"))
+            steps.append(self.norm(f"{prefix}.post_norm", "update", "update"))
+            steps.append(Add(x="x", y="update"))
+        else:
+            steps += [*inner, *self.left(prefix, last)]
+            steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        if self.config.layer_scales:
+            steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
@@ -382,9 +384,13 @@ class _Builder:
         if experts.has_corrections:
             corrections = replace(self.vector(f"{name}.corrections", "X"), is_wide=True)
         bias = self.vector(f"{name}.bias", "X") if experts.has_bias else None
-        scores = self.project(f"{name}.weight", "aside", "scores", ("X", "D"))
         # What the experts work on is kept aside: the first of them changes x.
-        norms = [] if experts.shared_size else [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
+        x, norms = "aside", list[Step]()
+        if experts.beside_mlp:  # there what they make is
+            x, norms = "normed", [self.norm(f"{name}.norm", "x", "normed"), Clear(x="aside")]
+        elif not experts.shared_size:
+            norms = [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
+        scores = self.project(f"{name}.weight", x, "scores", ("X", "D"))
         steps: tuple[Step, ...] = (
             *norms,
             replace(scores, bias=bias),
@@ -395,6 +401,8 @@ class _Builder:
                 scores=experts.scores,
                 scale=experts.scale,
                 corrections=corrections,
+                sharpness=self.config.hidden_size**-0.5 if experts.beside_mlp else 1.0,
+                gains=self.vector(f"{name}.gains", "X") if experts.has_gains else None,
                 num_groups=experts.num_groups,
                 best_of_group=experts.best_of_group,
                 groups_chosen=experts.groups_per_token,
@@ -417,34 +425,24 @@ class _Builder:
 
     def expert(self, layer: int, number: int) -> Unit:
         prefix, experts = f"layers.{layer}.experts.{number}", self.config.experts
-        comes_first = experts is not None and experts.weighs_input
+        assert experts is not None
+        comes_first, source, target = experts.weighs_input, "aside", "x"
+        norms: list[Step] = []
+        if experts.beside_mlp:  # each norms its own tokens, or a third value would be carried
+            source, target = target, source
+            norms = [self.norm(f"layers.{layer}.experts.norm", "chosen", "chosen")]
         steps = (
-            Dispatch(x="aside", out="chosen", weighs=comes_first),
+            Dispatch(x=source, out="chosen", weighs=comes_first),
+            *norms,
             *self.feed_forward(prefix, "chosen", "Y"),
-            Combine(x="x", y="update", weighs=not comes_first),
+            Combine(x=target, y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
 
     def head(self, first_row: int, num_rows: int) -> Unit:
-        c, x = self.config, "x"
-        steps: list[Step] = []
+        c, x, norm, narrow = self.config, "x", None, None
         if c.final_norm:
-            steps.append(self.norm("head.norm", "x", "normed"))
-            x = "normed"
+            norm, x = self.norm("head.norm", "x", "normed"), "normed"
         if c.embedding_size != c.hidden_size:
-            steps.append(self.project("head.project", x, "narrowed", ("E", "D")))
-            x = "narrowed"
-        rows = Weight(
-            name="head.weight",
-            out_dims=("V",),
-            in_dims=("E",),
-            num_rows=num_rows,
-            num_columns=c.embedding_size,
-            first_row=first_row,
-        )
-        steps.append(Project(x=x, out="logits", weight=rows))
-        if c.logits_scale is not None:
-            steps.append(Scale(x="logits", factor=c.logits_scale))
-        if c.logits_softcap is not None:
-            steps.append(Cap(x="logits", limit=c.logits_softcap))
-        return Unit(name=f"head.{first_row}", kind="head", layer=None, steps=tuple(steps))
+            narrow = self.project("head.project", x, "narrowed", ("E", "D"))
+        return head_unit(c, first_row, num_rows, norm=norm, narrow=narrow)

@@ -11,10 +11,11 @@ __all__ = ["Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
-    sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
-    times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
-    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count."""
+    """The experts of each token: those with the ``num_chosen`` highest of softmax(``sharpness`` x),
+    or sigmoid of that, with these as their weights, which are made to sum to one where
+    ``normalised``, times ``scale``, and each expert's ``gains``. ``corrections`` are added for the
+    choice alone; of ``num_groups`` groups the ``groups_chosen`` with the highest sum of their
+    ``best_of_group`` highest count."""
 
     x: str
     num_chosen: int
@@ -22,6 +23,8 @@ class Route:
     scores: str = "softmax"
     scale: float = 1.0
     corrections: Weight | None = None
+    sharpness: float = 1.0
+    gains: Weight | None = None
     num_groups: int = 1
     groups_chosen: int = 1
     best_of_group: int = 2

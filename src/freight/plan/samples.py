@@ -133,7 +133,8 @@ class Sampler:
         sweeps = story(WorkSizes.of(self.plan, self.config))
         is_rough = self.is_rough and self.plan.policy.num_micro_batches > _FEW_BATCHES
         first, second = _ROUGH_DEPTHS if is_rough else _DEPTHS
-        if self.config.experts is not None or self.config.recurrence is not None:
+        config = self.config
+        if config.experts is not None or not _are_alike(config):
             first, second = _depths_with(self.config)
         if layers <= second:
             return self._at_depth(sweeps, steps, layers)
@@ -187,11 +188,16 @@ def _depths_with(config: ModelConfig) -> tuple[int, int]:
     period = next(p for p in range(1, len(behind) + 1) if behind[p:] == behind[:-p])
     num_experts = 0 if experts is None else experts.num_experts
     of_period = sum(1 + (num_experts if own else 1) for own, _, _ in behind[:period])
-    if config.recurrence is None:
+    if _are_alike(config):
         plain += 1
     elif experts is None:
         plain += period
     return plain, plain + period * -(-_UNITS_APART // of_period)
+
+
+def _are_alike(config: ModelConfig) -> bool:
+    """Whether all layers attend, with the same heads."""
+    return config.recurrence is None and config.other_heads is None
 
 
 def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Iterator[Step]:

@@ -20,6 +20,8 @@ _PLAIN: Final[dict[str, Any]] = {
     "has_corrections": False,
     "num_groups": 1,
     "shared_size": 0,
+    "beside_mlp": False,
+    "has_gains": False,
 }
 
 
@@ -44,6 +46,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms of queries and keys that are not root mean squares by head": not normed_by_head,
         "keys and values as latents": config.latent is not None,
         "layers that keep a state": config.recurrence is not None,
+        "heads of several sizes": config.other_heads is not None,
+        "norms of values or scales of layers": config.value_norm or config.layer_scales,
         "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,
