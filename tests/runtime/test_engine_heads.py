@@ -36,7 +36,11 @@ from .test_engine_admission import workload as work_of
 from .test_engine_kv_bits import approximate
 from .test_engine_parity import GEMMA4_EXPERTS, gemma4
 
-CONFIGS = {"fewer": gemma4(), "larger": gemma4(num_key_value_heads=2, **GEMMA4_EXPERTS)}
+CHANGES: dict[str, dict[str, Any]] = {
+    "fewer": {},
+    "larger": {"num_key_value_heads": 2, **GEMMA4_EXPERTS},
+}
+CONFIGS = {name: gemma4(**changes) for name, changes in CHANGES.items()}
 """Layers that see all have less to keep than the others, or more."""
 
 
@@ -107,12 +111,7 @@ def test_compressed_keys_and_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In groups that divide heads of all sizes."""
-    changes = {
-        "head_dim": 32,
-        "global_head_dim": 48,
-        **(GEMMA4_EXPERTS if name == "larger" else {}),
-    }
-    config = gemma4(**changes, num_key_value_heads=CONFIGS[name].num_key_value_heads)
+    config = gemma4(**CHANGES[name], head_dim=32, global_head_dim=48)
     model, prompts = tiny.make_model(tmp_path, config=config), tiny.prompts(5, 30)
     plain = modeling_gemma4.eager_attention_forward
     with pytest.MonkeyPatch.context() as patch:
