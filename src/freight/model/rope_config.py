@@ -130,8 +130,11 @@ def read_ropes(
     sets: Mapping[str, Any] = {"": raw}
     if isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values()):
         sets, kinds = raw, config.raw.get("layer_types") or kinds
-    known = isinstance(kinds, list) and all(
-        isinstance(kind, str) and isinstance(sets.get(kind), Mapping) for kind in kinds
+    is_apart = sets is raw or switches["other_heads"] is None
+    known = (
+        is_apart
+        and isinstance(kinds, list)
+        and all(isinstance(kind, str) and isinstance(sets.get(kind), Mapping) for kind in kinds)
     )
     if not known:
         config.problems.append(

@@ -62,10 +62,11 @@ def _with_other_heads(raw: Mapping[str, Any], kinds: object) -> dict[str, Any]:
     numbers = (
         [i for i, kind in enumerate(kinds) if kind == _LAST] if isinstance(kinds, list) else []
     )
-    found = [listed.get(str(i)) for i in numbers] if isinstance(listed, dict) else []
-    first = found[0] if found else None
+    by_layer = listed if isinstance(listed, dict) and all(map(str.isdecimal, listed)) else {}
+    found = {int(number): own for number, own in by_layer.items()}
+    first = next(iter(found.values()), None)
     known = isinstance(first, dict) and first.keys() <= {"head_dim", "num_key_value_heads"}
-    if not known or len(listed) != len(numbers) or any(own != first for own in found):
+    if not known or found != dict.fromkeys(numbers, first):
         return dict(raw)  # refused for what it lists
     return {
         **{name: value for name, value in raw.items() if name != "per_layer_config"},
