@@ -204,8 +204,8 @@ def _empty_pages(case: Case, count: int) -> Pages:
 
     size = pages(torch.empty(0, 0, dtype=torch.uint8)).token_bytes * case.page_tokens
     # What no row has written is not a number.
-    padding = case.padding if case.kept is not None else 0
-    return pages(torch.full((count, 2 * kv_heads * size + padding), 255, dtype=torch.uint8))
+    num_bytes = 2 * kv_heads * size + case.padding
+    return pages(torch.full((count, num_bytes), 255, dtype=torch.uint8))
 
 
 @settings(deadline=None, max_examples=150)

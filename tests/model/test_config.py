@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig
 
 from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, parse_config, read_config
@@ -629,3 +629,96 @@ def test_no_layer_attends_where_none_is_listed() -> None:
     raw = {**LFM2, "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 3}
     assert parse_config({**raw, "full_attn_idxs": []}).num_attention_layers == 0
     assert parse_config(raw).num_attention_layers == 3
+
+
+GEMMA4: dict[str, Any] = {
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+    "vocab_size": 262_144,
+}
+GEMMA4_31B: dict[str, Any] = {
+    **GEMMA4,
+    "hidden_size": 5376,
+    "intermediate_size": 21_504,
+    "num_attention_heads": 32,
+    "num_global_key_value_heads": 4,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 16,
+}
+GEMMA4_26B: dict[str, Any] = {
+    **GEMMA4,
+    "enable_moe_block": True,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "moe_intermediate_size": 704,
+    "num_attention_heads": 16,
+    "num_experts": 128,
+    "num_global_key_value_heads": 2,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "top_k_experts": 8,
+}
+
+
+def gemma4(text: dict[str, Any]) -> dict[str, Any]:
+    return {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "billions", "of_others"),
+    [(GEMMA4_31B, 30.7, (4, 512)), (GEMMA4_26B, 25.2, (2, 512))],
+    ids=["31b", "26b-a4b"],
+)
+def test_gemma_4_has_the_published_number_of_parameters(
+    text: dict[str, Any], billions: float, of_others: tuple[int, int], tmp_path: Path
+) -> None:
+    config = parse_config(gemma4(text))
+    assert round(count_parameters(config) / 1e9, 1) == billions
+    assert config.heads(4) == (text["num_key_value_heads"], 256)
+    assert config.heads(5) == of_others
+    whole, window = config.ropes[5], config.ropes[4]
+    assert whole is not None and window is not None
+    assert (whole.kind, whole.rotary_dim, whole.share) == ("proportional", 512, 0.25)
+    assert (window.kind, window.rotary_dim, window.theta) == ("default", 256, 10_000.0)
+    # As newer versions of transformers write it, too.
+    saved = Gemma4TextConfig(**text)
+    saved.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert "global_head_dim" not in raw and "05" in raw["per_layer_config"]
+    assert parse_config(gemma4({**raw, "dtype": "float32"})) == config
+
+
+def test_gemma_4_unified_has_no_inputs_of_layers() -> None:
+    text = {k: v for k, v in GEMMA4_31B.items() if k != "hidden_size_per_layer_input"}
+    with pytest.raises(ModelError, match="hidden_size_per_layer_input is 256"):
+        parse_config(gemma4({**text, "model_type": "gemma4_text"}))
+    unified = {**gemma4(text), "architectures": ["Gemma4UnifiedForConditionalGeneration"]}
+    unified |= {"text_config": {**text, "model_type": "gemma4_unified_text"}}
+    assert parse_config(unified) == parse_config(gemma4(GEMMA4_31B))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256, only 0"),
+        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers is 20, only 0"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ({"num_global_key_value_heads": 3}, "32 query heads cannot share 3"),
+        ({"global_head_dim": 0}, "0 elements of a head"),
+        ({"layer_types": ["sliding_attention"] * 3}, "3 of 60 layers"),
+        ({"layer_types": "x"}, "layer_types is 'x'"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "per_layer_config is"),
+        ({"per_layer_config": {"5": {"sliding_window": 9}}}, "per_layer_config is"),
+        ({"per_layer_config": "x"}, "per_layer_config is 'x'"),
+        ({"hidden_size": "x"}, "hidden_size is 'x'"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, "rope_parameters is"),
+    ],
+)
+def test_what_gemma_4_is_not_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config(gemma4({**GEMMA4_31B, **change}))

@@ -216,6 +216,7 @@ OWN: dict[str, dict[str, object]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024},
     "gemma2": {"query_pre_attn_scalar": 128, "sliding_window": 1024},
+    "gemma4": {"hidden_size_per_layer_input": 0},
     "opt": {"ffn_dim": 16384, "word_embed_proj_dim": 4096},
     "gpt_neox": {"use_parallel_residual": True},
     "falcon": {"multi_query": True, "parallel_attn": True, "alibi": False},
@@ -238,7 +239,7 @@ UNKNOWN = {
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     "granitemoeshared",
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("olmo_hybrid",),
+    *("olmo_hybrid", "gemma4"),
 }
 """Of which no layouts are known."""
 

@@ -23,6 +23,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
+from .test_engine_parity import gemma4
 from .test_engine_recurrence import CONFIGS
 
 STEPS = 5  # so few that every sweep is run on the clock
@@ -95,6 +96,14 @@ POLICIES: dict[str, dict[str, Any]] = {
     "as searched": {"device": "cpu"},
     "searched for a device": {"device": "sim", "gpu_memory_bytes": 64 * MIB},
 }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bytes_of_heads_of_several_sizes_are_as_predicted(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.make_model(tmp_path, config=gemma4())
+    check_bytes(tmp_path, POLICIES[policy], monkeypatch)
 
 
 def for_themselves(

@@ -60,7 +60,7 @@ def approximate(plain: Attention, kv_bits: int | None, group_size: int, share: f
     ) -> tuple[torch.Tensor, Any]:
         key, value = kept(key), kept(value)
         if share == 1 or query.shape[2] > 1:
-            return plain(module, query, key, value, mask, scaling, **more)
+            return plain(module, query, key, value, mask, scaling=scaling, **more)
         groups = query.shape[1] // key.shape[1]
         scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * scaling
         keep = max(1, math.ceil(share * key.shape[2]))

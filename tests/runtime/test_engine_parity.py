@@ -33,6 +33,7 @@ from transformers import (
     FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -343,6 +344,31 @@ def afmoe(**changes: Any) -> PretrainedConfig:
     return four_layers(AfmoeConfig, **{**experts, **more, **changes})
 
 
+def gemma4(**changes: Any) -> PretrainedConfig:
+    """Every other layer sees all, with fewer and wider heads."""
+    sizes = {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "head_dim": 24,
+        "global_head_dim": 40,
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "sliding_window": 9,
+        "hidden_size_per_layer_input": 0,
+        "pad_token_id": 0,
+    }
+    return Gemma4TextConfig(**{**tiny.SIZES, **sizes, **changes})
+
+
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 48,
+}
+
+
 def olmo3(**changes: Any) -> PretrainedConfig:
     yarn = {
         "rope_type": "yarn",
@@ -383,6 +409,11 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "gemma3": gemma3(),
     "gemma3, capped logits": gemma3(final_logit_softcapping=5.0),
+    "gemma4": gemma4(),
+    "gemma4, capped logits": gemma4(
+        final_logit_softcapping=5.0, attention_k_eq_v=False, attention_bias=True, global_head_dim=64
+    ),
+    "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
     "glm": GlmConfig(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4": Glm4Config(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4-moe": glm4_moe(),
@@ -740,6 +771,40 @@ PUBLISHED |= {
         "sliding_window": 9,
         "tie_word_embeddings": False,
     },
+    "gemma-4-26b-a4b": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "final_logit_softcapping": 5.0,
+        "global_head_dim": 40,
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "moe_intermediate_size": 48,
+        "num_experts": 6,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 0,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 9,
+        "tie_word_embeddings": True,
+        "top_k_experts": 3,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+        "vocab_size_per_layer_input": 320,
+    },
     "granite-3.3": {
         "architectures": ["GraniteForCausalLM"],
         "model_type": "granite",
@@ -979,6 +1044,8 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("gemma-3-1b", {"rope_local_base_freq": 10000}),
         ("gemma-3-1b", {"rope_scaling": None}),
         ("gemma-3-1b", {"sliding_window_pattern": 4}),
+        ("gemma-4-26b-a4b", {"final_logit_softcapping": None}),
+        ("gemma-4-26b-a4b", {"top_k_experts": 2}),
         ("olmo-3-7b", {"rope_scaling": None}),
         ("granite-3.3", {"residual_multiplier": 1.0}),
         ("granite-3.3", {"attention_multiplier": 0.25}),
@@ -1022,6 +1089,14 @@ QWEN_VISION: dict[str, Any] = {
     ("text", "whole"),
     [
         (gemma3(), {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}),
+        (
+            gemma4(),
+            {
+                "architectures": ["Gemma4ForConditionalGeneration"],
+                "model_type": "gemma4",
+                "vision_config": {"position_embedding_size": 64, "head_dim": 16},
+            },
+        ),
         (
             mistral(sliding_window=None, head_dim=24),
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
@@ -1106,6 +1181,7 @@ QWEN_VISION: dict[str, Any] = {
     ],
     ids=[
         "gemma3",
+        "gemma4",
         "mistral3",
         "ministral3",
         "mistral4",
@@ -1202,6 +1278,7 @@ IN_HALVES = [
     "opt",
     "gemma2",
     "gemma3",
+    "gemma4, experts",
     "mixtral",
     "glm4-moe, groups",
     "granite",

@@ -31,7 +31,7 @@ from freight.plan.policy import Policy, Split
 from freight.plan.recomputation import why_not_recomputed
 
 from . import tiny
-from .test_engine_parity import cohere, gemma3
+from .test_engine_parity import cohere, gemma3, gemma4
 
 STEPS = 8
 PROMPTS = tiny.prompts(7, 60)
@@ -63,6 +63,8 @@ MODELS: dict[str, PretrainedConfig] = {
     "phi3": Phi3Config(**{**SIZES, "pad_token_id": 0}),
     "gemma2": Gemma2Config(**{**SIZES, "head_dim": 32, "sliding_window": 24}),
     "gemma3": gemma3(**{**SIZES, "head_dim": 32, "sliding_window": 24, "num_hidden_layers": 3}),
+    "gemma4": gemma4(sliding_window=24, attention_k_eq_v=False),
+    "gemma4, keys as values": gemma4(sliding_window=24),
     "olmo2": Olmo2Config(**SIZES),
     "command r": cohere(**SIZES, use_qk_norm=True),
 }

@@ -87,6 +87,8 @@ def make_model(
         for name, buffer in model.named_buffers():
             if "correction" in name or "expert_bias" in name:
                 buffer.normal_(std=0.3)
+            if "layer_scalar" in name:
+                buffer.normal_(mean=1.0, std=0.3)
     model = model.to(dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model.float().eval()
@@ -196,7 +198,7 @@ def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer
     for module in model.modules():
         own = getattr(module, "rotary_emb", None)
         if own is not None and "Vision" not in type(own).__name__:
-            module.rotary_emb = type(module.rotary_emb)(config=config)
+            module.rotary_emb = type(own)(config=getattr(own, "config", config))
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):
         out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True)

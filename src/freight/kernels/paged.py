@@ -108,11 +108,14 @@ def _flat_bytes(pages: Pages) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uin
 def gather_plain(pages: Pages, rows: torch.Tensor, out: torch.Tensor, raw: torch.Tensor) -> None:
     """out [n, tokens * H] = the plain numbers of n [page, head] rows; ``raw`` is scratch for them
     as they are kept, where they are compressed: uint8 [n, tokens, bytes]."""
-    if pages.number_format is None:
-        torch.index_select(pages.rows.view(-1, out.shape[1]), 0, rows, out=out)
+    both, kept = 2 * pages.num_heads, pages.rows.flatten(1, 2)
+    if pages.number_format is None and kept.is_contiguous():
+        torch.index_select(kept.view(-1, out.shape[1]), 0, rows, out=out)
         return
-    both = 2 * pages.num_heads
-    kept = pages.rows.flatten(1, 2)
+    if pages.number_format is None:
+        own = out.view(len(rows), *kept.shape[2:])
+        torch.ops.aten.index.Tensor_out(kept, [rows // both, rows % both], out=own)
+        return
     torch.ops.aten.index.Tensor_out(kept, [rows // both, rows % both], out=raw)
     grouped = CompressedRows(
         raw=raw.view(-1, pages.token_bytes),
@@ -188,7 +191,8 @@ def attend_single_queries(
     limit = np.float32(softcap or 0.0)
     if by_tiles:
         pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
-        rest = (raw, shape, table, starts, ends, pairs, np.float32(scale), limit, sums, lses)
+        rest: tuple[Any, ...] = (raw, shape, table, starts, ends)
+        rest += (pairs, np.float32(scale), limit, sums, lses)
         own = loops.tile_queries
     else:
         queries = torch.zeros_like(found)

@@ -235,8 +235,8 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 cap(scores, (start - begin) * _WIDTH, (end - start) * _WIDTH, limit)
                 factor = F(1.0)
             whole = (seen + _TOKENS - U(1)) // _TOKENS * _TOKENS
-            for token in range(seen, whole):
-                store(scores, token * _WIDTH, splat(_LOWEST))
+            for beyond in range(seen, whole):
+                store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
             _weigh(scores, whole, factor, room, weights, totals, tops)
             _sum(raw, shape, table, begin, start, end, weights, plain, values, found)
             for member in range(some):

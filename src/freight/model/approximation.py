@@ -5,6 +5,7 @@ and only the highest scores counted. Knows no tensors.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from freight.errors import InputError
 from freight.model.number_format import GROUP_SIZE, fit_head
@@ -26,7 +27,8 @@ def approximate(
         check_share(attended_share)
         config = replace(config, attended_share=attended_share)
     if kv_bits is not None:
-        config = replace(config, kv_format=fit_head(kv_bits, group_size, config.head_dim))
+        width = gcd(*(heads.width for heads in config.all_heads))
+        config = replace(config, kv_format=fit_head(kv_bits, group_size, width))
     return config
 
 

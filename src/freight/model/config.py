@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
+from freight.model.heads import OtherHeads
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
@@ -55,6 +56,8 @@ _FLAGS: Final = (
     "attention_sinks",
     "gated_attention",
     "gates_apart",
+    "value_norm",
+    "layer_scales",
 )
 _NUMBERS: Final = (
     "norm_eps",
@@ -144,6 +147,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     parts = config.raw.get("layer_parts")
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
+    switches["other_heads"] = _read_other_heads(config, keys, switches)
     ropes = read_ropes(config, keys, switches, num_layers)
     if config.problems:
         raise refusal(f"{place} was read as a model of the {name} family.", config.problems)
@@ -260,6 +264,27 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         shared_gate=config.flag(keys["shared_gate"]),
         weighs_input=config.flag(keys["route_inputs"]),
         margin=config.number(keys["route_margin"]),
+        beside_mlp=config.flag(keys["beside_mlp"]),
+        has_gains=config.flag(keys["route_gains"]),
+    )
+
+
+def _read_other_heads(
+    config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
+) -> OtherHeads | None:
+    """Those of layers that see all, where they differ from the others'."""
+    width, num_kv_heads = (
+        config.count(keys[f"other_{own}"]) for own in ("head_dim", "num_kv_heads")
+    )
+    keys_are_values = config.flag(keys["keys_are_values"])
+    if width is None and num_kv_heads is None and not keys_are_values:
+        return None
+    kinds = config.raw.get("layer_types")
+    return OtherHeads(
+        layers=tuple(kind == "full_attention" for kind in kinds) if isinstance(kinds, list) else (),
+        num_kv_heads=(switches["num_kv_heads"] or 0) if num_kv_heads is None else num_kv_heads,
+        head_dim=(switches["head_dim"] or 0) if width is None else width,
+        keys_are_values=keys_are_values,
     )
 
 

@@ -12,14 +12,16 @@ from math import prod
 from typing import Any, Final
 
 from freight.model.activations import activation_step
+from freight.model.dims import dim_sizes
 from freight.model.expert_layers import route
+from freight.model.head_unit import head_unit
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
     AddPositions,
     Attend,
-    Cap,
+    Clear,
     Clip,
     Combine,
     Dispatch,
@@ -32,13 +34,14 @@ from freight.model.programme import (
     Project,
     Rotate,
     Scale,
+    ScaleBy,
     Split,
     Step,
     Unit,
     Weigh,
     Weight,
 )
-from freight.model.recurrent_layers import recurrent_sizes, recurrent_steps
+from freight.model.recurrent_layers import recurrent_steps
 from freight.model.recurrent_steps import Deal, Dealt
 from freight.model.rope_config import RopeConfig
 from freight.model.switches import Experts, Latent, ModelConfig
@@ -103,34 +106,7 @@ class _Builder:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.sizes: dict[str, int] = {
-            "D": config.hidden_size,
-            "E": config.embedding_size,
-            "F": config.intermediate_size,
-            "N": config.num_heads,
-            "K": config.num_kv_heads,
-            "H": config.head_dim,
-            "V": config.vocab_size,
-            "P": config.max_positions + config.position_offset,
-            "S": config.num_heads + 2 * config.num_kv_heads,
-            "X": config.experts.num_experts if config.experts else 0,
-            "Y": config.experts.intermediate_size if config.experts else 0,
-            "Z": config.experts.shared_size if config.experts else 0,
-            "1": 1,
-            "2": 2,
-        }
-        if (latent := config.latent) is not None:
-            turned = config.head_dim - latent.rank
-            self.sizes |= {
-                "C": latent.rank,
-                "A": latent.rank + turned,
-                "W": latent.key_width + turned,
-                "B": latent.key_width + latent.value_width,
-                "U": latent.value_width,
-                "Q": latent.query_rank or 0,
-            }
-        if config.recurrence is not None:
-            self.sizes |= recurrent_sizes(config.recurrence)
+        self.sizes = dim_sizes(config)
 
     # -- weights and common steps --------------------------------------------------------------
 
@@ -206,16 +182,19 @@ class _Builder:
         c, prefix = self.config, f"layers.{layer}.attention"
         steps, x = self.entered(layer, "attention")
         if c.latent is None:
-            steps += self.queries_keys_values(prefix, x, c.ropes[layer])
+            steps += self.queries_keys_values(prefix, x, layer)
         else:
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+        num_kv_heads, width = c.heads(layer)
         steps.append(
             Attend(
                 q="q",
                 k="k",
                 v="v",
                 out="attended",
-                **self.heads(),
+                num_heads=c.num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=width,
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -224,7 +203,7 @@ class _Builder:
                 sinks=self.vector(f"{prefix}.sinks", "N") if c.attention_sinks else None,
             )
         )
-        attended, dims = "attended", "NH"
+        attended, dims = "attended", f"N{self.head_dims(layer)[1]}"
         if c.latent is not None:
             attended, dims = "values", "NU"
             steps.append(
@@ -266,8 +245,16 @@ class _Builder:
             Deal(x="queries", num_groups=c.num_heads, parts=parts),
         ]
 
-    def queries_keys_values(self, prefix: str, x: str, rope: RopeConfig | None) -> list[Step]:
-        c = self.config
+    def head_dims(self, layer: int) -> str:
+        """Key/value heads of a layer, and how wide all its heads are."""
+        own = self.config.other_heads
+        return "KH" if own is None or not own.layers[layer] else "MI"
+
+    def queries_keys_values(self, prefix: str, x: str, layer: int) -> list[Step]:
+        c, rope = self.config, self.config.ropes[layer]
+        num_kv_heads, dims = c.heads(layer).num_kv, self.head_dims(layer)
+        # Keys are normed into a value of their own where values are made of them too.
+        keys = "v" if dims == "MI" and c.other_heads and c.other_heads.keys_are_values else "k"
         steps: list[Step] = []
         if c.fused_qkv:
             steps += [
@@ -275,26 +262,30 @@ class _Builder:
                 Split(x="qkv", q="q", k="k", v="v", **self.heads()),
             ]
         else:
-            names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
+            names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
+            names += [("v", "v", dims)] if keys == "k" else []
             if c.gated_attention and c.gates_apart:
-                names.append(("gates", "NH"))
+                names.append(("gates", "gates", f"N{dims[1]}"))
             elif c.gated_attention:
                 steps += self.gated_queries(prefix, x)
                 del names[0]
-            for name, rows in names:
+            for name, out, rows in names:
                 biased = c.qkv_bias and name != "gates"
-                steps.append(self.project(f"{prefix}.{name}", x, name, (rows, "D"), biased))
+                steps.append(self.project(f"{prefix}.{name}", x, out, (rows, "D"), biased))
         if c.qkv_limit is not None:
             steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
-        for name, count in (("q", c.num_heads), ("k", c.num_kv_heads)):
+        for name, count in (("q", c.num_heads), ("k", num_kv_heads)):
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
                 steps += turns
                 if c.qk_norm == "rotated" and turns:
                     steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
                 continue
-            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count)
+            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count, dims[1])
+            if name == "k":
+                norm = replace(norm, x=keys)
             steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
+        steps += [Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps)] if c.value_norm else []
         return steps
 
     def latent_queries_keys(
@@ -336,14 +327,14 @@ class _Builder:
         weight = self.vector(name, dim)
         return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=_LATENT_EPS)
 
-    def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:
+    def qk_norm(self, name: str, x: str, num_heads: int, width: str) -> Norm:
         heads = "N" if x == "q" else "K"
         kind = self.config.qk_norm
         return Norm(
             x=x,
             out=x,
             kind=self.config.norm,  # type: ignore[arg-type]
-            weight=self.vector(name, "H" if kind.startswith("per_") else f"{heads}H"),
+            weight=self.vector(name, width if kind.startswith("per_") else f"{heads}H"),
             bias=None,
             eps=self.config.norm_eps,
             num_heads=1 if kind == "whole" else num_heads,
@@ -353,6 +344,9 @@ class _Builder:
         experts = self.config.experts
         if experts is None or not experts.layers[layer]:
             return [self.mlp(layer)]
+        if experts.beside_mlp:
+            own = (self.expert(layer, number) for number in range(experts.num_experts))
+            return [self.router(layer, experts), *own, self.mlp(layer)]
         return [
             *([self.shared_expert(layer, experts)] if experts.shared_size else []),
             self.router(layer, experts),
@@ -365,8 +359,18 @@ class _Builder:
         steps, x = self.entered(layer, "mlp")
         *inner, last = self.feed_forward(prefix, x, "F")
         assert isinstance(last, Project)
-        steps += [*inner, *self.left(layer, "mlp", last)]
-        steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        if (experts := self.config.experts) is not None and experts.beside_mlp:
+            # What the experts have made is aside.
+            steps += [*inner, last, self.norm(f"{prefix}.own_norm", "update", "update")]
+            steps.append(self.norm(f"layers.{layer}.experts.post_norm", "aside", "aside"))
+            steps.append(Add(x="update", y="aside"))
+            steps.append(self.norm(f"{prefix}.post_norm", "update", "update"))
+            steps.append(Add(x="x", y="update"))
+        else:
+            steps += [*inner, *self.left(layer, "mlp", last)]
+            steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        if self.config.layer_scales:
+            steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
@@ -389,12 +393,18 @@ class _Builder:
         corrections = None
         if experts.has_corrections:
             corrections = replace(self.vector(f"{name}.corrections", "X"), is_wide=True)
-        scores = self.project(f"{name}.weight", "aside", "scores", ("X", "D"))
+        # What the experts work on is kept aside: the first of them changes x.
+        x, norms = "aside", list[Step]()
+        if experts.beside_mlp:  # there what they make is
+            x, norms = "normed", [self.norm(f"{name}.norm", "x", "normed"), Clear(x="aside")]
+        elif not experts.shared_size:
+            norms = [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
+        scores = self.project(f"{name}.weight", x, "scores", ("X", "D"))
         if experts.has_bias:
             scores = replace(scores, bias=self.vector(f"{name}.bias", "X"))
-        # What the experts work on is kept aside: the first of them changes x.
-        norms = [] if experts.shared_size else [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
-        steps = (*norms, scores, route(experts, corrections))
+        gains = self.vector(f"{name}.gains", "X") if experts.has_gains else None
+        sharpness = self.config.hidden_size**-0.5 if experts.beside_mlp else 1.0
+        steps = (*norms, scores, route(experts, corrections, gains, sharpness))
         return Unit(name=name, kind="router", layer=layer, steps=steps)
 
     def shared_expert(self, layer: int, experts: Experts) -> Unit:
@@ -413,12 +423,20 @@ class _Builder:
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:
-        prefix, c = f"layers.{layer}.experts.{number}", self.config
-        comes_first = c.experts is not None and c.experts.weighs_input
+        prefix, c, experts = f"layers.{layer}.experts.{number}", self.config, self.config.experts
+        assert experts is not None
+        comes_first, source, target = experts.weighs_input, "aside", "x"
+        norms: list[Step] = []
+        if experts.beside_mlp:  # each norms its own tokens, or a third value would be carried
+            source, target = target, source
+            norms = [self.norm(f"layers.{layer}.experts.norm", "chosen", "chosen")]
+        elif c.norms_sum:
+            target = "sum"
         steps = (
-            Dispatch(x="aside", out="chosen", weighs=comes_first),
+            Dispatch(x=source, out="chosen", weighs=comes_first),
+            *norms,
             *self.feed_forward(prefix, "chosen", "Y"),
-            Combine(x="sum" if c.norms_sum else "x", y="update", weighs=not comes_first),
+            Combine(x=target, y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
 
@@ -429,20 +447,10 @@ class _Builder:
         return Unit(name=f"{prefix}.closing", kind="mlp", layer=layer, steps=steps)
 
     def head(self, first_row: int, num_rows: int) -> Unit:
-        c, x = self.config, "x"
-        steps: list[Step] = []
+        c, x, norm, narrow = self.config, "x", None, None
         if c.final_norm:
-            steps.append(self.norm("head.norm", "x", "normed"))
-            x = "normed"
+            norm, x = self.norm("head.norm", "x", "normed"), "normed"
         if c.embedding_size != c.hidden_size:
-            steps.append(self.project("head.project", x, "narrowed", ("E", "D")))
-            x = "narrowed"
-        table = self.matrix("head.weight", "V", "E")
-        rows = replace(table, num_rows=num_rows, first_row=first_row)
+            narrow = self.project("head.project", x, "narrowed", ("E", "D"))
         bias = self.vector("head.bias", "V") if c.head_bias else None
-        steps.append(Project(x=x, out="logits", weight=rows, bias=bias))
-        if c.logits_scale is not None:
-            steps.append(Scale(x="logits", factor=c.logits_scale))
-        if c.logits_softcap is not None:
-            steps.append(Cap(x="logits", limit=c.logits_softcap))
-        return Unit(name=f"head.{first_row}", kind="head", layer=None, steps=tuple(steps))
+        return head_unit(c, first_row, num_rows, norm=norm, narrow=narrow, bias=bias)

@@ -9,7 +9,9 @@ from freight.model.weight import Weight
 __all__ = ["route"]
 
 
-def route(experts: Experts, corrections: Weight | None) -> Route:
+def route(
+    experts: Experts, corrections: Weight | None, gains: Weight | None, sharpness: float
+) -> Route:
     """How a token's experts are chosen by what its router says."""
     return Route(
         x="scores",
@@ -18,6 +20,8 @@ def route(experts: Experts, corrections: Weight | None) -> Route:
         scores=experts.scores,
         scale=experts.scale,
         corrections=corrections,
+        sharpness=sharpness,
+        gains=gains,
         num_groups=experts.num_groups,
         best_of_group=experts.best_of_group,
         groups_chosen=experts.groups_per_token,

@@ -34,6 +34,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clear,
     Clip,
     Combine,
     Dispatch,
@@ -46,6 +47,7 @@ from freight.model.programme import (
     Rotate,
     Route,
     Scale,
+    ScaleBy,
     Split,
     Step,
     Unit,
@@ -367,6 +369,14 @@ def _scale(step: Scale, frame: Frame) -> None:
     x.mul_(torch.tensor(step.factor, dtype=x.dtype).item())
 
 
+def _scale_by(step: ScaleBy, frame: Frame) -> None:
+    frame.values[step.x].mul_(frame.vector(step.weight))
+
+
+def _clear(step: Clear, frame: Frame) -> None:
+    frame.values[step.x].zero_()
+
+
 def _add_positions(step: AddPositions, frame: Frame) -> None:
     x = frame.values[step.x]
     assert frame.positions is not None
@@ -389,7 +399,8 @@ def _clip(step: Clip, frame: Frame) -> None:
 def _route(step: Route, frame: Frame) -> None:
     assert frame.routes is not None
     corrections = None if step.corrections is None else frame.vector(step.corrections)
-    choose_experts(step, frame.values[step.x], corrections, frame.routes)
+    gains = None if step.gains is None else frame.vector(step.gains)
+    choose_experts(step, frame.values[step.x], corrections, frame.routes, gains)
 
 
 def _weigh(step: Weigh, frame: Frame) -> None:
@@ -420,6 +431,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     AddPositions: _add_positions,
     Attend: _attend,
     Cap: _cap,
+    Clear: _clear,
     Clip: _clip,
     Combine: _combine,
     Dispatch: _dispatch,
@@ -431,6 +443,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Rotate: _rotate,
     Route: _route,
     Scale: _scale,
+    ScaleBy: _scale_by,
     Split: _split,
     SplitLatent: split_latent,
     JoinLatent: join_latent,

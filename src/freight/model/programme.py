@@ -4,8 +4,7 @@ This is the one description of the model. Parameters, FLOPs and bytes are counte
 are computed by interpreting it (``layers``), and partitionings insert moves into it. It knows no
 torch, no tier, no rank and no place in a schedule.
 
-Dims are letters: D model width, F feed-forward width, N query heads, K key/value heads, H head
-width, V vocabulary.
+Dims are letters, which ``dims`` lists.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ __all__ = [
     "AddPositions",
     "Attend",
     "Cap",
+    "Clear",
     "Clip",
     "Combine",
     "Dispatch",
@@ -54,6 +54,7 @@ __all__ = [
     "Rotate",
     "Route",
     "Scale",
+    "ScaleBy",
     "Split",
     "Step",
     "Unit",
@@ -82,6 +83,21 @@ class Scale:
 
     x: str
     factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleBy:
+    """x = x * weight, in place, a single number"""
+
+    x: str
+    weight: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clear:
+    """x = 0"""
+
+    x: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +260,8 @@ class Cap:
 Step = (
     Embed
     | Scale
+    | ScaleBy
+    | Clear
     | AddPositions
     | Norm
     | Project
@@ -384,7 +402,7 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield step.bias
     if isinstance(step, Convolve):
         yield from step.weights
-    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues
+    single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | ScaleBy
     is_bare = isinstance(step, Norm) and step.kind == "layer_bare"
     if isinstance(step, single) and not is_bare:
         yield step.weight
@@ -394,8 +412,8 @@ def _weights_of(step: Step) -> Iterator[Weight]:
         yield from (step.positive, step.negative)
     if isinstance(step, Attend) and step.sinks is not None:
         yield step.sinks
-    if isinstance(step, Route) and step.corrections is not None:
-        yield step.corrections
+    if isinstance(step, Route):
+        yield from (own for own in (step.corrections, step.gains) if own is not None)
 
 
 def _form_of(unit: Unit) -> tuple[object, ...]:

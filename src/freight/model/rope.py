@@ -52,6 +52,13 @@ def _default(rope: RopeConfig, seq_len: int, max_positions: int) -> _Frequencies
     return 1.0 / _wavelengths(rope, rope.theta), 1.0
 
 
+def _proportional(rope: RopeConfig, seq_len: int, max_positions: int) -> _Frequencies:
+    """The fastest waves of a whole head; its other elements stay as they are."""
+    frequencies = 1.0 / _wavelengths(rope, rope.theta) / (rope.factor or 1.0)
+    frequencies[int(rope.share * rope.rotary_dim // 2) :] = 0.0
+    return frequencies, 1.0
+
+
 def _linear(rope: RopeConfig, seq_len: int, max_positions: int) -> _Frequencies:
     return 1.0 / _wavelengths(rope, rope.theta) / _factor(rope, max_positions), 1.0
 
@@ -134,6 +141,7 @@ def _original(rope: RopeConfig) -> int:
 
 _KINDS: Final[dict[str, Callable[[RopeConfig, int, int], _Frequencies]]] = {
     "default": _default,
+    "proportional": _proportional,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

@@ -17,7 +17,7 @@ from freight.model.raw_config import RawConfig
 
 __all__ = ["RopeConfig", "RopeKind", "depends_on_length", "read_ropes"]
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
 
 _NUMBERS: Final = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _NUMBERS_TOO: Final = ("attention_factor", "mscale", "mscale_all_dim")
@@ -40,7 +40,8 @@ class RopeConfig:
 
     Fields that a kind does not use are None or empty. ``original_max_positions`` is the length of
     the pre-training, for the kinds that extend it. ``pairs``: neighbours are rotated together, and
-    not an element of the first half with one of the second.
+    not an element of the first half with one of the second. Of proportional ones a ``share`` of the
+    frequencies turns, the fastest of those of the whole head.
     """
 
     rotary_dim: int
@@ -59,6 +60,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)
@@ -82,6 +84,10 @@ def _contradictions(rope: RopeConfig) -> list[str]:
         )
     if not rope.theta > 0:
         problems.append(f"theta is {rope.theta}, it must be more than 0")
+    if rope.kind == "proportional" and (not 0 < rope.share <= 1 or rope.factor == 0):
+        problems.append(
+            f"a share of {rope.share} of the frequencies, over {rope.factor}, would turn"
+        )
     if rope.kind == "dynamic" and rope.rotary_dim == 2:
         problems.append("dynamic scaling needs more than two rotated elements")
     missing = [name for name in _REQUIRED.get(rope.kind, ()) if not getattr(rope, name)]
@@ -124,8 +130,11 @@ def read_ropes(
     sets: Mapping[str, Any] = {"": raw}
     if isinstance(raw, Mapping) and any(isinstance(value, Mapping) for value in raw.values()):
         sets, kinds = raw, config.raw.get("layer_types") or kinds
-    known = isinstance(kinds, list) and all(
-        isinstance(kind, str) and isinstance(sets.get(kind), Mapping) for kind in kinds
+    is_apart = sets is raw or switches["other_heads"] is None
+    known = (
+        is_apart
+        and isinstance(kinds, list)
+        and all(isinstance(kind, str) and isinstance(sets.get(kind), Mapping) for kind in kinds)
     )
     if not known:
         config.problems.append(
@@ -134,13 +143,25 @@ def read_ropes(
         )
         return ()
     ropes = {
-        kind: _read_rope(config, RawConfig(sets[kind], config.problems, name), keys, switches)
+        kind: _read_rope(
+            config,
+            RawConfig(sets[kind], config.problems, name),
+            keys,
+            {**switches, "head_dim": _head_dim(switches, kinds.index(kind))},
+        )
         for kind in dict.fromkeys(kinds)
     }
     rotates = config.raw.get("rope_layers")
     if not isinstance(rotates, list):
         rotates = [True] * num_layers
     return tuple(ropes[kind] if own else None for kind, own in zip(kinds, rotates, strict=False))
+
+
+def _head_dim(switches: Mapping[str, Any], layer: int) -> Any:
+    """Of a layer, the first of its kind."""
+    own = switches["other_heads"]
+    is_other = own is not None and any(own.layers[layer : layer + 1])
+    return own.head_dim if is_other else switches["head_dim"]
 
 
 def _read_rope(
@@ -166,6 +187,8 @@ def _read_rope(
     width = config.count(keys["rotary_width"])
     if rope.problems:
         return None
+    if fields["kind"] == "proportional":
+        width, fields["share"] = switches["head_dim"], share
     if width is None:
         width = int(min(switches["head_dim"] * share, sys.maxsize))
     return RopeConfig(rotary_dim=width, **fields)

@@ -27,10 +27,15 @@ class Routes:
 
 
 def choose_experts(
-    step: Route, scores: torch.Tensor, corrections: torch.Tensor | None, out: Routes
+    step: Route,
+    scores: torch.Tensor,
+    corrections: torch.Tensor | None,
+    out: Routes,
+    gains: torch.Tensor | None = None,
 ) -> None:
-    """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` are [X]."""
-    scores = scores.float()
+    """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` and ``gains`` are
+    [X]."""
+    scores = scores.float() * step.sharpness
     if step.margin is not None:
         _choose_in_turn(step, step.margin, scores, out)
         return
@@ -42,6 +47,8 @@ def choose_experts(
     weights = shares.gather(1, experts)
     if step.normalised:
         weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SHARE
+    if gains is not None:
+        weights *= gains.float()[experts]
     out.experts.copy_(experts)
     out.weights.copy_(weights * step.scale)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from freight.errors import ModelError
 from freight.model.families import ACTIVATIONS
+from freight.model.heads import Heads, OtherHeads
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
@@ -57,7 +58,10 @@ class Experts:
     experts are chosen one by one, each weighed against those near it (see ``Route``).
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
-    ``shared_gate``.
+    ``shared_gate``. With ``beside_mlp`` it is the layer's own MLP: router, experts and MLP have a
+    norm each before them, experts and MLP one behind, and their sum the layer's (Gemma 4). There
+    the router's scores are divided by the root of the stream's width, and with ``has_gains`` an
+    expert's weights are multiplied by a number of its own.
     """
 
     num_experts: int
@@ -76,6 +80,8 @@ class Experts:
     shared_gate: bool = False
     weighs_input: bool = False
     margin: float | None = None
+    beside_mlp: bool = False
+    has_gains: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,9 +162,11 @@ class ModelConfig:
     else what ``activation`` says. All updates of the stream and logits are multiplied by
     ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
-    Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
-    as many gates, head by head, whose sigmoids multiply what is attended, unless these have a
-    matrix of their own (``gates_apart``).
+    Layers of a ``recurrence`` attend nothing, those of ``other_heads`` have heads of another size.
+    With ``value_norm`` values are divided by their root mean square, head by head; with
+    ``layer_scales`` a number of its own multiplies the stream behind each layer. With
+    ``gated_attention`` the matrix of queries makes as many gates, head by head, whose sigmoids
+    multiply what is attended, unless these have a matrix of their own (``gates_apart``).
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
     with or without experts, or "both", as all have where it is None.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
@@ -214,6 +222,9 @@ class ModelConfig:
     recurrence: Recurrence | None
     gated_attention: bool
     gates_apart: bool
+    other_heads: OtherHeads | None
+    value_norm: bool
+    layer_scales: bool
     dtype: str
     parts: tuple[str, ...] | None = None
     packing: Packing | None = None
@@ -253,8 +264,9 @@ class ModelConfig:
     @property
     def norms_sum(self) -> bool:
         """Whether what the experts of a layer make is normalised together, with what the MLP beside
-        them makes."""
-        return self.experts is not None and self.norm_place == "both"
+        them makes, before it goes into the stream."""
+        experts = self.experts
+        return experts is not None and self.norm_place == "both" and not experts.beside_mlp
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -262,6 +274,21 @@ class ModelConfig:
         experts work on or the update of a parallel block, and what experts have made so far."""
         has_two = self.parallel or self.experts is not None
         return ("x", "aside", "sum")[: 1 + has_two + self.norms_sum]
+
+    def heads(self, layer: int) -> Heads:
+        """Those of a layer."""
+        own = self.other_heads
+        is_other = own is not None and own.layers[layer]
+        return own.heads if own and is_other else Heads(self.num_kv_heads, self.head_dim)
+
+    @property
+    def all_heads(self) -> tuple[Heads, ...]:
+        """The sizes that heads have in layers, each once."""
+        return tuple(dict.fromkeys(map(self.heads, range(self.num_layers))))
+
+    @property
+    def widest_head(self) -> int:
+        return max(heads.width for heads in self.all_heads)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -299,18 +326,24 @@ class ModelConfig:
         return self.num_recurrent_layers * each
 
     def kv_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
-        """Keys and values that one token leaves in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * bytes_per_element
+        """Keys and values that one token leaves in one layer, the largest where they differ: there
+        is as much room in all."""
+        return 2 * bytes_per_element * max(own.num_kv * own.width for own in self.all_heads)
 
     def kept_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """What these are kept as."""
-        if self.kv_format is None:
-            return self.kv_bytes_per_token_per_layer(bytes_per_element)
-        return 2 * self.num_kv_heads * self.kv_format.row_bytes(self.head_dim)
+        layers = range(self.num_layers)
+        return max(self.kept_bytes_per_token_in(layer, bytes_per_element) for layer in layers)
+
+    def kept_bytes_per_token_in(self, layer: int, bytes_per_element: int = 2) -> int:
+        """What keys and values that one token leaves in that layer are kept as."""
+        num_kv, width = self.heads(layer)
+        kept = self.kv_format
+        return 2 * num_kv * (width * bytes_per_element if kept is None else kept.row_bytes(width))
 
     def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
-        """One token's queries in one layer, or what was attended for them."""
-        return self.num_heads * self.head_dim * bytes_per_element
+        """One token's queries in one layer, or what was attended for them, the most of all."""
+        return self.num_heads * self.widest_head * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in all layers, as they are kept."""
@@ -334,10 +367,11 @@ def _contradictions(config: ModelConfig) -> list[str]:
             f"{config.num_heads} query heads cannot be shared out over "
             f"{config.num_kv_heads} key/value heads"
         )
+    widths = {(rope.rotary_dim, _width(config, i)) for i, rope in enumerate(config.ropes) if rope}
     problems += [
-        f"rotary width {rope.rotary_dim} exceeds head width {config.head_dim}"
-        for rope in config.rotations
-        if rope.rotary_dim > config.head_dim
+        f"rotary width {turned} exceeds head width {width}"
+        for turned, width in sorted(widths)
+        if turned > width
     ]
     positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
     for name in (*positive, *_FACTORS):
@@ -361,7 +395,27 @@ def _contradictions(config: ModelConfig) -> list[str]:
             "norms are placed by kind in plain layers alone, of which some keep a state"
         )
     problems += _part_problems(config)
+    problems += _head_problems(config)
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
+
+
+def _width(config: ModelConfig, layer: int) -> int:
+    """Of a layer's heads, also where not all layers say what theirs are."""
+    own = config.other_heads
+    return (
+        own.head_dim if own is not None and any(own.layers[layer : layer + 1]) else config.head_dim
+    )
+
+
+def _head_problems(config: ModelConfig) -> list[str]:
+    own = config.other_heads
+    if own is None:
+        return []
+    problems = own.problems(config.num_layers, config.num_heads)
+    others = config.fused_qkv or config.gated_attention or config.qk_norm != "per_head"
+    if others or config.latent is not None or config.recurrence is not None:
+        problems.append("layers with heads of another size have plain projections, normed by head")
+    return problems
 
 
 def _latent_problems(config: ModelConfig) -> list[str]:
@@ -467,4 +521,8 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append("what experts make together is not scaled")
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
+    if experts.beside_mlp and (experts.shared_size or config.norm_place != "both"):
+        problems.append("experts beside a layer's own MLP have norms before them and behind")
+    if config.layer_scales and not experts.beside_mlp:
+        problems.append("layers that end with experts have no scale")
     return problems

@@ -17,7 +17,7 @@ SHARES: Final = (1 / 3, 2 / 3, 1.0)
 
 def why_not_recomputed(config: ModelConfig, programme: Programme) -> str | None:
     """What stands against it, as a sentence; None where nothing does."""
-    width = 2 * config.num_kv_heads * config.head_dim
+    width = config.kv_bytes_per_token_per_layer(1)
     if config.kv_format is not None:
         return "Keys and values are compressed: they are kept as they were first rounded."
     if config.recurrence is not None:

@@ -133,7 +133,7 @@ class Sampler:
         sweeps = story(WorkSizes.of(self.plan, self.config))
         is_rough = self.is_rough and self.plan.policy.num_micro_batches > _FEW_BATCHES
         first, second = _ROUGH_DEPTHS if is_rough else _DEPTHS
-        if self.config.experts is not None or _has_kinds(self.config):
+        if self.config.experts is not None or not _are_alike(self.config):
             first, second = _depths_with(self.config)
         if layers <= second:
             return self._at_depth(sweeps, steps, layers)
@@ -176,11 +176,6 @@ class Sampler:
         )
 
 
-def _has_kinds(config: ModelConfig) -> bool:
-    """Whether layers differ in their parts, or in what they keep."""
-    return config.recurrence is not None or config.parts is not None
-
-
 def _depths_with(config: ModelConfig) -> tuple[int, int]:
     """Behind one layer with experts, or where layers are of several kinds and have none behind a
     period of them, and whole periods of layers later, so many units apart. Where they have both a
@@ -204,11 +199,16 @@ def _depths_with(config: ModelConfig) -> tuple[int, int]:
         + (num_experts if config.has_experts(i) else config.has_mlp(i))
         for i in layers[plain : plain + period]
     )
-    if not _has_kinds(config):
+    if _are_alike(config):
         plain += 1
     elif experts is None:
         plain += period
     return plain, plain + period * -(-_UNITS_APART // of_period)
+
+
+def _are_alike(config: ModelConfig) -> bool:
+    """Whether all layers have the same parts, and attend with the same heads."""
+    return config.recurrence is None and config.parts is None and config.other_heads is None
 
 
 def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> Iterator[Step]:

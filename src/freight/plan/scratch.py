@@ -74,7 +74,7 @@ def workspace_bytes(
 
     def recomputing(unit: Unit) -> int:
         own, count = unit.keys(), max(policy.chunk_tokens, policy.page_tokens)
-        made = 2 * config.num_kv_heads * config.head_dim * size
+        made = config.kv_bytes_per_token_per_layer(size)
         return (
             0
             if own is None

@@ -53,6 +53,9 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
         "columns of the MLP": inner,
         "columns of the stream": config.hidden_size,
     }
+    others = config.other_heads
+    if others is not None:
+        sizes["key heads of other layers"] = others.num_kv_heads
     for name, size in sizes.items():
         if size % ranks:
             most = max(own for own in divisors(size) if own < ranks)
@@ -69,12 +72,13 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
         intermediate_size=max(1, config.intermediate_size // ranks),
         vocab_size=align_up(config.vocab_size, ranks) // ranks,
         experts=experts and replace(experts, intermediate_size=inner // ranks),
+        other_heads=others and replace(others, num_kv_heads=others.num_kv_heads // ranks),
     )
 
 
 def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
     """A model of these layers; without ends its vocabulary has one token."""
-    experts, recurrence = config.experts, config.recurrence
+    experts, recurrence, others = config.experts, config.recurrence, config.other_heads
     cut = slice(layers.start, layers.stop)
     return replace(
         config,
@@ -84,6 +88,7 @@ def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> Model
         experts=experts and replace(experts, layers=experts.layers[cut]),
         recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
         parts=config.parts and config.parts[cut],
+        other_heads=others and replace(others, layers=others.layers[cut]),
         vocab_size=config.vocab_size if with_ends else 1,
     )
 

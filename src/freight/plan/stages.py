@@ -47,7 +47,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
     first = whole.embedding if is_first else _empty("entrance", "embedding")
     last = head if is_last else [_empty("departure", "head")]
     cut = slice(layers.start, layers.stop)
-    experts, recurrence = config.experts, config.recurrence
+    experts, recurrence, others = config.experts, config.recurrence, config.other_heads
     return StageModel(
         layers=layers,
         config=replace(
@@ -58,6 +58,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
             experts=experts and replace(experts, layers=experts.layers[cut]),
             recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
             parts=config.parts and config.parts[cut],
+            other_heads=others and replace(others, layers=others.layers[cut]),
         ),
         programme=Programme(
             units=(first, *own, *last), carried=whole.carried, width=config.hidden_size

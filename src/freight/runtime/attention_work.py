@@ -12,6 +12,7 @@ import torch
 
 from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
+from freight.model.config import ModelConfig
 from freight.model.frame import DelegatedTokens, Frame
 from freight.model.kv_view import KVView
 from freight.model.layers import run_unit
@@ -34,6 +35,7 @@ class AttentionWork:
 
     def __init__(
         self,
+        config: ModelConfig,
         *,
         weights: WeightStore,
         residual: ResidualStream,
@@ -45,6 +47,7 @@ class AttentionWork:
         recomputes: tuple[bool, ...],
         chunk_tokens: int,
     ) -> None:
+        self._config = config
         self._weights = weights
         self._residual = residual
         self._workspace = workspace
@@ -81,8 +84,9 @@ class AttentionWork:
         for chunk in prepared.chunks:
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
                 values = self._residual.values(x)
-                if again is not None and chunk.slot is not None:
-                    again.keep(self._slot(layer, operation), chunk.slot, values["x"])
+                if again is not None and chunk.slot:
+                    view = chunk.slot[self._config.heads(layer)]
+                    again.keep(self._slot(layer, operation), view, values["x"])
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
@@ -107,15 +111,16 @@ class AttentionWork:
         return self._kv.pages_in(layer, self._buffers.kv_slot[operation.source_slot])
 
     def _pools(self, layer: int, chunk: Chunk, operation: Operation) -> list[tuple[Pages, KVView]]:
-        kv = []
-        if chunk.near is not None:
-            kv.append((self._cpu_attention.pages(self._kv.pools["compute"][layer]), chunk.near))
-        if chunk.slot is not None:
+        kv, heads = [], self._config.heads(layer)
+        if chunk.near:
+            pool = self._kv.pools["compute"][layer]
+            kv.append((self._cpu_attention.pages(pool, layer), chunk.near[heads]))
+        if chunk.slot:
             if self._recomputation is not None and self._recomputes[layer]:
-                kv.append((self._recomputation.pages, chunk.slot))
+                pages = self._recomputation.pages(heads)
             else:
-                slot = self._slot(layer, operation)
-                kv.append((self._cpu_attention.pages(slot), chunk.slot))
+                pages = self._cpu_attention.pages(self._slot(layer, operation), layer)
+            kv.append((pages, chunk.slot[heads]))
         return kv
 
     # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
@@ -124,8 +129,8 @@ class AttentionWork:
         first_half, _ = unit.halves()
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._residual.parts(operation, prepared)
-        attended = self._cpu_attention.attended(prepared)
-        targets = self._cpu_attention.queries(prepared)
+        attended = self._cpu_attention.attended(_layer(unit), prepared)
+        targets = self._cpu_attention.queries(_layer(unit), prepared)
         self._fetch(_layer(unit), operation, prepared)
         for chunk in prepared.chunks:
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
@@ -164,8 +169,8 @@ class AttentionWork:
     def _finish(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         weights = self._weights.parts(operation.unit, operation.slot)
         parts = self._residual.parts(operation, prepared)
-        attended = self._cpu_attention.attended(prepared)
-        found, _, _ = self._cpu_attention.queries(prepared)
+        attended = self._cpu_attention.attended(_layer(unit), prepared)
+        found, _, _ = self._cpu_attention.queries(_layer(unit), prepared)
         attended[len(attended) - len(found) :].copy_(found.view(len(found), -1))
         count, step = prepared.batch.num_tokens, self._chunk_tokens
         for start in range(0, count, step):

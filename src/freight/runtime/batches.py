@@ -22,6 +22,7 @@ from freight.model.attention import attends_without_scores
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles
+from freight.model.heads import Heads
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Programme
 from freight.model.rope_config import RopeConfig
@@ -37,6 +38,9 @@ __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
 
 _HOST: Final = torch.device("cpu")
 
+Views = Mapping[Heads, KVView]
+"""Of the same rows, for each size that heads have in layers; none where there is nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
@@ -49,8 +53,8 @@ class Chunk:
 
     start: int
     end: int
-    near: KVView | None
-    slot: KVView | None
+    near: Views
+    slot: Views
     first_delegated: int
     delegated_place: int
     states: ChunkStates | None = None
@@ -62,8 +66,8 @@ class DelegatedRows:
     come from disk through a slot."""
 
     num_rows: int
-    on_cpu: KVView | None
-    on_disk: KVView | None
+    on_cpu: Views
+    on_disk: Views
     passage: Passage
 
 
@@ -321,7 +325,7 @@ class BatchPreparer:
         tokens: range,
         rows: range,
         stems: Mapping[RowKey, Sequence[RowSpan]] = MappingProxyType({}),
-    ) -> KVView | None:
+    ) -> Views:
         """What lies in one pool of a chunk of ``tokens``: the given spans, of ``rows`` the chunk's
         siblings, and ``stems``, which its rows are attended without."""
         own_spans, tables = [], []
@@ -344,7 +348,8 @@ class BatchPreparer:
             start=own_spans[0].start - tokens.start if own_spans else 0,
             device=self._device,
             copies=copies,
-            stems=[self._index_stem(key, own, tokens.start) for key, own in stems.items()],
+            stems=stems,
+            stems_start=tokens.start,
         )
 
     def _stems(self, spans: Sequence[RowSpan]) -> dict[RowKey, list[RowSpan]]:
@@ -358,13 +363,15 @@ class BatchPreparer:
         apart = {span.prefix for span in spans if self._kv.rows[span.row].num_apart}
         return {key: own for key, own in stems.items() if len(own) >= least or key in apart}
 
-    def _index_stem(self, prefix: RowKey, spans: Sequence[RowSpan], start: int) -> Stem:
+    def _index_stem(
+        self, prefix: RowKey, spans: Sequence[RowSpan], start: int, heads: Heads
+    ) -> Stem:
         return index_stem(
             spans,
             self._kv.rows[prefix].pages,
             start=start,
             page_tokens=self._policy.page_tokens,
-            num_kv_heads=self._config.num_kv_heads,
+            num_kv_heads=heads.num_kv,
             device=self._device,
         )
 
@@ -376,28 +383,33 @@ class BatchPreparer:
         start: int,
         device: torch.device,
         copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
-        stems: Sequence[Stem] = (),
-    ) -> KVView | None:
+        stems: Mapping[RowKey, Sequence[RowSpan]] = MappingProxyType({}),
+        stems_start: int = 0,
+    ) -> Views:
         if not (spans or copies or stems):
-            return None
-        return index_rows(
-            spans,
-            tables,
-            start=start,
-            page_tokens=self._policy.page_tokens,
-            num_heads=self._config.num_heads,
-            num_kv_heads=self._config.num_kv_heads,
-            head_dim=self._config.head_dim,
-            element_bytes=self._dtype.itemsize,
-            device=device,
-            copies=copies,
-            stems=stems,
-            share_of_keys=self._config.attended_share,
-            by_loop=loops_attend(
-                device, self._config.head_dim, self._dtype, self._config.kv_format
-            ),
-            without_scores=attends_without_scores(device, self._dtype, self._config.head_dim),
-        )
+            return {}
+        config, dtype = self._config, self._dtype
+        return {
+            heads: index_rows(
+                spans,
+                tables,
+                start=start,
+                page_tokens=self._policy.page_tokens,
+                num_heads=config.num_heads,
+                num_kv_heads=heads.num_kv,
+                head_dim=heads.width,
+                element_bytes=dtype.itemsize,
+                device=device,
+                copies=copies,
+                stems=[
+                    self._index_stem(key, own, stems_start, heads) for key, own in stems.items()
+                ],
+                share_of_keys=config.attended_share,
+                by_loop=loops_attend(device, heads.width, dtype, config.kv_format),
+                without_scores=attends_without_scores(device, dtype, heads.width),
+            )
+            for heads in config.all_heads
+        }
 
 
 def _passed(passage: Passage, page_bytes: int) -> Passed:

@@ -72,14 +72,14 @@ class CPUAttention:
     ) -> None:
         """Single queries over keys where they are; the answers take the queries' place."""
         rows = _rows(prepared)
-        q, k, v = self._of(self._buffers.delegated_on_cpu, prepared)
-        pools = []
-        if rows.on_cpu is not None:
-            pools.append((self._kv.pools["cpu"][layer], rows.on_cpu))
-        if rows.on_disk is not None:
-            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk))
+        q, k, v = self._of(self._buffers.delegated_on_cpu, layer, prepared)
+        pools, heads = [], self._config.heads(layer)
+        if rows.on_cpu:
+            pools.append((self._kv.pools["cpu"][layer], rows.on_cpu[heads]))
+        if rows.on_disk:
+            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk[heads]))
         for pool, view in pools:
-            pages = self.pages(pool)
+            pages = self.pages(pool, layer)
             append(pages, view, k, v)
             with self._workspace.frame():
                 lse = None
@@ -99,38 +99,42 @@ class CPUAttention:
         source = self._buffers.delegated_on_cpu[k, :num_bytes]
         self._to_device.move([(source, self._buffers.delegated[k, :num_bytes])])
 
-    def queries(self, prepared: PreparedBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def queries(
+        self, layer: int, prepared: PreparedBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """On the device: queries [n, N, H], keys and values [n, K, H] of the rows attended here;
         after ``copy_attended`` the first are what was attended."""
-        return self._of(self._buffers.delegated, prepared)
+        return self._of(self._buffers.delegated, layer, prepared)
 
-    def attended(self, prepared: PreparedBatch) -> torch.Tensor:
+    def attended(self, layer: int, prepared: PreparedBatch) -> torch.Tensor:
         """On the device: what all tokens of a micro-batch have attended, [T, N·H]."""
-        count, width = prepared.batch.num_tokens, self._config.num_heads * self._config.head_dim
+        count = prepared.batch.num_tokens
+        width = self._config.num_heads * self._config.heads(layer).width
         size = count * width * self._dtype.itemsize
         used = self._buffers.attended[prepared.batch.index, :size]
         return used.view(self._dtype).view(count, width)
 
-    def pages(self, pool: torch.Tensor) -> Pages:
+    def pages(self, pool: torch.Tensor, layer: int) -> Pages:
         """A layer's pages, uint8 [P, page bytes], as what they hold."""
+        heads = self._config.heads(layer)
         return Pages(
             raw=pool,
-            num_heads=self._config.num_kv_heads,
+            num_heads=heads.num_kv,
             page_tokens=self._page_tokens,
-            width=self._config.head_dim,
+            width=heads.width,
             dtype=self._dtype,
             number_format=self._config.kv_format,
         )
 
     def _of(
-        self, buffer: torch.Tensor, prepared: PreparedBatch
+        self, buffer: torch.Tensor, layer: int, prepared: PreparedBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        count, config = _rows(prepared).num_rows, self._config
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        count, (num_kv, width) = _rows(prepared).num_rows, self._config.heads(layer)
+        heads = (self._config.num_heads, num_kv, num_kv)
         own = buffer[prepared.batch.index].view(self._dtype)
-        ends = [count * config.head_dim * sum(heads[: place + 1]) for place in range(3)]
+        ends = [count * width * sum(heads[: place + 1]) for place in range(3)]
         q, k, v = (
-            own[end - count * num * config.head_dim : end].view(count, num, config.head_dim)
+            own[end - count * num * width : end].view(count, num, width)
             for end, num in zip(ends, heads, strict=True)
         )
         return q, k, v

@@ -83,6 +83,7 @@ class Performer:
             self._activations, self._buffers.activation_slot, programme, self._workspace
         )
         self._attention = AttentionWork(
+            self._config,
             weights=self._weights,
             residual=self._residual,
             workspace=self._workspace,

@@ -20,6 +20,7 @@ from freight.memory.passage import Passage, RowPages
 from freight.model.batch import RowSpan
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles, Frame, WeightParts
+from freight.model.heads import Heads
 from freight.model.kv_view import KVCopy, KVView
 from freight.model.layers import run_unit
 from freight.model.programme import Attend, Unit
@@ -78,20 +79,24 @@ class Recomputation:
         self._dtype = dtype
         self._workspace = workspace
         self._units: dict[int, Unit] = {}
-        self.pages = Pages(
-            raw=room,
-            num_heads=config.num_kv_heads,
-            page_tokens=page_tokens,
-            width=config.head_dim,
-            dtype=dtype,
-            number_format=None,
-        )
+        self._room = room
         self._num_positions = -(-most_tokens // page_tokens) * page_tokens
         self._angles = {rope: self._angles_of(rope) for rope in config.rotations}
 
+    def pages(self, heads: Heads) -> Pages:
+        """What is made, of a layer with such heads."""
+        return Pages(
+            raw=self._room,
+            num_heads=heads.num_kv,
+            page_tokens=self._page_tokens,
+            width=heads.width,
+            dtype=self._dtype,
+            number_format=None,
+        )
+
     def _angles_of(self, rope: RopeConfig) -> Angles:
         """Of all positions."""
-        count, device = self._num_positions, self.pages.raw.device
+        count, device = self._num_positions, self._room.device
         frequencies, scale = inverse_frequencies(rope, 1, self._config.max_positions)
         angles = torch.arange(count, dtype=torch.float32)[:, None] * frequencies
         cos, sin = ((turn * scale).to(self._dtype) for turn in (angles.cos(), angles.sin()))
@@ -116,6 +121,7 @@ class Recomputation:
         inputs, own = self._inputs(slot), self._unit(unit)
         attend = next(step for step in unit.steps if isinstance(step, Attend))
         heads, width = attend.num_kv_heads, attend.head_dim
+        made = self.pages(Heads(heads, width))
         within = torch.arange(self._page_tokens, device=slot.device)
         for first in range(0, len(loaded.pages), self._chunk_pages):
             pages = loaded.pages[first : first + self._chunk_pages]
@@ -136,7 +142,7 @@ class Recomputation:
                 )
                 run_unit(own, frame)
                 append_rows(
-                    self.pages,
+                    made,
                     pages.repeat_interleave(self._page_tokens),
                     within.repeat(len(pages)),
                     k.view(count, heads, width),

@@ -21,6 +21,8 @@ _PLAIN: Final[dict[str, Any]] = {
     "num_groups": 1,
     "shared_size": 0,
     "margin": None,
+    "beside_mlp": False,
+    "has_gains": False,
 }
 
 
@@ -47,6 +49,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "keys and values as latents": config.latent is not None,
         "layers that keep a state": config.recurrence is not None,
         "layers of one part": config.parts is not None,
+        "heads of several sizes": config.other_heads is not None,
+        "norms of values or scales of layers": config.value_norm or config.layer_scales,
         "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
         "gates with a limit": config.gate_limit is not None,

@@ -124,7 +124,7 @@ def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) ->
         first_unit_bytes=sizes[0],
         layer_flops=sum(flops) - head,
         head_flops=head,
-        attention=_attention(config, units, config.kept_bytes_per_token_per_layer(element_size)),
+        attention=_attention(config, units, element_size),
         state_bytes=config.state_bytes_per_row(element_size),
     )
 
@@ -137,7 +137,7 @@ def _share(config: ModelConfig, unit: Unit) -> float:
 
 
 def _attention(
-    config: ModelConfig, units: Sequence[Unit], kv_size: int
+    config: ModelConfig, units: Sequence[Unit], element_size: int
 ) -> tuple[tuple[int | None, float, float], ...]:
     flops: Counter[int | None] = Counter()
     sizes: Counter[int | None] = Counter()
@@ -145,7 +145,7 @@ def _attention(
         if unit.kind == "attention" and unit.layer is not None:
             window = config.sliding_windows[unit.layer]
             flops[window] += unit.attention_flops(1)
-            sizes[window] += kv_size
+            sizes[window] += config.kept_bytes_per_token_in(unit.layer, element_size)
     return tuple((window, flops[window], sizes[window]) for window in flops)
 
 

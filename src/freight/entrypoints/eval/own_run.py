@@ -113,12 +113,12 @@ def _holdings(engine: Any, model_dir: Path) -> dict[str, Any]:
     would be if they were not compressed."""
     config, plan = engine.config, engine.plan
     page = config.num_attention_layers * plan.geometry.page_bytes
-    numbers = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+    exact = replace(config, kv_format=None).kv_bytes_per_token(plan.layout.element_bytes)
     return {
         "weight_bytes": sum(plan.layout.tier_bytes().values()),
         "exact_weight_bytes": _exact_bytes(plan.layout, resolve(config, model_dir)),
         "kv_bytes_per_token": page / plan.policy.page_tokens,
-        "exact_kv_bytes_per_token": plan.layout.element_bytes * numbers,
+        "exact_kv_bytes_per_token": exact,
     }
 
 

@@ -21,6 +21,7 @@ from freight.model.families.flint import FLINT
 from freight.model.families.gemma import GEMMA
 from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
 from freight.model.families.gemma3 import GEMMA3
+from freight.model.families.gemma4 import GEMMA4
 from freight.model.families.glm import GLM, GLM4
 from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
@@ -102,6 +103,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "phi3": PHI3,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "olmoe": OLMOE,

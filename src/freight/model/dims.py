@@ -1,0 +1,48 @@
+"""The letters of a model's dims, and how large each is.
+
+D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
+width, M and I the same of layers whose heads have another size, V vocabulary, P positions; X
+experts, Y width of one, Z of the MLP beside them. Those of latents and recurrences beside these.
+"""
+
+from __future__ import annotations
+
+from freight.model.recurrent_layers import recurrent_sizes
+from freight.model.switches import ModelConfig
+
+__all__ = ["dim_sizes"]
+
+
+def dim_sizes(config: ModelConfig) -> dict[str, int]:
+    """All that the model has."""
+    sizes = {
+        "D": config.hidden_size,
+        "E": config.embedding_size,
+        "F": config.intermediate_size,
+        "N": config.num_heads,
+        "K": config.num_kv_heads,
+        "H": config.head_dim,
+        "V": config.vocab_size,
+        "P": config.max_positions + config.position_offset,
+        "S": config.num_heads + 2 * config.num_kv_heads,
+        "X": config.experts.num_experts if config.experts else 0,
+        "Y": config.experts.intermediate_size if config.experts else 0,
+        "Z": config.experts.shared_size if config.experts else 0,
+        "1": 1,
+        "2": 2,
+    }
+    if (latent := config.latent) is not None:
+        turned = config.head_dim - latent.rank
+        sizes |= {
+            "C": latent.rank,
+            "A": latent.rank + turned,
+            "W": latent.key_width + turned,
+            "B": latent.key_width + latent.value_width,
+            "U": latent.value_width,
+            "Q": latent.query_rank or 0,
+        }
+    if (own := config.other_heads) is not None:
+        sizes |= {"M": own.num_kv_heads, "I": own.head_dim}
+    if config.recurrence is not None:
+        sizes |= recurrent_sizes(config.recurrence)
+    return sizes
