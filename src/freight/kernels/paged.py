@@ -188,7 +188,8 @@ def attend_single_queries(
     limit = np.float32(softcap or 0.0)
     if by_tiles:
         pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
-        rest = (raw, shape, table, starts, ends, pairs, np.float32(scale), limit, sums, lses)
+        rest: tuple[Any, ...] = (raw, shape, table, starts, ends)
+        rest += (pairs, np.float32(scale), limit, sums, lses)
         own = loops.tile_queries
     else:
         queries = torch.zeros_like(found)

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.tile_registers import (
     add_sums,
@@ -28,7 +29,6 @@ from freight.kernels.vectors import (
     multiply,
     multiply_add,
     prefetch,
-    put_narrowed_pairs,
     put_pairs,
     splat,
     store,
@@ -235,8 +235,8 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 cap(scores, (start - begin) * _WIDTH, (end - start) * _WIDTH, limit)
                 factor = F(1.0)
             whole = (seen + _TOKENS - U(1)) // _TOKENS * _TOKENS
-            for token in range(seen, whole):
-                store(scores, token * _WIDTH, splat(_LOWEST))
+            for beyond in range(seen, whole):
+                store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
             _weigh(scores, whole, factor, room, weights, totals, tops)
             _sum(raw, shape, table, begin, start, end, weights, plain, values, found)
             for member in range(some):

@@ -212,7 +212,8 @@ def room_on_cpu(budget_bytes: int | None, held_bytes: int = 0) -> tuple[int, int
     can do without goes back first; beside a CUDA device, whose libraries are many times as large
     and were not measured, it stays."""
     own = _GROWTH_BYTES + _GROWTH_BYTES_PER_CORE * torch.get_num_threads() - held_bytes
-    if budget_bytes is not None and not torch.cuda.is_initialized():
+    has_device = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    if budget_bytes is not None and not has_device:
         give_back()
         own += LIBRARY_BYTES
     own += process_bytes()
