@@ -4,6 +4,8 @@
 
 Attention: 32 rows, 8 heads of keys of 128, 4 queries each, 1024 tokens or 128 to 998. The loops
 read keys and values in pages; torch is given them side by side, which costs it nothing here.
+Queries: single ones, each row's over so many keys from memory, by registers of sixteen by sixteen
+where there are such, and by vectors; what is read of keys and values in a second is said.
 Prompts: rows of so many tokens, each of which sees those before it, 32 heads for 32, 8 or 4 heads
 of keys; which way a run takes is said.
 Products: tokens of 2048 numbers times 5632 rows, which come from memory, in float32 but where it is
@@ -79,7 +81,7 @@ from freight.model.number_format import (
 )
 
 PARTS = (
-    *("dequantise", "attention", "prompts", "products", "integers"),
+    *("dequantise", "attention", "queries", "prompts", "products", "integers"),
     *("exponents", "floats", "states", "helpers", "threads", "blocks"),
 )
 ROWS, KV_HEADS, SHARING, WIDTH, PAGE = 32, 8, 4, 128, 16
@@ -94,6 +96,19 @@ KINDS = (
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.float32),
     (torch.bfloat16, torch.bfloat16),
+)
+QUERIES = (
+    # rows, heads of keys, queries of each, width of a head, tokens
+    (64, 4, 8, 64, 136),
+    (64, 4, 8, 64, 1024),
+    (64, 4, 4, 64, 1024),
+    (64, 4, 2, 64, 1024),
+    (64, 4, 1, 64, 1024),
+    (32, 8, 4, 128, 1024),
+    (16, 8, 8, 128, 2048),
+    (16, 8, 2, 128, 2048),
+    (16, 8, 1, 128, 2048),
+    (16, 2, 16, 128, 4096),
 )
 PROMPTS = (
     # rows, tokens, heads of keys, width of a head
@@ -234,6 +249,46 @@ class Attention:
             f"{name}: torch, fused": self.fused,
             f"{name}: torch, 4 bits made plain first": self.plain_first,
         }
+
+
+def attending_queries(rows: int, kv_heads: int, sharing: int, width: int, tokens: int) -> Turns:
+    """Single queries of each row over keys that lie in pages, in no order."""
+    num_pages = -(-tokens // PAGE)
+    numbers = torch.randn(rows * num_pages, 2 * kv_heads * PAGE * width).bfloat16()
+    pages = Pages(
+        raw=numbers.view(torch.uint8),
+        num_heads=kv_heads,
+        page_tokens=PAGE,
+        width=width,
+        dtype=torch.bfloat16,
+    )
+    order = torch.randperm(rows * num_pages).view(rows, 1, -1) * 2 * kv_heads
+    key_rows = (order + torch.arange(kv_heads)[:, None]).flatten()
+    q = torch.randn(rows, kv_heads * sharing, width).bfloat16()
+    earlier, outs = torch.full((rows,), tokens - 1), torch.empty(2, *q.shape, dtype=q.dtype)
+    loops = find_loops()
+    tiles = None if loops is None else loops.tile_queries
+
+    def attend(out: torch.Tensor, least: int) -> None:
+        with ExitStack() as stack:
+            if tiles is not None:
+                stack.enter_context(patch.object(tiles, "LEAST_QUERIES", least))
+            assert attend_single_queries(
+                *(q, pages, key_rows, earlier, out),
+                scale=width**-0.5,
+                softcap=None,
+                window=None,
+                share_of_keys=1.0,
+            )
+
+    attend(outs[0], 1)
+    attend(outs[1], sharing + 1)
+    torch.testing.assert_close(*outs, rtol=0.05, atol=0.02)
+    name = f"{rows} rows, {kv_heads} x {sharing} queries of {width}, {tokens} keys"
+    return {
+        f"{name}: registers of sixteen": lambda: attend(outs[0], 1),
+        f"{name}: vectors": lambda: attend(outs[1], sharing + 1),
+    }
 
 
 def attending_prompts(
@@ -574,6 +629,14 @@ def main() -> None:
         found |= timed({**equal.turns("equal"), **reading(size)}, turns)
         found |= timed(ragged.turns("ragged"), turns)
         print(f"reading {size / 2**20:.0f} MiB: {size / found['read'] / 1e6:.1f} GB/s")
+    if part in (None, "queries"):
+        for own in QUERIES:
+            rows, kv_heads, _, width, tokens = own
+            of_these = timed(attending_queries(*own), turns)
+            num_bytes = 4 * rows * kv_heads * width * tokens
+            for name, milliseconds in of_these.items():
+                print(f"{name}: {num_bytes / milliseconds / 1e6:.1f} GB/s")
+            found |= of_these
     if part in (None, "prompts"):
         for dtype in (torch.bfloat16, torch.float32):
             print(f"prompts in {dtype}: by the loop {loop_attends_faster(dtype)}")

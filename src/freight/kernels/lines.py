@@ -1,5 +1,5 @@
-"""Whole cache lines of bfloat16 that go by the caches, of sixteen floats at once, for loops that
-numba compiles. Indices count elements; nothing is checked."""
+"""Floats rounded to bfloat16, sixteen and more at once: numbers, pairs, and whole cache lines that go
+by the caches, for loops that numba compiles. Indices count elements; nothing is checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from freight.kernels.llvm import (
 )
 from freight.kernels.vectors import VECTOR, turned
 
-__all__ = ["as_kept", "put_line", "put_turned"]
+__all__ = ["as_kept", "put_line", "put_narrowed_pairs", "put_turned"]
 
 binding.initialize_native_asmparser()
 
@@ -38,6 +38,20 @@ def as_kept(context, value):  # type: ignore[no-untyped-def]
         return builder.bitcast(words, FLOATS)
 
     return VECTOR(VECTOR), generate
+
+
+@intrinsic
+def put_narrowed_pairs(context, out, place, first, second):  # type: ignore[no-untyped-def]
+    """Sixteen pairs of bfloat16 from ``place`` of an array of words on, each of a number of
+    ``first`` and one of ``second``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, index, one, other = arguments
+        target = place_of(context, builder, signature.args[0], data, index, FLOAT)
+        builder.store(narrowed_pairs(builder, one, other), target, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.uintp, VECTOR, VECTOR), generate
 
 
 def _put_by_caches(builder: Any, place: Any, line: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.tile_registers import (
     add_sums,
@@ -28,7 +29,6 @@ from freight.kernels.vectors import (
     multiply,
     multiply_add,
     prefetch,
-    put_narrowed_pairs,
     put_pairs,
     splat,
     store,

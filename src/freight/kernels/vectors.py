@@ -28,7 +28,6 @@ from freight.kernels.llvm import (
     fetch,
     loader,
     narrowed,
-    narrowed_pairs,
     place_of,
     widen_codes,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "number_at",
     "of_bits",
     "prefetch",
-    "put_narrowed_pairs",
     "put_number",
     "put_pairs",
     "put_totals",
@@ -176,20 +174,6 @@ def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped
         return context.get_dummy_value()
 
     return types.none(out, types.uintp, x, types.uintp, types.uintp), generate
-
-
-@intrinsic
-def put_narrowed_pairs(context, out, place, first, second):  # type: ignore[no-untyped-def]
-    """Sixteen pairs of bfloat16 from ``place`` of an array of words on, each of a number of
-    ``first`` and one of ``second``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, index, one, other = arguments
-        target = place_of(context, builder, signature.args[0], data, index, FLOAT)
-        builder.store(narrowed_pairs(builder, one, other), target, align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.uintp, VECTOR, VECTOR), generate
 
 
 @intrinsic
