@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Cohere2Config,
+    Cohere2MoeConfig,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -318,6 +319,15 @@ def flint(**changes: Any) -> PretrainedConfig:
     return four_layers(FlintConfig, **{**sizes, **more, **changes})
 
 
+def cohere2_moe(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "num_shared_experts": 2, "logit_scale": 0.25}
+    plain = {"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 160}
+    return four_layers(
+        Cohere2MoeConfig, **{**experts, **more, **plain, "sliding_window_pattern": 2, **changes}
+    )
+
+
 def minimax_m3(**changes: Any) -> PretrainedConfig:
     """Of the last layer's keys an indexer chooses five blocks of 16: as many as a row has."""
     experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
@@ -356,6 +366,22 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "cohere": cohere(),
     "cohere, norms of heads": cohere(use_qk_norm=True, tie_word_embeddings=False),
     "cohere2": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
+    "command a+": cohere2_moe(),
+    "command a+, sigmoids": cohere2_moe(
+        expert_selection_fn="sigmoid",
+        norm_topk_prob=False,
+        num_shared_experts=0,
+        first_k_dense_replace=2,
+        prefix_dense_sliding_window_pattern=2,
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "command a+, sums": cohere2_moe(
+        shared_expert_combination_strategy="sum",
+        expert_selection_fn="sigmoid",
+        first_k_dense_replace=0,
+    ),
     "deepseek-v2": deepseek(
         DeepseekV2Config, topk_method="group_limited_greedy", n_group=3, topk_group=2
     ),

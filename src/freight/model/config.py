@@ -252,6 +252,7 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         best_of_group=config.count(keys["best_of_group"]) or 0,
         shared_size=config.count(keys["shared_size"]) or 0,
         shared_gate=config.flag(keys["shared_gate"]),
+        shared_scale=config.number(keys["shared_scale"]) or 0.0,
         weighs_input=config.flag(keys["route_inputs"]),
     )
 

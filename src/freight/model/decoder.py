@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
-from freight.model.expert_layers import route
+from freight.model.expert_layers import join_experts, route
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
@@ -227,7 +227,7 @@ class _Builder:
         if c.gated_attention:
             steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
-        last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
+        last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
@@ -361,7 +361,7 @@ class _Builder:
         *inner, last = self.feed_forward(prefix, x, "F")
         assert isinstance(last, Project)
         steps += [*inner, *self.left(prefix, last)]
-        steps += [Add(x="x", y="aside")] if self.config.parallel else []
+        steps += [Add(x="x", y=self.config.beside)] if self.config.parallel else []
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
@@ -388,23 +388,23 @@ class _Builder:
         if experts.has_bias:
             scores = replace(scores, bias=self.vector(f"{name}.bias", "X"))
         # What the experts work on is kept aside: the first of them changes x.
-        norms = [] if experts.shared_size else [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
-        steps = (*norms, scores, route(experts, corrections))
+        first = [] if experts.shared_size else self.put_aside(layer)
+        steps = (*first, scores, route(experts, corrections))
         return Unit(name=name, kind="router", layer=layer, steps=steps)
+
+    def put_aside(self, layer: int) -> list[Step]:
+        """What experts work on; in a parallel block attention's update is added then."""
+        steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside")]
+        return [*steps, Add(x="x", y=self.config.beside)] if self.config.parallel else steps
 
     def shared_expert(self, layer: int, experts: Experts) -> Unit:
         """The MLP beside the experts, before them: it has the norm of all."""
         prefix = f"layers.{layer}.shared"
         *inner, last = self.feed_forward(prefix, "aside", "Z")
         assert isinstance(last, Project)
-        steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside"), *inner]
-        if experts.shared_gate:
-            gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
-            steps += [last, gate, Weigh(x="update", y="share"), Add(x="x", y="update")]
-        elif self.config.norms_sum:
-            steps.append(replace(last, out="sum"))
-        else:
-            steps += self.left(prefix, last)
+        gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
+        found = join_experts(last, gate, experts, sums=self.config.norms_sum)
+        steps = [*self.put_aside(layer), *inner, *(found or self.left(prefix, last))]
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:

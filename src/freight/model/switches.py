@@ -55,7 +55,7 @@ class Experts:
     They weigh what an expert makes, or with ``weighs_input`` what it works on.
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
-    ``shared_gate``.
+    ``shared_gate``, or times ``shared_scale``.
     """
 
     num_experts: int
@@ -72,6 +72,7 @@ class Experts:
     best_of_group: int = 2
     shared_size: int = 0
     shared_gate: bool = False
+    shared_scale: float = 1.0
     weighs_input: bool = False
 
 
@@ -235,9 +236,16 @@ class ModelConfig:
     @property
     def carried(self) -> tuple[str, ...]:
         """The values of the model's width that pass from unit to unit: the residual stream, what
-        experts work on or the update of a parallel block, and what experts have made so far."""
+        experts work on or attention's update of a parallel block, and what experts have made so
+        far, or that update."""
         has_two = self.parallel or self.experts is not None
-        return ("x", "aside", "sum")[: 1 + has_two + self.norms_sum]
+        has_three = self.norms_sum or (self.parallel and self.experts is not None)
+        return ("x", "aside", "sum")[: 1 + has_two + has_three]
+
+    @property
+    def beside(self) -> str:
+        """Of these the one with attention's update of a parallel block."""
+        return "aside" if self.experts is None else "sum"
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -389,6 +397,12 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         )
     if config.norms_sum and config.residual_scale is not None:
         problems.append("what experts make together is not scaled")
-    if config.parallel:
-        problems.append("experts and parallel blocks cannot be combined")
+    if config.parallel and config.norm_place != "before":
+        problems.append("in parallel blocks with experts norms are before them")
+    if not experts.shared_scale > 0:
+        problems.append(f"the MLP beside the experts counts {experts.shared_scale} times")
+    if experts.shared_scale != 1 and (experts.shared_gate or config.norms_sum):
+        problems.append("the MLP beside the experts has a factor and another way to be added")
+    if experts.shared_scale != 1 and config.residual_scale is not None:
+        problems.append("the MLP beside the experts has two factors")
     return problems

@@ -49,6 +49,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",
         "norms of what experts make together": config.norms_sum,
+        "experts in parallel blocks": config.parallel and experts is not None,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from freight.model.families.afmoe import AFMOE
-from freight.model.families.cohere import COHERE, COHERE2
+from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
@@ -99,6 +99,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "youtu": YOUTU,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "cohere2_moe": COHERE2_MOE,
     "starcoder2": STARCODER2,
     "stablelm": STABLELM,
     "exaone4": EXAONE4,

@@ -244,6 +244,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "groups_per_token": fixed(1),
     "shared_size": fixed(0),
     "shared_gate": fixed(False),
+    "shared_scale": fixed(1.0),
     "route_inputs": fixed(False),
     "best_of_group": fixed(2),
     "rotary_width": fixed(None),
