@@ -45,6 +45,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
+    Kolibri1Config,
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
@@ -328,6 +329,13 @@ def cohere2_moe(**changes: Any) -> PretrainedConfig:
     )
 
 
+def kolibri(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "shared_expert_intermediate_size": 72, "sliding_window": 9}
+    sizes = {name: size for name, size in tiny.SIZES.items() if name != "intermediate_size"}
+    return Kolibri1Config(**{**sizes, **experts, **more, "num_hidden_layers": 5, **changes})
+
+
 def minimax_m3(**changes: Any) -> PretrainedConfig:
     """Of the last layer's keys an indexer chooses five blocks of 16: as many as a row has."""
     experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
@@ -366,6 +374,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "cohere": cohere(),
     "cohere, norms of heads": cohere(use_qk_norm=True, tie_word_embeddings=False),
     "cohere2": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
+    "kolibri": kolibri(),
+    "kolibri, shares that sum to one": kolibri(norm_topk_prob=True, num_hidden_layers=2),
     "command a+": cohere2_moe(),
     "command a+, sigmoids": cohere2_moe(
         expert_selection_fn="sigmoid",

@@ -247,6 +247,7 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         scale=config.number(keys["route_scale"]) or 0.0,
         has_bias=config.flag(keys["route_bias"]),
         has_corrections=config.flag(keys["route_corrections"]),
+        by_logits=config.flag(keys["route_by_logits"]),
         num_groups=config.count(keys["expert_groups"]) or 0,
         groups_per_token=config.count(keys["groups_per_token"]) or 0,
         best_of_group=config.count(keys["best_of_group"]) or 0,

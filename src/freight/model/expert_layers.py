@@ -24,6 +24,7 @@ def route(experts: Experts, corrections: Weight | None) -> Route:
         num_groups=experts.num_groups,
         best_of_group=experts.best_of_group,
         groups_chosen=experts.groups_per_token,
+        by_logits=experts.by_logits,
     )
 
 

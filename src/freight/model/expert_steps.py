@@ -13,8 +13,9 @@ __all__ = ["Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
 class Route:
     """The experts of each token: those with the ``num_chosen`` highest of softmax(x), or
     sigmoid(x), with these as their weights, which are made to sum to one where ``normalised``,
-    times ``scale``. ``corrections`` are added for the choice alone; of ``num_groups`` groups the
-    ``groups_chosen`` with the highest sum of their ``best_of_group`` highest count."""
+    times ``scale``. ``corrections`` are added for the choice alone, which goes by x itself with
+    ``by_logits``; of ``num_groups`` groups the ``groups_chosen`` with the highest sum of their
+    ``best_of_group`` highest count."""
 
     x: str
     num_chosen: int
@@ -25,6 +26,7 @@ class Route:
     num_groups: int = 1
     groups_chosen: int = 1
     best_of_group: int = 2
+    by_logits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,8 @@ def choose_experts(
     """Fill the routes of tokens whose router says scores [T, X]; ``corrections`` are [X]."""
     scores = scores.float()
     shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
-    wanted = shares if corrections is None else shares + corrections.float()
+    wanted = scores if step.by_logits else shares
+    wanted = wanted if corrections is None else wanted + corrections.float()
     if step.num_groups > 1:
         wanted = _in_best_groups(wanted, step)
     experts = torch.topk(wanted, step.num_chosen, dim=-1).indices

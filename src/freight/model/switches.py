@@ -49,7 +49,8 @@ class Experts:
 
     ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
     "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
-    to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
+    to them for the choice alone (``has_corrections``), which may go by what the router says before
+    these are taken (``by_logits``); of ``num_groups`` of neighbours those count
     that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
     ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
     They weigh what an expert makes, or with ``weighs_input`` what it works on.
@@ -67,6 +68,7 @@ class Experts:
     scale: float = 1.0
     has_bias: bool = False
     has_corrections: bool = False
+    by_logits: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
     best_of_group: int = 2

@@ -75,6 +75,8 @@ REFUSED = {
     "hunyuan moe": "an MLP beside experts",
     "hunyuan, stretched": "norms of queries and keys",
     "k-exaone": "an MLP beside experts",
+    "kolibri": "rotate queries and keys in different ways",
+    "kolibri, shares that sum to one": "norms of what experts make together",
     "llama4": "experts whose inputs are weighed",
     "llama4, plain layers between": "experts whose inputs are weighed",
     "mellum": "rotate queries and keys in different ways",

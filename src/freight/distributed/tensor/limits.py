@@ -18,6 +18,7 @@ _PLAIN: Final[dict[str, Any]] = {
     "scale": 1.0,
     "has_bias": False,
     "has_corrections": False,
+    "by_logits": False,
     "num_groups": 1,
     "shared_size": 0,
 }

@@ -25,6 +25,7 @@ from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
+from freight.model.families.kolibri import KOLIBRI1
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
@@ -124,4 +125,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "flint": FLINT,
     "exaone_moe": EXAONE_MOE,
     "afmoe": AFMOE,
+    "kolibri1": KOLIBRI1,
 }

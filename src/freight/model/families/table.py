@@ -240,6 +240,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "route_scale": fixed(1.0),
     "route_bias": fixed(False),
     "route_corrections": fixed(False),
+    "route_by_logits": fixed(False),
     "expert_groups": fixed(1),
     "groups_per_token": fixed(1),
     "shared_size": fixed(0),
