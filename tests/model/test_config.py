@@ -279,6 +279,7 @@ KEYS_OF_SOME = [
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
     *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
     *("prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"),
+    *("layer_rope_theta", "shared_intermediate_size"),
     *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
 ]
 LIKELY = st.sampled_from(
@@ -476,6 +477,17 @@ YOUTU: dict[str, Any] = {
 )
 def test_numbers_of_parameters_are_the_published_ones(raw: dict[str, Any], parameters: int) -> None:
     assert count_parameters(parse_config(raw)) == parameters
+
+
+def test_layers_of_a_kind_have_one_base_or_none() -> None:
+    raw = {**SIZES_OF_ALL, "num_hidden_layers": 4, "architectures": ["GraniteSWAForCausalLM"]}
+    raw |= {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}
+    found = parse_config({**raw, "layer_rope_theta": [0, 9.0, 0, 9.0]})
+    assert found.sliding_windows == (None, 128, 128, 128)
+    assert [rope and rope.theta for rope in found.ropes] == [None, 9.0, None, 9.0]
+    assert {rope and rope.theta for rope in parse_config(raw).ropes} == {7.0}
+    with pytest.raises(ModelError, match="rope_theta is 'different'"):
+        parse_config({**raw, "layer_rope_theta": [0, 9.0, 9.0, 8.0]})
 
 
 def test_layers_of_command_a_plus() -> None:

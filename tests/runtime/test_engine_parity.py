@@ -42,6 +42,8 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
@@ -266,6 +268,10 @@ def granite(**changes: Any) -> PretrainedConfig:
     return GraniteConfig(**{**tiny.SIZES, **GRANITE_FACTORS, **changes})
 
 
+def granite_swash(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
+    return four_layers(kind, **{**GRANITE_FACTORS, "sliding_window": 9, **changes})
+
+
 def llama4(**changes: Any) -> PretrainedConfig:
     """The last of four layers has no positions."""
     experts = {"num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size": 48}
@@ -470,6 +476,28 @@ FAMILIES: dict[str, PretrainedConfig] = {
         moe_intermediate_size=48,
         moe_num_experts=6,
         moe_k=3,
+    ),
+    "granite swash": granite_swash(GraniteSWAConfig, layer_rope_theta=[0, 500.0, 500.0, 500.0]),
+    "granite swash, two bases": granite_swash(
+        GraniteSWAConfig,
+        layer_rope_theta=[1e5, 500.0, 0, 500.0],
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "granite swash moe": granite_swash(
+        GraniteMoeSWAConfig,
+        intermediate_size=48,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        shared_intermediate_size=72,
+    ),
+    "granite swash moe, alone": granite_swash(
+        GraniteMoeSWAConfig,
+        intermediate_size=48,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        layer_types=["sliding_attention", "full_attention"] * 2,
     ),
     "granite moe": GraniteMoeConfig(
         **{**tiny.SIZES, **GRANITE_FACTORS, "intermediate_size": 48},

@@ -24,6 +24,7 @@ from freight.model.families.glm_moe import DOTS1, GLM4_MOE, SOLAR_OPEN
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
+from freight.model.families.granite_swash import GRANITE_MOE_SWASH, GRANITE_SWASH
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.kolibri import KOLIBRI1
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
@@ -115,6 +116,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "granite_swa": GRANITE_SWASH,
+    "granitemoe_swa": GRANITE_MOE_SWASH,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,
