@@ -179,7 +179,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "Cohere2ForCausalLM, CohereForCausalLM"),
+        ({"architectures": ["FooForCausalLM"]}, "Supported architectures are AfmoeForCausalLM, "),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),
@@ -278,6 +278,8 @@ KEYS_OF_SOME = [
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
     *("index_topk", "global_attn_every_n_layers", "num_dense_layers", "mup_enabled"),
+    *("prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"),
+    *("layer_rope_theta", "shared_intermediate_size"),
     *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
     *("linear_key_head_dim", "linear_num_key_heads", "rope_theta", "linear_attn_config"),
     *("hybrid_override_pattern", "layers_block_type", "layer_parts", "time_step_limit"),
@@ -479,6 +481,30 @@ YOUTU: dict[str, Any] = {
 )
 def test_numbers_of_parameters_are_the_published_ones(raw: dict[str, Any], parameters: int) -> None:
     assert count_parameters(parse_config(raw)) == parameters
+
+
+def test_layers_of_a_kind_have_one_base_or_none() -> None:
+    raw = {**SIZES_OF_ALL, "num_hidden_layers": 4, "architectures": ["GraniteSWAForCausalLM"]}
+    raw |= {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}
+    found = parse_config({**raw, "layer_rope_theta": [0, 9.0, 0, 9.0]})
+    assert found.sliding_windows == (None, 128, 128, 128)
+    assert [rope and rope.theta for rope in found.ropes] == [None, 9.0, None, 9.0]
+    assert {rope and rope.theta for rope in parse_config(raw).ropes} == {7.0}
+    with pytest.raises(ModelError, match="rope_theta is 'different'"):
+        parse_config({**raw, "layer_rope_theta": [0, 9.0, 9.0, 8.0]})
+
+
+def test_layers_of_command_a_plus() -> None:
+    """Plain ones of the beginning rotate, whatever they see, where all of them see all."""
+    raw = {**SIZES_OF_ALL, "num_hidden_layers": 7, "architectures": ["Cohere2MoeForCausalLM"]}
+    raw |= {"first_k_dense_replace": 2, "sliding_window": 9, "num_shared_experts": 1}
+    found = parse_config(raw)
+    assert found.sliding_windows == (None, None, 9, 9, 9, None, 9)
+    assert [rope is None for rope in found.ropes] == [False] * 5 + [True, False]
+    other = parse_config({**raw, "prefix_dense_sliding_window_pattern": 2})
+    assert other.sliding_windows[:2] == (9, None) and other.ropes[1] is None
+    with pytest.raises(ModelError, match="expert_share is 'product'"):
+        parse_config({**raw, "shared_expert_combination_strategy": "product"})
 
 
 @pytest.mark.parametrize(

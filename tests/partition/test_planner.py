@@ -235,7 +235,7 @@ OWN: dict[str, dict[str, object]] = {
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
-    *("minimax_m3_vl", "minimax_m3_vl_text"),
+    *("cohere2_moe", "kolibri1", "minimax_m3_vl", "minimax_m3_vl_text"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     "granitemoeshared",
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),

@@ -20,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Cohere2Config,
+    Cohere2MoeConfig,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -43,9 +44,12 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
+    Kolibri1Config,
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
@@ -267,6 +271,10 @@ def granite(**changes: Any) -> PretrainedConfig:
     return GraniteConfig(**{**tiny.SIZES, **GRANITE_FACTORS, **changes})
 
 
+def granite_swash(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
+    return four_layers(kind, **{**GRANITE_FACTORS, "sliding_window": 9, **changes})
+
+
 def llama4(**changes: Any) -> PretrainedConfig:
     """The last of four layers has no positions."""
     experts = {"num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size": 48}
@@ -319,6 +327,22 @@ def flint(**changes: Any) -> PretrainedConfig:
     sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
     more = {"head_dim": 24, "sliding_window": 9, "shared_expert_intermediate_size": 72}
     return four_layers(FlintConfig, **{**sizes, **more, **changes})
+
+
+def cohere2_moe(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
+    more = {"head_dim": 24, "sliding_window": 9, "num_shared_experts": 2, "logit_scale": 0.25}
+    plain = {"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 160}
+    return four_layers(
+        Cohere2MoeConfig, **{**experts, **more, **plain, "sliding_window_pattern": 2, **changes}
+    )
+
+
+def kolibri(**changes: Any) -> PretrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "shared_expert_intermediate_size": 72, "sliding_window": 9}
+    sizes = {name: size for name, size in tiny.SIZES.items() if name != "intermediate_size"}
+    return Kolibri1Config(**{**sizes, **experts, **more, "num_hidden_layers": 5, **changes})
 
 
 def minimax_m3(**changes: Any) -> PretrainedConfig:
@@ -384,6 +408,24 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "cohere": cohere(),
     "cohere, norms of heads": cohere(use_qk_norm=True, tie_word_embeddings=False),
     "cohere2": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
+    "kolibri": kolibri(),
+    "kolibri, shares that sum to one": kolibri(norm_topk_prob=True, num_hidden_layers=2),
+    "command a+": cohere2_moe(),
+    "command a+, sigmoids": cohere2_moe(
+        expert_selection_fn="sigmoid",
+        norm_topk_prob=False,
+        num_shared_experts=0,
+        first_k_dense_replace=2,
+        prefix_dense_sliding_window_pattern=2,
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "command a+, sums": cohere2_moe(
+        shared_expert_combination_strategy="sum",
+        expert_selection_fn="sigmoid",
+        first_k_dense_replace=0,
+    ),
     "deepseek-v2": deepseek(
         DeepseekV2Config, topk_method="group_limited_greedy", n_group=3, topk_group=2
     ),
@@ -467,6 +509,28 @@ FAMILIES: dict[str, PretrainedConfig] = {
         moe_intermediate_size=48,
         moe_num_experts=6,
         moe_k=3,
+    ),
+    "granite swash": granite_swash(GraniteSWAConfig, layer_rope_theta=[0, 500.0, 500.0, 500.0]),
+    "granite swash, two bases": granite_swash(
+        GraniteSWAConfig,
+        layer_rope_theta=[1e5, 500.0, 0, 500.0],
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "granite swash moe": granite_swash(
+        GraniteMoeSWAConfig,
+        intermediate_size=48,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        shared_intermediate_size=72,
+    ),
+    "granite swash moe, alone": granite_swash(
+        GraniteMoeSWAConfig,
+        intermediate_size=48,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        layer_types=["sliding_attention", "full_attention"] * 2,
     ),
     "granite moe": GraniteMoeConfig(
         **{**tiny.SIZES, **GRANITE_FACTORS, "intermediate_size": 48},

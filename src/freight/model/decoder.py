@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from freight.model.activations import activation_step
 from freight.model.dims import dim_sizes
-from freight.model.expert_layers import route
+from freight.model.expert_layers import join_experts, route
 from freight.model.head_unit import head_unit
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
@@ -212,7 +212,7 @@ class _Builder:
         if c.gated_attention:
             steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
-        last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
+        last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(layer, "attention", last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
@@ -368,7 +368,7 @@ class _Builder:
             steps.append(Add(x="x", y="update"))
         else:
             steps += [*inner, *self.left(layer, "mlp", last)]
-            steps += [Add(x="x", y="aside")] if self.config.parallel else []
+            steps += [Add(x="x", y=self.config.beside)] if self.config.parallel else []
         if self.config.layer_scales:
             steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
@@ -398,7 +398,7 @@ class _Builder:
         if experts.beside_mlp:  # there what they make is
             x, norms = "normed", [self.norm(f"{name}.norm", "x", "normed"), Clear(x="aside")]
         elif not experts.shared_size:
-            norms = [self.norm(f"{prefix}.mlp.norm", "x", "aside")]
+            norms = self.put_aside(layer)
         scores = self.project(f"{name}.weight", x, "scores", ("X", "D"))
         if experts.has_bias:
             scores = replace(scores, bias=self.vector(f"{name}.bias", "X"))
@@ -407,19 +407,19 @@ class _Builder:
         steps = (*norms, scores, route(experts, corrections, gains, sharpness))
         return Unit(name=name, kind="router", layer=layer, steps=steps)
 
+    def put_aside(self, layer: int) -> list[Step]:
+        """What experts work on; in a parallel block attention's update is added then."""
+        steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside")]
+        return [*steps, Add(x="x", y=self.config.beside)] if self.config.parallel else steps
+
     def shared_expert(self, layer: int, experts: Experts) -> Unit:
         """The MLP beside the experts, before them: it has the norm of all."""
         prefix = f"layers.{layer}.shared"
         *inner, last = self.feed_forward(prefix, "aside", "Z")
         assert isinstance(last, Project)
-        steps: list[Step] = [self.norm(f"layers.{layer}.mlp.norm", "x", "aside"), *inner]
-        if experts.shared_gate:
-            gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
-            steps += [last, gate, Weigh(x="update", y="share"), Add(x="x", y="update")]
-        elif self.config.norms_sum:
-            steps.append(replace(last, out="sum"))
-        else:
-            steps += self.left(layer, "shared", last)
+        gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
+        found = join_experts(last, gate, experts, sums=self.config.norms_sum)
+        steps = [*self.put_aside(layer), *inner, *(found or self.left(layer, "shared", last))]
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
     def expert(self, layer: int, number: int) -> Unit:

@@ -40,7 +40,8 @@ def choose_experts(
         _choose_in_turn(step, step.margin, scores, out)
         return
     shares = scores.sigmoid() if step.scores == "sigmoid" else torch.softmax(scores, dim=-1)
-    wanted = shares if corrections is None else shares + corrections.float()
+    wanted = scores if step.by_logits else shares
+    wanted = wanted if corrections is None else wanted + corrections.float()
     if step.num_groups > 1:
         wanted = _in_best_groups(wanted, step)
     experts = torch.topk(wanted, step.num_chosen, dim=-1).indices

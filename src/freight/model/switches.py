@@ -51,17 +51,18 @@ class Experts:
 
     ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
     "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
-    to them for the choice alone (``has_corrections``); of ``num_groups`` of neighbours those count
+    to them for the choice alone (``has_corrections``), which may go by what the router says before
+    these are taken (``by_logits``); of ``num_groups`` of neighbours those count
     that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
     ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
     They weigh what an expert makes, or with ``weighs_input`` what it works on. With a ``margin``
     experts are chosen one by one, each weighed against those near it (see ``Route``).
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
-    ``shared_gate``. With ``beside_mlp`` it is the layer's own MLP: router, experts and MLP have a
-    norm each before them, experts and MLP one behind, and their sum the layer's (Gemma 4). There
-    the router's scores are divided by the root of the stream's width, and with ``has_gains`` an
-    expert's weights are multiplied by a number of its own.
+    ``shared_gate``, or times ``shared_scale``. With ``beside_mlp`` it is the layer's own MLP:
+    router, experts and MLP have a norm each before them, experts and MLP one behind, and their sum
+    the layer's (Gemma 4). There the router's scores are divided by the root of the stream's width,
+    and with ``has_gains`` an expert's weights are multiplied by a number of its own.
     """
 
     num_experts: int
@@ -73,11 +74,13 @@ class Experts:
     scale: float = 1.0
     has_bias: bool = False
     has_corrections: bool = False
+    by_logits: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
     best_of_group: int = 2
     shared_size: int = 0
     shared_gate: bool = False
+    shared_scale: float = 1.0
     weighs_input: bool = False
     margin: float | None = None
     beside_mlp: bool = False
@@ -271,9 +274,16 @@ class ModelConfig:
     @property
     def carried(self) -> tuple[str, ...]:
         """The values of the model's width that pass from unit to unit: the residual stream, what
-        experts work on or the update of a parallel block, and what experts have made so far."""
+        experts work on or attention's update of a parallel block, and what experts have made so
+        far, or that update."""
         has_two = self.parallel or self.experts is not None
-        return ("x", "aside", "sum")[: 1 + has_two + self.norms_sum]
+        has_three = self.norms_sum or (self.parallel and self.experts is not None)
+        return ("x", "aside", "sum")[: 1 + has_two + has_three]
+
+    @property
+    def beside(self) -> str:
+        """Of these the one with attention's update of a parallel block."""
+        return "aside" if self.experts is None else "sum"
 
     def heads(self, layer: int) -> Heads:
         """Those of a layer."""
@@ -519,10 +529,16 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         )
     if config.norms_sum and config.residual_scale is not None:
         problems.append("what experts make together is not scaled")
-    if config.parallel:
-        problems.append("experts and parallel blocks cannot be combined")
     if experts.beside_mlp and (experts.shared_size or config.norm_place != "both"):
         problems.append("experts beside a layer's own MLP have norms before them and behind")
     if config.layer_scales and not experts.beside_mlp:
         problems.append("layers that end with experts have no scale")
+    if config.parallel and config.norm_place != "before":
+        problems.append("in parallel blocks with experts norms are before them")
+    if not experts.shared_scale > 0:
+        problems.append(f"the MLP beside the experts counts {experts.shared_scale} times")
+    if experts.shared_scale != 1 and (experts.shared_gate or config.norms_sum):
+        problems.append("the MLP beside the experts has a factor and another way to be added")
+    if experts.shared_scale != 1 and config.residual_scale is not None:
+        problems.append("the MLP beside the experts has two factors")
     return problems

@@ -33,7 +33,15 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
-from ...runtime.test_engine_parity import afmoe, deepseek, four_layers, gemma3, glm4_moe, gpt_oss
+from ...runtime.test_engine_parity import (
+    afmoe,
+    cohere2_moe,
+    deepseek,
+    four_layers,
+    gemma3,
+    glm4_moe,
+    gpt_oss,
+)
 from ...runtime.test_engine_recurrence import CONFIGS
 from .stages import answers, on_ranks
 
@@ -191,6 +199,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gemma3": gemma3(sliding_window_pattern=4),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "afmoe": afmoe(),
+    "command a+": cohere2_moe(),
     "glm4-moe": glm4_moe(num_hidden_layers=3),
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
     # States and keys, and a stage of states alone.

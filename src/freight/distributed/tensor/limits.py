@@ -18,6 +18,7 @@ _PLAIN: Final[dict[str, Any]] = {
     "scale": 1.0,
     "has_bias": False,
     "has_corrections": False,
+    "by_logits": False,
     "num_groups": 1,
     "shared_size": 0,
     "margin": None,
@@ -60,6 +61,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "activations with weights": config.activation == "xielu",
         "a head with a bias": config.head_bias,
         "norms of what experts make together": config.norms_sum,
+        "experts in parallel blocks": config.parallel and experts is not None,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,
     }

@@ -11,7 +11,7 @@ from typing import Final
 
 from freight.model.families.afmoe import AFMOE
 from freight.model.families.apertus import APERTUS
-from freight.model.families.cohere import COHERE, COHERE2
+from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
@@ -36,8 +36,10 @@ from freight.model.families.granite import (
     GRANITE_MOE_SHARED,
     HYPERCLOVAX,
 )
+from freight.model.families.granite_swash import GRANITE_MOE_SWASH, GRANITE_SWASH
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.internlm import INTERNLM2, INTERNLM3
+from freight.model.families.kolibri import KOLIBRI1
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
@@ -121,6 +123,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "youtu": YOUTU,
     "cohere": COHERE,
     "cohere2": COHERE2,
+    "cohere2_moe": COHERE2_MOE,
     "starcoder2": STARCODER2,
     "stablelm": STABLELM,
     "exaone4": EXAONE4,
@@ -136,6 +139,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "nemotron_h": NEMOTRON_H,
+    "granite_swa": GRANITE_SWASH,
+    "granitemoe_swa": GRANITE_MOE_SWASH,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_vl_moe": QWEN3_VL_MOE,
@@ -167,4 +172,5 @@ FAMILIES: Final[dict[str, Family]] = {
     "phimoe": PHIMOE,
     "apertus": APERTUS,
     "afmoe": AFMOE,
+    "kolibri1": KOLIBRI1,
 }

@@ -1,15 +1,17 @@
 """Command R: attention and MLP side by side over one layer norm without bias, neighbours rotated
-together, scaled logits. The second (R7B, A): windows, and layers that see all without positions."""
+together, scaled logits. The second (R7B, A): windows, and layers that see all without positions.
+A+: with experts, the mean of which and of an MLP beside them counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.llama import LLAMA_TENSORS
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, window_kinds
 
-__all__ = ["COHERE", "COHERE2"]
+__all__ = ["COHERE", "COHERE2", "COHERE2_MOE"]
 
 
 def _name_norms(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,4 +68,67 @@ COHERE2: Final = Family(
     },
     tensors=_TENSORS,
     prepare=_name_layers,
+)
+
+
+def _name_experts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first layers are plain, and may have a width and windows of their own."""
+    stated = {name: value for name, value in raw.items() if value is not None}
+    plain, width = stated.get("first_k_dense_replace", 0), stated.get("intermediate_size")
+    own = {"moe_intermediate_size": width, "first_k_dense_replace": plain}
+    raw = name_experts({**raw, **own, "n_shared_experts": stated.get("num_shared_experts", 0)})
+    way = stated.get("shared_expert_combination_strategy", "average")
+    share = {"average": 0.5, "sum": 1.0}.get(way, way) if isinstance(way, str) else 0.0
+    by_softmax = stated.get("expert_selection_fn", "softmax") == "softmax"
+    return {
+        **raw,
+        **_name_rotations(raw, stated, plain),
+        "intermediate_size": stated.get("prefix_dense_intermediate_size", width),
+        "normalised": by_softmax or stated.get("norm_topk_prob", True),
+        "expert_share": share if raw.get("shared_size") else 1.0,
+        "norm_kind": "rms" if "rms_norm_eps" in stated else "layer",
+        "norm_eps": stated.get("rms_norm_eps", stated.get("layer_norm_eps", 1e-5)),
+    }
+
+
+def _name_rotations(
+    raw: Mapping[str, Any], stated: Mapping[str, Any], plain: object
+) -> Mapping[str, Any]:
+    """Layers with windows rotate, and plain ones where all of these see all by their pattern."""
+    kinds, num_layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    every = stated.get("prefix_dense_sliding_window_pattern", 1)
+    if kinds is None and isinstance(plain, int) and isinstance(num_layers, int):
+        first = window_kinds(min(plain, num_layers), every) or []
+        rest = window_kinds(num_layers - plain, stated.get("sliding_window_pattern", 4)) or []
+        kinds = [*first, *rest]
+    experts = raw.get("expert_layers")
+    if not isinstance(kinds, list) or not isinstance(experts, list):
+        return {"layer_types": kinds}
+    turns = raw.get("sliding_window", 4096) is not None
+    pairs = zip(kinds, experts, strict=False)
+    rotates = [
+        (turns and kind == "sliding_attention") or (not own and every == 1) for kind, own in pairs
+    ]
+    return {"layer_types": kinds, "rope_layers": rotates}
+
+
+COHERE2_MOE: Final = Family(
+    architectures=("Cohere2MoeForCausalLM",),
+    model_types=("cohere2_moe",),
+    keys={
+        **COHERE2.keys,
+        "head_dim": read("head_dim", 128),
+        "norm": read("norm_kind", "layer"),
+        "norm_eps": read("norm_eps", 1e-5),
+        "num_experts": read("num_experts", 8),
+        "experts_per_token": read("num_experts_per_tok", 2),
+        "expert_size": read("moe_intermediate_size", None),
+        "normalised_routes": read("normalised", True),
+        "route_scores": read("expert_selection_fn", "softmax"),
+        "route_scale": read("expert_share", 1.0),
+        "shared_size": read("shared_size", 0),
+        "shared_scale": read("expert_share", 1.0),
+    },
+    tensors={**GLM4_MOE.tensors, **_TENSORS},
+    prepare=_name_experts,
 )
