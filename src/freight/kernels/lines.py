@@ -1,5 +1,5 @@
-"""Floats rounded to bfloat16, sixteen and more at once: numbers, pairs, and whole cache lines that go
-by the caches, for loops that numba compiles. Indices count elements; nothing is checked."""
+"""Floats rounded to bfloat16, sixteen and more at once: numbers, pairs, and lines that go by the
+caches, for loops that numba compiles. Indices count elements; nothing is checked."""
 
 from __future__ import annotations
 
