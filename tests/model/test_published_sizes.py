@@ -93,6 +93,16 @@ BIOGPT: dict[str, Any] = {
     "vocab_size": 42_384,
 }
 
+BLOOM: dict[str, Any] = {"hidden_size": 14_336, "n_layer": 70, "n_head": 112, "vocab_size": 250_880}
+MPT: dict[str, Any] = {
+    "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None},
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "no_bias": True,
+    "vocab_size": 50_432,
+}
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt2": ("gpt2", GPT2, 124_439_808),
     "gpt2-xl": ("gpt2", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
@@ -100,6 +110,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-neo-1.3b": ("gpt_neo", GPT_NEO, 1_315_575_808),
     "phi-2": ("phi", PHI2, 2_779_683_840),
     "gemma-7b": ("gemma", GEMMA, 8_537_680_896),
+    "bloom": ("bloom", BLOOM, 176_247_271_424),
+    "mpt-7b": ("mpt", MPT, 6_649_286_656),
     "biogpt": ("biogpt", BIOGPT, 346_763_264),
     "internlm2-7b": ("internlm2", INTERNLM, 7_737_708_544),
     "internlm3-8b": ("internlm3", INTERNLM3, 8_804_241_408),
@@ -126,6 +138,11 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
         ("gpt-neo-1.3b", {"attention_types": [[["global", "near"], 12]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["global"], 1 << 40]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["local"], 3]]}, "3 attention windows"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "only False is supported"),
+        ("bloom", {"seq_length": 1 << 20}, "positions are more than keys carry"),
+        ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi is False"),
+        ("mpt-7b", {"attn_config": {"qk_ln": True}}, "qk_ln is True"),
+        ("mpt-7b", {"no_bias": False}, "no_bias is False"),
         ("olmo-7b", {"clip_qkv": 0.0}, "qkv_limit is 0.0"),
         ("phi-3.5-moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
         ("phi-3.5-moe", {"rope_scaling": ROPE}, "factors_differ is True"),

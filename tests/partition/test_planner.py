@@ -226,6 +226,7 @@ OWN: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
     "granitemoeshared": {"shared_intermediate_size": 1024},
+    "mpt": {"d_model": 4096},
     "biogpt": {"intermediate_size": 16384},
     "lfm2": {"full_attn_idxs": [1, 3]},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
@@ -233,7 +234,7 @@ OWN: dict[str, dict[str, object]] = {
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
-    "granitemoeshared",
+    *("bloom", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
 }
 """Of which no layouts are known."""

@@ -9,6 +9,7 @@ from transformers import (
     ApertusConfig,
     ArceeConfig,
     BioGptConfig,
+    BloomConfig,
     CwmConfig,
     GemmaConfig,
     GPT2Config,
@@ -22,6 +23,7 @@ from transformers import (
     IQuestCoderConfig,
     Jais2Config,
     MinistralConfig,
+    MptConfig,
     NemotronConfig,
     OlmoConfig,
     PhiConfig,
@@ -100,6 +102,14 @@ CLASSICS: dict[str, PretrainedConfig] = {
     "biogpt, not scaled": BioGptConfig(
         **tiny.SIZES, scale_embedding=False, tie_word_embeddings=False
     ),
+    "bloom": BloomConfig(**tiny.SIZES),
+    "bloom, odd heads": BloomConfig(**{**tiny.SIZES, "num_attention_heads": 6, "hidden_size": 96}),
+    "mpt": MptConfig(**tiny.SIZES),
+    "mpt, odd heads": MptConfig(
+        **{**tiny.SIZES, "num_attention_heads": 6, "hidden_size": 96},
+        attn_config={"clip_qkv": 0.7},
+        tie_word_embeddings=False,
+    ),
     "cwm": CwmConfig(**{**FOUR_LAYERS, "bos_token_id": 0}, head_dim=24),
     "granite moe shared": GraniteMoeSharedConfig(
         **{**tiny.SIZES, **EXPERTS}, shared_intermediate_size=72
@@ -140,6 +150,10 @@ CLASSICS_REFUSED: dict[str, str] = {
     "apertus": "activations with weights",
     "apertus, biases": "activations with weights",
     "gpt-j": "a head with a bias",
+    "bloom": "scores that sink with the distance and a norm of embeddings",
+    "bloom, odd heads": "scores that sink with the distance",
+    "mpt": "scores that sink with the distance",
+    "mpt, odd heads": "scores that sink with the distance",
     "granite moe shared": "an MLP beside experts",
     "granite moe, none shared": "scaled updates or logits",
     "helium": "rotation of neighbours",

@@ -957,6 +957,13 @@ IN_HALVES = [
     "granite",
     "gpt-oss",
     "llama4",
+    "gpt-2",
+    "phi",
+    "apertus",
+    "olmo",
+    "nemotron",
+    "bloom",
+    "mpt, odd heads",
 ]
 
 

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from transformers import (
+    BloomConfig,
     FalconConfig,
     Gemma2Config,
+    GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     Olmo2Config,
+    OlmoConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
@@ -64,6 +67,9 @@ MODELS: dict[str, PretrainedConfig] = {
     "gemma2": Gemma2Config(**{**SIZES, "head_dim": 32, "sliding_window": 24}),
     "gemma3": gemma3(**{**SIZES, "head_dim": 32, "sliding_window": 24, "num_hidden_layers": 3}),
     "olmo2": Olmo2Config(**SIZES),
+    "gpt-2": GPT2Config(**OTHER),
+    "olmo": OlmoConfig(**SIZES, clip_qkv=0.7),
+    "bloom": BloomConfig(**OTHER),
     "command r": cohere(**SIZES, use_qk_norm=True),
 }
 

@@ -15,6 +15,7 @@ from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, K
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
+from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
     DTYPE_BYTES,
     Experts,
@@ -51,6 +52,7 @@ _FLAGS: Final = (
     "head_bias",
     "tied_embeddings",
     "learned_positions",
+    "embedding_norm",
     "attention_sinks",
     "gated_attention",
 )
@@ -62,6 +64,7 @@ _NUMBERS: Final = (
     "gate_limit",
     "gate_slope",
     "qkv_limit",
+    "slope_span",
     "attention_scalar",
     "attention_softcap",
     "logits_softcap",
@@ -202,11 +205,12 @@ def _derive_widths(switches: dict[str, Any], problems: list[str]) -> None:
         switches["num_kv_heads"] = heads
     if switches["embedding_size"] is None:
         switches["embedding_size"] = hidden
-    if switches["head_dim"] is not None or heads is None or hidden is None:
-        return
-    switches["head_dim"] = hidden // max(heads, 1)
-    if hidden % max(heads, 1):
-        problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
+    if switches["head_dim"] is None and heads is not None and hidden is not None:
+        switches["head_dim"] = hidden // max(heads, 1)
+        if hidden % max(heads, 1):
+            problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
+    if switches["head_dim"] is not None and switches["slope_span"] is not None:
+        switches["head_dim"] += SLOPE_COLUMNS
 
 
 def _read_windows(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -> _Windows:

@@ -5,13 +5,20 @@ Knows no family, no torch and no tier.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
 from freight.model.activations import activation_step
-from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.latent_steps import (
+    AbsorbKeys,
+    ExpandValues,
+    JoinLatent,
+    SplitLatent,
+    latent_sizes,
+)
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
@@ -40,6 +47,7 @@ from freight.model.programme import (
 from freight.model.recurrent_layers import recurrent_sizes, recurrent_steps
 from freight.model.recurrent_steps import Deal, Dealt
 from freight.model.rope_config import RopeConfig
+from freight.model.slope_steps import WIDE, Narrow, widened
 from freight.model.switches import Experts, Latent, ModelConfig
 from freight.quantities import align_down, align_up
 
@@ -103,7 +111,7 @@ class _Builder:
             "F": config.intermediate_size,
             "N": config.num_heads,
             "K": config.num_kv_heads,
-            "H": config.head_dim,
+            "H": config.projected_width,
             "V": config.vocab_size,
             "P": config.max_positions + config.position_offset,
             "S": config.num_heads + 2 * config.num_kv_heads,
@@ -113,16 +121,9 @@ class _Builder:
             "1": 1,
             "2": 2,
         }
-        if (latent := config.latent) is not None:
-            turned = config.head_dim - latent.rank
-            self.sizes |= {
-                "C": latent.rank,
-                "A": latent.rank + turned,
-                "W": latent.key_width + turned,
-                "B": latent.key_width + latent.value_width,
-                "U": latent.value_width,
-                "Q": latent.query_rank or 0,
-            }
+        if (own := config.latent) is not None:
+            widths = (own.rank, own.key_width, own.value_width, own.query_rank)
+            self.sizes |= latent_sizes(config.head_dim, *widths)
         if config.recurrence is not None:
             self.sizes |= recurrent_sizes(config.recurrence)
 
@@ -193,6 +194,7 @@ class _Builder:
         if c.learned_positions:
             table = self.matrix("embedding.positions", "P", "D")
             steps.append(AddPositions(x="x", weight=table, offset=c.position_offset))
+        steps += [self.norm("embedding.norm", "x", "x")] if c.embedding_norm else []
         steps.insert(0, Embed(out=out, weight=self.matrix("embedding", "V", "E")))
         return Unit(name="embedding", kind="embedding", layer=None, steps=tuple(steps))
 
@@ -203,13 +205,15 @@ class _Builder:
             steps += self.queries_keys_values(prefix, x, c.ropes[layer])
         else:
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
+        names: Mapping[str, Any] = {own: own for own in "qkv"}
+        if c.slope_span is not None:
+            names = WIDE
+            steps += widened(c.num_heads, c.num_kv_heads, c.slope_span, c.attention_scale)
         steps.append(
             Attend(
-                q="q",
-                k="k",
-                v="v",
+                **names,
                 out="attended",
-                **self.heads(),
+                **self.heads(c.head_dim),
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -224,6 +228,9 @@ class _Builder:
             steps.append(
                 ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
             )
+        if c.slope_span is not None:
+            attended = "values"
+            steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
         if c.gated_attention:
             steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
@@ -231,10 +238,9 @@ class _Builder:
         steps += [last] if c.parallel else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
-    def heads(self) -> dict[str, Any]:
-        """How many there are and how wide they are."""
-        names = ("num_heads", "num_kv_heads", "head_dim")
-        return {name: getattr(self.config, name) for name in names}
+    def heads(self, width: int) -> dict[str, Any]:
+        c = self.config
+        return {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": width}
 
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
@@ -266,7 +272,7 @@ class _Builder:
         if c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(x="qkv", q="q", k="k", v="v", **self.heads()),
+                Split(x="qkv", q="q", k="k", v="v", **self.heads(c.projected_width)),
             ]
         else:
             names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
@@ -330,13 +336,10 @@ class _Builder:
     def qk_norm(self, name: str, x: str, num_heads: int) -> Norm:
         heads = "N" if x == "q" else "K"
         kind = self.config.qk_norm
-        return Norm(
-            x=x,
-            out=x,
-            kind=self.config.norm,  # type: ignore[arg-type]
+        return replace(
+            self.norm(name, x, x),
             weight=self.vector(name, "H" if kind.startswith("per_") else f"{heads}H"),
             bias=None,
-            eps=self.config.norm_eps,
             num_heads=1 if kind == "whole" else num_heads,
         )
 
@@ -433,14 +436,8 @@ class _Builder:
         if c.embedding_size != c.hidden_size:
             steps.append(self.project("head.project", x, "narrowed", ("E", "D")))
             x = "narrowed"
-        rows = Weight(
-            name="head.weight",
-            out_dims=("V",),
-            in_dims=("E",),
-            num_rows=num_rows,
-            num_columns=c.embedding_size,
-            first_row=first_row,
-        )
+        whole = self.matrix("head.weight", "V", "E")
+        rows = replace(whole, num_rows=num_rows, first_row=first_row)
         bias = self.vector("head.bias", "V") if c.head_bias else None
         steps.append(Project(x=x, out="logits", weight=rows, bias=bias))
         if c.logits_scale is not None:

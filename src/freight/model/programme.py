@@ -33,6 +33,7 @@ from freight.model.recurrent_steps import (
     state_numbers,
 )
 from freight.model.rope_config import RopeConfig
+from freight.model.slope_steps import SlopeStep
 from freight.model.weight import Weight
 
 __all__ = [
@@ -180,9 +181,8 @@ class Activate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xielu:
-    """x = p x^2 + x / 2 where it is above 0, n (e^x - 1 - x) + x / 2 elsewhere, in place; p is
-    softplus(positive), and n is 1/2 + softplus(negative), weights of one number (xIELU,
-    https://arxiv.org/abs/2411.13010)"""
+    """x = p x^2 + x / 2 above 0, else n (e^x - 1 - x) + x / 2, in place; p = softplus(positive)
+    and n = 1/2 + softplus(negative), one number each (xIELU, https://arxiv.org/abs/2411.13010)"""
 
     x: str
     positive: Weight
@@ -261,6 +261,7 @@ Step = (
     | ExpertStep
     | LatentStep
     | RecurrentStep
+    | SlopeStep
 )
 
 
@@ -344,7 +345,7 @@ class Unit:
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
     makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
-    if isinstance(step, makes_one | DeltaRule | Scan):
+    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep):
         return (step.out,)
     if isinstance(step, Deal):
         return tuple(dict.fromkeys(part.out for part in step.parts))
@@ -361,7 +362,8 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal)
+    makes_new = Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal | SlopeStep
+    return not isinstance(step, makes_new)
 
 
 def _read_values(step: Step) -> tuple[str, ...]:
@@ -383,8 +385,7 @@ def _weights_of(step: Step) -> Iterator[Weight]:
     if isinstance(step, Convolve) and step.bias is not None:
         yield step.bias
     single = Embed | AddPositions | Norm | Project | AbsorbKeys | ExpandValues | Convolve
-    is_bare = isinstance(step, Norm) and step.kind == "layer_bare"
-    if isinstance(step, single) and not is_bare:
+    if isinstance(step, single) and not (isinstance(step, Norm) and step.kind == "layer_bare"):
         yield step.weight
     if isinstance(step, Norm | Project) and step.bias is not None:
         yield step.bias

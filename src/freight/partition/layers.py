@@ -127,6 +127,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
         "a state instead of keys": config.recurrence is not None,
         "gates of what they attend": config.gated_attention,
         "keys kept as latents": config.latent is not None,
+        "scores that sink with the distance": config.slope_span is not None,
         "an MLP beside their experts": config.experts is not None
         and config.experts.shared_size > 0,
     }

@@ -53,6 +53,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms without gains": config.norm == "layer_bare",
         "queries, keys and values with a limit": config.qkv_limit is not None,
         "activations with weights": config.activation == "xielu",
+        "scores that sink with the distance": config.slope_span is not None,
+        "a norm of embeddings": config.embedding_norm,
         "a head with a bias": config.head_bias,
         "scaled updates or logits": config.residual_scale is not None
         or config.logits_scale is not None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from freight.model.families.apertus import APERTUS
+from freight.model.families.bloom import BLOOM, MPT
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from freight.model.families.ernie_moe import ERNIE45_MOE
@@ -143,5 +144,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "vaultgemma": VAULT_GEMMA,
     "biogpt": BIOGPT,
     "phimoe": PHIMOE,
+    "bloom": BLOOM,
+    "mpt": MPT,
     "apertus": APERTUS,
 }

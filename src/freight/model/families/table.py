@@ -229,6 +229,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "attention_softcap": fixed(None),
     "logits_softcap": fixed(None),
     "learned_positions": fixed(False),
+    "slope_span": fixed(None),
+    "embedding_norm": fixed(False),
     "rotary_pairs": fixed(False),
     "position_offset": fixed(0),
     "rope_theta": read("rope_theta", 10_000.0),
