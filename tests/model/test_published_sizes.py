@@ -155,3 +155,31 @@ def test_what_is_not_described_is_refused(name: str, change: dict[str, Any], wor
     kind, raw, _ = PUBLISHED[name]
     with pytest.raises(ModelError, match=words):
         parse_config({"model_type": kind, **raw, **change})
+
+
+def test_heads_are_whole_blocks() -> None:
+    raw = {"model_type": "codegen", "n_embd": 64, "n_layer": 2, "rotary_dim": 8, "vocab_size": 96}
+    assert parse_config({**raw, "n_head": 4}).qkv_blocks == 4
+    with pytest.raises(ModelError, match="2 heads are not 4 equal blocks"):
+        parse_config({**raw, "n_head": 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("gemma3_text", "gemma3"),
+        ("llama4_text", "llama4"),
+        ("ministral", "mistral"),
+        ("ministral3", "mistral"),
+        ("qwen2_vl_text", "qwen2"),
+        ("qwen2_5_vl_text", "qwen2"),
+        ("qwen3_5_text", "qwen3_5"),
+        ("qwen3_5_moe_text", "qwen3_5_moe"),
+        ("qwen3_vl_text", "qwen3"),
+        ("qwen3_vl_moe_text", "qwen3_vl_moe"),
+    ],
+)
+def test_decoders_alone_are_known_by_their_type(kind: str, family: str) -> None:
+    """Without an architecture, as a part of a model is saved."""
+    raw = {**OLMO, "model_type": kind, "num_key_value_heads": 8, "num_experts": 8}
+    assert parse_config(raw).family == family

@@ -10,6 +10,7 @@ from transformers import (
     ArceeConfig,
     BioGptConfig,
     BloomConfig,
+    CodeGenConfig,
     CwmConfig,
     GemmaConfig,
     GPT2Config,
@@ -110,6 +111,9 @@ CLASSICS: dict[str, PretrainedConfig] = {
         attn_config={"clip_qkv": 0.7},
         tie_word_embeddings=False,
     ),
+    "codegen": CodeGenConfig(
+        **{**tiny.SIZES, "num_attention_heads": 8, "hidden_size": 96}, rotary_dim=8
+    ),
     "cwm": CwmConfig(**{**FOUR_LAYERS, "bos_token_id": 0}, head_dim=24),
     "granite moe shared": GraniteMoeSharedConfig(
         **{**tiny.SIZES, **EXPERTS}, shared_intermediate_size=72
@@ -149,6 +153,7 @@ CLASSICS: dict[str, PretrainedConfig] = {
 CLASSICS_REFUSED: dict[str, str] = {
     "apertus": "activations with weights",
     "apertus, biases": "activations with weights",
+    "codegen": "projections stacked in blocks of heads and a head with a bias",
     "gpt-j": "a head with a bias",
     "bloom": "scores that sink with the distance and a norm of embeddings",
     "bloom, odd heads": "scores that sink with the distance",

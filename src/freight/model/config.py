@@ -38,6 +38,7 @@ _COUNTS: Final = (
     "max_positions",
     "embedding_size",
     "position_offset",
+    "qkv_blocks",
 )
 _FLAGS: Final = (
     "norm_bias",

@@ -45,7 +45,7 @@ from freight.model.programme import (
     Weight,
 )
 from freight.model.recurrent_layers import recurrent_sizes, recurrent_steps
-from freight.model.recurrent_steps import Deal, Dealt
+from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import WIDE, Narrow, widened
 from freight.model.switches import Experts, Latent, ModelConfig
@@ -269,7 +269,10 @@ class _Builder:
     def queries_keys_values(self, prefix: str, x: str, rope: RopeConfig | None) -> list[Step]:
         c = self.config
         steps: list[Step] = []
-        if c.fused_qkv:
+        if c.qkv_blocks is not None:
+            product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)
+            steps += [product, deal_blocks("qkv", "qvk", c.qkv_blocks, c.num_heads * c.head_dim)]
+        elif c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
                 Split(x="qkv", q="q", k="k", v="v", **self.heads(c.projected_width)),

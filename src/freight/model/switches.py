@@ -143,12 +143,13 @@ class ModelConfig:
     gain, "each_head" with its own, as a "whole", or where they are rotated, afterwards: "rotated"
     without a gain, "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer
     see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
-    head; they are kept between -``qkv_limit`` and that, where there is one. Scores are divided by
-    the root of ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head
-    has a score of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope``
-    x), which what they gate comes to with one added, both no larger than ``gate_limit``, where
-    there is one; else what ``activation`` says. All updates of the stream and logits are multiplied
-    by ``residual_scale`` and ``logits_scale``.
+    head, or with ``qkv_blocks`` as queries, values and keys of each block of heads; they are kept
+    between -``qkv_limit`` and that, where there is one. Scores are divided by the root of
+    ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
+    of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
+    what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
+    else what ``activation`` says. All updates of the stream and logits are multiplied by
+    ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended.
@@ -189,6 +190,7 @@ class ModelConfig:
     mlp_bias: bool
     head_bias: bool
     qkv_limit: float | None
+    qkv_blocks: int | None
     gate_limit: float | None
     gate_slope: float
     tied_embeddings: bool
@@ -323,6 +325,12 @@ def _contradictions(config: ModelConfig) -> list[str]:
             problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
+    if config.qkv_blocks is not None and (
+        config.qkv_blocks < 1
+        or config.num_heads % config.qkv_blocks
+        or config.num_kv_heads != config.num_heads
+    ):
+        problems.append(f"{config.num_heads} heads are not {config.qkv_blocks} equal blocks")
     if config.slope_span is not None and config.max_positions > MOST_POSITIONS:
         problems.append(f"{config.max_positions} positions are more than keys carry")
     if config.slope_span is not None and (config.gated_attention or config.latent is not None):

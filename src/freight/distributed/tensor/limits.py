@@ -53,6 +53,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms without gains": config.norm == "layer_bare",
         "queries, keys and values with a limit": config.qkv_limit is not None,
         "activations with weights": config.activation == "xielu",
+        "projections stacked in blocks of heads": config.qkv_blocks is not None,
         "scores that sink with the distance": config.slope_span is not None,
         "a norm of embeddings": config.embedding_norm,
         "a head with a bias": config.head_bias,

@@ -25,7 +25,7 @@ from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
 from freight.model.families.gpt_neo import GPT_NEO
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
-from freight.model.families.gptj import GPTJ
+from freight.model.families.gptj import CODEGEN, GPTJ
 from freight.model.families.granite import (
     GRANITE,
     GRANITE_HYBRID,
@@ -128,6 +128,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gptj": GPTJ,
+    "codegen": CODEGEN,
     "gpt_neo": GPT_NEO,
     "phi": PHI,
     "arcee": ARCEE,

@@ -223,6 +223,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "mlp_bias": fixed(False),
     "head_bias": fixed(False),
     "qkv_limit": fixed(None),
+    "qkv_blocks": fixed(None),
     "tied_embeddings": read("tie_word_embeddings", False),
     "attention_scalar": fixed(None),
     "attention_sinks": fixed(False),
