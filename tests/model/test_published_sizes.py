@@ -147,7 +147,7 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
         ("phi-3.5-moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
         ("phi-3.5-moe", {"rope_scaling": ROPE}, "factors_differ is True"),
         ("phi-3.5-moe", {"router_jitter_noise": 0.0}, "a margin above 0"),
-        ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True"),
+        ("phi-2", {"qk_layernorm": "yes"}, "qk_layernorm is 'yes'"),
     ],
     ids=str,
 )

@@ -27,6 +27,7 @@ from transformers import (
     MptConfig,
     NemotronConfig,
     OlmoConfig,
+    PersimmonConfig,
     PhiConfig,
     PhimoeConfig,
     PretrainedConfig,
@@ -98,7 +99,12 @@ CLASSICS: dict[str, PretrainedConfig] = {
     "nemotron, biases": NemotronConfig(
         **tiny.SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
+    "persimmon": PersimmonConfig(**tiny.SIZES),
+    "persimmon, no norms of heads": PersimmonConfig(
+        **tiny.SIZES, qk_layernorm=False, tie_word_embeddings=True
+    ),
     "phi": PhiConfig(**tiny.SIZES),
+    "phi, norms of heads": PhiConfig(**tiny.SIZES, qk_layernorm=True),
     "biogpt": BioGptConfig(**tiny.SIZES),
     "biogpt, not scaled": BioGptConfig(
         **tiny.SIZES, scale_embedding=False, tie_word_embeddings=False
@@ -167,7 +173,9 @@ CLASSICS_REFUSED: dict[str, str] = {
     "hyperclova x, norms before": "scaled updates or logits",
     "olmo": "norms without gains",
     "olmo, a limit": "with a limit",
+    "persimmon": "norms of queries and keys",
     "phi": "a head with a bias",
+    "phi, norms of heads": "norms of queries and keys",
     "phi-moe": "a head with a bias",
     "phi-moe, no biases": "groups or margins",
 }

@@ -42,6 +42,7 @@ _COUNTS: Final = (
 )
 _FLAGS: Final = (
     "norm_bias",
+    "qk_norm_bias",
     "final_norm",
     "parallel",
     "shared_norm",

@@ -342,7 +342,7 @@ class _Builder:
         return replace(
             self.norm(name, x, x),
             weight=self.vector(name, "H" if kind.startswith("per_") else f"{heads}H"),
-            bias=None,
+            bias=self.vector(f"{name}_bias", "H") if self.config.qk_norm_bias else None,
             num_heads=1 if kind == "whole" else num_heads,
         )
 

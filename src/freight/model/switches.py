@@ -140,16 +140,16 @@ class ModelConfig:
     them (``slope_steps``). ``embedding_norm``: embeddings are normalised. ``norm_place``: "before"
     what a block works on, "after" the stream that it has been added to, on its "update" alone, or
     "both" before and on the update. ``qk_norm``: queries and keys normalised "per_head" with one
-    gain, "each_head" with its own, as a "whole", or where they are rotated, afterwards: "rotated"
-    without a gain, "per_rotated_head" with one for all. ``parallel``: attention and MLP of a layer
-    see the same input. ``fused_qkv``: query, key and value are one matrix, stacked by key/value
-    head, or with ``qkv_blocks`` as queries, values and keys of each block of heads; they are kept
-    between -``qkv_limit`` and that, where there is one. Scores are divided by the root of
-    ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
-    of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
-    what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
-    else what ``activation`` says. All updates of the stream and logits are multiplied by
-    ``residual_scale`` and ``logits_scale``.
+    gain (and with ``qk_norm_bias`` one bias), "each_head" with its own, as a "whole", or where they
+    are rotated, afterwards: "rotated" without a gain, "per_rotated_head" with one for all.
+    ``parallel``: attention and MLP of a layer see the same input. ``fused_qkv``: query, key and
+    value are one matrix, stacked by key/value head, or with ``qkv_blocks`` as queries, values and
+    keys of each block of heads; they are kept between -``qkv_limit`` and that, where there is one.
+    Scores are divided by the root of ``attention_scalar`` (None: of the head's width); with
+    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
+    are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
+    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
+    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended.
@@ -180,6 +180,7 @@ class ModelConfig:
     norm_bias: bool
     final_norm: bool
     qk_norm: str
+    qk_norm_bias: bool
     parallel: bool
     shared_norm: bool
     activation: str
@@ -325,6 +326,8 @@ def _contradictions(config: ModelConfig) -> list[str]:
             problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
+    if config.qk_norm_bias and config.qk_norm != "per_head":
+        problems.append("norms of queries and keys have biases only where all heads share one")
     if config.qkv_blocks is not None and (
         config.qkv_blocks < 1
         or config.num_heads % config.qkv_blocks

@@ -44,7 +44,7 @@ from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
 from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
-from freight.model.families.phi import PHI
+from freight.model.families.phi import PERSIMMON, PHI
 from freight.model.families.phi3 import PHI3
 from freight.model.families.phimoe import PHIMOE
 from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
@@ -131,6 +131,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "codegen": CODEGEN,
     "gpt_neo": GPT_NEO,
     "phi": PHI,
+    "persimmon": PERSIMMON,
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
     "jais2": JAIS2,

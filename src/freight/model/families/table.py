@@ -211,6 +211,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "norm_bias": fixed(False),
     "final_norm": fixed(True),
     "qk_norm": fixed("none"),
+    "qk_norm_bias": fixed(False),
     "parallel": fixed(False),
     "shared_norm": fixed(False),
     "gated_mlp": fixed(True),
