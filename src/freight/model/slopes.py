@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -32,7 +33,7 @@ def widen(step: Widen, frame: Frame) -> None:
         more[..., 2:4].copy_((positions % _WHOLE)[..., None])
         more[..., 4].fill_(1.0)
         return
-    slopes = torch.tensor(slopes_of(step.num_heads, step.span), device=x.device) / step.scale
+    slopes = _slopes(step.num_heads, step.span, step.scale, x.device)
     kept = slopes.to(x.dtype).float()
     for place, own in enumerate((kept, slopes - kept)):
         more[..., place].copy_(own * _WHOLE)
@@ -41,6 +42,12 @@ def widen(step: Widen, frame: Frame) -> None:
         own_place = frame.workspace.take(count, step.num_heads, dtype=torch.float32)
         torch.mul(positions, -slopes, out=own_place).clamp_(min=_LOWEST)
         more[..., 4].copy_(own_place)
+
+
+@lru_cache(maxsize=8)
+def _slopes(num_heads: int, span: float, scale: float, device: torch.device) -> torch.Tensor:
+    """Those of heads over the scale [N], kept: sending them to a device each time would wait."""
+    return torch.tensor(slopes_of(num_heads, span), device=device) / scale
 
 
 def narrow(step: Narrow, frame: Frame) -> None:
