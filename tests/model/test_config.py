@@ -277,6 +277,9 @@ KEYS_OF_SOME = [
     *("rope_local_base_freq", "quantization_config", "multi_query", "num_hidden_layers"),
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
+    *("attention_types", "attention_layers", "n_inner", "n_embd", "attn_config", "d_model"),
+    *("router_jitter_noise", "qk_layernorm", "clip_qkv", "hidden_act", "hidden_activation"),
+    *("scale_embedding", "use_post_norm", "embedding_multiplier", "seq_length", "n_head"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -284,7 +287,11 @@ LIKELY = st.sampled_from(
         {"llama_4_scaling_beta": 1, "original_max_position_embeddings": "a"},
         {"full_attention": {}, "sliding_attention": 5},
         {"quant_method": "mxfp4", "modules_to_not_convert": 5},
+        {"type": "longrope", "short_mscale": [1], "long_mscale": [1]},
+        {"clip_qkv": "a", "alibi": 1, "softmax_scale": 0},
         ["full_attention", "sliding_attention", "full_attention"],
+        [[["global", "local"], 10**12], [["local"], -(10**12)]],
+        [[["global", []], 1], "a"],
         [0, 1, 0],
         "LLLG",
     ]
