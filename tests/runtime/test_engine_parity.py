@@ -766,6 +766,12 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
         ("glm-4-0414", {"partial_rotary_factor": 1.0}),
         ("command-r7b", {"sliding_window_pattern": 2}),
+        ("gpt-neo-125m", {"window_size": 4}),
+        ("gpt-j-6b", {"rotary_dim": 16}),
+        ("phi-2", {"partial_rotary_factor": 1.0}),
+        ("minitron-4b", {"partial_rotary_factor": 1.0}),
+        ("olmo-7b", {"clip_qkv": None}),
+        ("apertus-8b", {"rope_scaling": None}),
     ],
     ids=str,
 )
