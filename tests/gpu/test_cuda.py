@@ -23,6 +23,7 @@ from freight.quantities import MIB
 from freight.runtime.device import room_on_cpu
 
 from ..runtime import tiny
+from ..runtime.classics import CLASSICS
 from ..runtime.test_engine_parity import CONFIGS, FAMILIES
 from ..runtime.test_engine_recurrence import CONFIGS as RECURRENT
 
@@ -117,7 +118,7 @@ NEW_MEANINGS = {"gpt-oss, all in sight", "minimax m2"}
 """Whose configurations older releases of transformers read otherwise, on any device."""
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "mistral, window", "qwen2, window layers"])
+@pytest.mark.parametrize("name", [*FAMILIES, *CLASSICS, "mistral, window", "qwen2, window layers"])
 def test_families_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
     if name in NEW_MEANINGS and Version(transformers.__version__) < Version("5.23"):
         pytest.skip("transformers 5.17 leaves out a limit, and how much of a head is rotated")

@@ -283,6 +283,9 @@ KEYS_OF_SOME = [
     *("sparse_attention_config", "moe_layer_freq", "index_topk_blocks"),
     *("linear_key_head_dim", "linear_num_key_heads", "rope_theta", "linear_attn_config"),
     *("hybrid_override_pattern", "layers_block_type", "layer_parts", "time_step_limit"),
+    *("attention_types", "attention_layers", "n_inner", "n_embd", "attn_config", "d_model"),
+    *("router_jitter_noise", "qk_layernorm", "clip_qkv", "hidden_act", "hidden_activation"),
+    *("scale_embedding", "use_post_norm", "embedding_multiplier", "seq_length", "n_head"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -290,7 +293,11 @@ LIKELY = st.sampled_from(
         {"llama_4_scaling_beta": 1, "original_max_position_embeddings": "a"},
         {"full_attention": {}, "sliding_attention": 5},
         {"quant_method": "mxfp4", "modules_to_not_convert": 5},
+        {"type": "longrope", "short_mscale": [1], "long_mscale": [1]},
+        {"clip_qkv": "a", "alibi": 1, "softmax_scale": 0},
         ["full_attention", "sliding_attention", "full_attention"],
+        [[["global", "local"], 10**12], [["local"], -(10**12)]],
+        [[["global", []], 1], "a"],
         [0, 1, 0],
         "LLLG",
         "M-*",

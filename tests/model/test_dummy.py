@@ -124,6 +124,17 @@ def test_tensors_have_the_dims_of_those_who_published_them(kind: str, tmp_path: 
     assert not told["missing_keys"] and not told["mismatched_keys"]
 
 
+def test_turned_matrices_are_written_as_they_are_published(tmp_path: Path) -> None:
+    raw = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = parse_config(raw)
+    write_dummy_checkpoint(config, tmp_path, seed=4)
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not told["missing_keys"] and not told["mismatched_keys"]
+    shapes = {name: source.shape for name, source in resolve(config, tmp_path).items()}
+    assert shapes == tensor_shapes(config)
+
+
 def test_small_batches_and_flushes_write_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,16 @@ BIOGPT: dict[str, Any] = {
     "vocab_size": 42_384,
 }
 
+BLOOM: dict[str, Any] = {"hidden_size": 14_336, "n_layer": 70, "n_head": 112, "vocab_size": 250_880}
+MPT: dict[str, Any] = {
+    "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None},
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "no_bias": True,
+    "vocab_size": 50_432,
+}
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt2": ("gpt2", GPT2, 124_439_808),
     "gpt2-xl": ("gpt2", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
@@ -100,6 +110,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-neo-1.3b": ("gpt_neo", GPT_NEO, 1_315_575_808),
     "phi-2": ("phi", PHI2, 2_779_683_840),
     "gemma-7b": ("gemma", GEMMA, 8_537_680_896),
+    "bloom": ("bloom", BLOOM, 176_247_271_424),
+    "mpt-7b": ("mpt", MPT, 6_649_286_656),
     "biogpt": ("biogpt", BIOGPT, 346_763_264),
     "internlm2-7b": ("internlm2", INTERNLM, 7_737_708_544),
     "internlm3-8b": ("internlm3", INTERNLM3, 8_804_241_408),
@@ -126,11 +138,16 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
         ("gpt-neo-1.3b", {"attention_types": [[["global", "near"], 12]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["global"], 1 << 40]]}, "layer_types is"),
         ("gpt-neo-1.3b", {"attention_types": [[["local"], 3]]}, "3 attention windows"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "only False is supported"),
+        ("bloom", {"seq_length": 1 << 20}, "positions are more than keys carry"),
+        ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi is False"),
+        ("mpt-7b", {"attn_config": {"qk_ln": True}}, "qk_ln is True"),
+        ("mpt-7b", {"no_bias": False}, "no_bias is False"),
         ("olmo-7b", {"clip_qkv": 0.0}, "qkv_limit is 0.0"),
         ("phi-3.5-moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
         ("phi-3.5-moe", {"rope_scaling": ROPE}, "factors_differ is True"),
         ("phi-3.5-moe", {"router_jitter_noise": 0.0}, "a margin above 0"),
-        ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True"),
+        ("phi-2", {"qk_layernorm": "yes"}, "qk_layernorm is 'yes'"),
     ],
     ids=str,
 )
@@ -138,3 +155,31 @@ def test_what_is_not_described_is_refused(name: str, change: dict[str, Any], wor
     kind, raw, _ = PUBLISHED[name]
     with pytest.raises(ModelError, match=words):
         parse_config({"model_type": kind, **raw, **change})
+
+
+def test_heads_are_whole_blocks() -> None:
+    raw = {"model_type": "codegen", "n_embd": 64, "n_layer": 2, "rotary_dim": 8, "vocab_size": 96}
+    assert parse_config({**raw, "n_head": 4}).qkv_blocks == 4
+    with pytest.raises(ModelError, match="2 heads are not 4 equal blocks"):
+        parse_config({**raw, "n_head": 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("gemma3_text", "gemma3"),
+        ("llama4_text", "llama4"),
+        ("ministral", "mistral"),
+        ("ministral3", "mistral"),
+        ("qwen2_vl_text", "qwen2"),
+        ("qwen2_5_vl_text", "qwen2"),
+        ("qwen3_5_text", "qwen3_5"),
+        ("qwen3_5_moe_text", "qwen3_5_moe"),
+        ("qwen3_vl_text", "qwen3"),
+        ("qwen3_vl_moe_text", "qwen3_vl_moe"),
+    ],
+)
+def test_decoders_alone_are_known_by_their_type(kind: str, family: str) -> None:
+    """Without an architecture, as a part of a model is saved."""
+    raw = {**OLMO, "model_type": kind, "num_key_value_heads": 8, "num_experts": 8}
+    assert parse_config(raw).family == family

@@ -227,6 +227,7 @@ OWN: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
     "granitemoeshared": {"shared_intermediate_size": 1024},
+    "mpt": {"d_model": 4096},
     "biogpt": {"intermediate_size": 16384},
     "lfm2": {"full_attn_idxs": [1, 3]},
     "nemotron_h": {"hybrid_override_pattern": "*-*-"},
@@ -237,7 +238,7 @@ UNKNOWN = {
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
     *("cohere2_moe", "kolibri1", "minimax_m3_vl", "minimax_m3_vl_text"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
-    "granitemoeshared",
+    *("bloom", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("olmo_hybrid", "gemma4"),
 }

@@ -19,10 +19,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, GPTNeoXConfig, OPTConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from transformers.pytorch_utils import Conv1D
 
 from freight.errors import InputError, ModelError
 from freight.model.config import read_config
@@ -70,11 +79,12 @@ def compress(
     """Every matrix but those that rows are looked up in."""
     kinds = (torch.nn.Linear, DeepseekV3TopkRouter, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
     matrices = [own.weight for own in model.modules() if isinstance(own, kinds)]
+    matrices += [own.weight.t() for own in model.modules() if isinstance(own, Conv1D)]
     matrices += [own for own in model.parameters() if own.dim() == 3]  # experts, one by one
     with torch.no_grad():
         for matrix in matrices:
             if matrix is not tied(model):
-                rows = matrix.view(-1, matrix.shape[-1]).numpy()
+                rows = matrix.reshape(-1, matrix.shape[-1]).numpy()
                 found = there_and_back(rows, bits, group_size, dim)
                 matrix.copy_(torch.from_numpy(found).view(matrix.shape))
     return model
@@ -159,6 +169,8 @@ CONFIGS = {
         max_position_embeddings=256,
     ),
     "norms of what experts make": afmoe(head_dim=32, moe_intermediate_size=64),
+    "turned": GPT2Config(**tiny.SIZES),
+    "a bias of the head": PhiConfig(**{**tiny.SIZES, "intermediate_size": 128}),
     "an MLP beside experts": glm4_moe(moe_intermediate_size=64),
     "latents": deepseek(
         DeepseekV3Config,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, PretrainedConfig, PreTrainedModel
+from transformers import GPT2Config, MixtralConfig, PretrainedConfig, PreTrainedModel
 
 from freight.errors import BudgetError, InputError
 from freight.model.number_format import ExactCompression, ShortExponents, find_compressed
@@ -55,6 +55,15 @@ def test_same_tokens_under_every_policy(
         kinds = engine.programme.kinds
         matrices = {w.name for unit in kinds for w in unit.weights if w.is_matrix}
         assert matrices <= kept.keys()
+        assert tiny.run(engine, PROMPTS, STEPS) == expected
+
+
+def test_turned_matrices(tmp_path: Path) -> None:
+    model = make(tmp_path, config=GPT2Config(**tiny.SIZES))
+    expected = tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    options = {**tiny.ON_CPU, "lossless": True, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS, STEPS, **options) as engine:
+        assert engine.plan.layout.compressed
         assert tiny.run(engine, PROMPTS, STEPS) == expected
 
 

@@ -1124,6 +1124,12 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("nemotron-nano-9b-v2", {"mlp_hidden_act": "relu"}),
         ("nemotron-3-nano-30b", {"routed_scaling_factor": 1.0}),
         ("nemotron-3-nano-30b", {"norm_topk_prob": False}),
+        ("gpt-neo-125m", {"window_size": 4}),
+        ("gpt-j-6b", {"rotary_dim": 16}),
+        ("phi-2", {"partial_rotary_factor": 1.0}),
+        ("minitron-4b", {"partial_rotary_factor": 1.0}),
+        ("olmo-7b", {"clip_qkv": None}),
+        ("apertus-8b", {"rope_scaling": None}),
     ],
     ids=str,
 )
@@ -1348,6 +1354,13 @@ IN_HALVES = [
     "granite",
     "gpt-oss",
     "llama4",
+    "gpt-2",
+    "phi",
+    "apertus",
+    "olmo",
+    "nemotron",
+    "bloom",
+    "mpt, odd heads",
 ]
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import DeepseekV2Config, Gemma2Config, MistralConfig, PretrainedConfig
+from transformers import (
+    BloomConfig,
+    DeepseekV2Config,
+    Gemma2Config,
+    MistralConfig,
+    PretrainedConfig,
+)
 
 from freight.model import layers
 from freight.model.batch import MicroBatch
@@ -322,6 +328,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "a window that some rows' beginnings outgrow": {"sliding_window": 44},
     "capped scores": {"architecture": "gemma2"},
     "sinks": {"architecture": "gpt-oss"},
+    "slopes": {"architecture": "bloom"},
     "latents": {"architecture": "deepseek"},
     "latents in 8 bits": {"architecture": "deepseek", "kv_bits": 8, "group_size": 32},
     "8-bit keys": {"kv_bits": 8, "group_size": 32},
@@ -343,6 +350,8 @@ def test_of_all_kinds_of_attention(
         config = Gemma2Config(**{**sizes, "sliding_window": 24, "attn_logit_softcapping": 2.0})
     if architecture == "gpt-oss":
         config = gpt_oss(sliding_window=24)
+    if architecture == "bloom":
+        config = BloomConfig(**tiny.SIZES)
     if architecture == "deepseek":
         config = deepseek(DeepseekV2Config, q_lora_rank=None)
     model = tiny.make_model(tmp_path, config=config)

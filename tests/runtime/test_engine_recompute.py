@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from transformers import (
+    BloomConfig,
     FalconConfig,
     Gemma2Config,
+    GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     Olmo2Config,
+    OlmoConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
@@ -66,6 +69,9 @@ MODELS: dict[str, PretrainedConfig] = {
     "gemma4": gemma4(sliding_window=24, attention_k_eq_v=False),
     "gemma4, keys as values": gemma4(sliding_window=24),
     "olmo2": Olmo2Config(**SIZES),
+    "gpt-2": GPT2Config(**OTHER),
+    "olmo": OlmoConfig(**SIZES, clip_qkv=0.7),
+    "bloom": BloomConfig(**OTHER),
     "command r": cohere(**SIZES, use_qk_norm=True),
 }
 

@@ -27,6 +27,12 @@ def approximate(
         check_share(attended_share)
         config = replace(config, attended_share=attended_share)
     if kv_bits is not None:
+        if config.slope_span is not None:
+            raise InputError(
+                f"--kv-bits {kv_bits} was given.",
+                "Keys of this model carry their positions, which so few bits do not hold.",
+                "Leave it out.",
+            )
         width = gcd(*(heads.width for heads in config.all_heads))
         config = replace(config, kv_format=fit_head(kv_bits, group_size, width))
     return config

@@ -17,6 +17,7 @@ from freight.model.heads import OtherHeads
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
+from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
     DTYPE_BYTES,
     Experts,
@@ -39,9 +40,11 @@ _COUNTS: Final = (
     "max_positions",
     "embedding_size",
     "position_offset",
+    "qkv_blocks",
 )
 _FLAGS: Final = (
     "norm_bias",
+    "qk_norm_bias",
     "final_norm",
     "parallel",
     "shared_norm",
@@ -53,6 +56,7 @@ _FLAGS: Final = (
     "head_bias",
     "tied_embeddings",
     "learned_positions",
+    "embedding_norm",
     "attention_sinks",
     "gated_attention",
     "gates_apart",
@@ -67,6 +71,7 @@ _NUMBERS: Final = (
     "gate_limit",
     "gate_slope",
     "qkv_limit",
+    "slope_span",
     "attention_scalar",
     "attention_softcap",
     "logits_softcap",
@@ -217,11 +222,12 @@ def _derive_widths(switches: dict[str, Any], problems: list[str]) -> None:
         switches["num_kv_heads"] = heads
     if switches["embedding_size"] is None:
         switches["embedding_size"] = hidden
-    if switches["head_dim"] is not None or heads is None or hidden is None:
-        return
-    switches["head_dim"] = hidden // max(heads, 1)
-    if hidden % max(heads, 1):
-        problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
+    if switches["head_dim"] is None and heads is not None and hidden is not None:
+        switches["head_dim"] = hidden // max(heads, 1)
+        if hidden % max(heads, 1):
+            problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
+    if switches["head_dim"] is not None and switches["slope_span"] is not None:
+        switches["head_dim"] += SLOPE_COLUMNS
 
 
 def _read_windows(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -> _Windows:

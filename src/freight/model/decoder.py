@@ -5,6 +5,7 @@ Knows no family, no torch and no tier.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -42,8 +43,9 @@ from freight.model.programme import (
     Weight,
 )
 from freight.model.recurrent_layers import recurrent_steps
-from freight.model.recurrent_steps import Deal, Dealt
+from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
 from freight.model.rope_config import RopeConfig
+from freight.model.slope_steps import WIDE, Narrow, widened
 from freight.model.switches import Experts, Latent, ModelConfig
 from freight.quantities import align_down, align_up
 
@@ -175,6 +177,7 @@ class _Builder:
         if c.learned_positions:
             table = self.matrix("embedding.positions", "P", "D")
             steps.append(AddPositions(x="x", weight=table, offset=c.position_offset))
+        steps += [self.norm("embedding.norm", "x", "x")] if c.embedding_norm else []
         steps.insert(0, Embed(out=out, weight=self.matrix("embedding", "V", "E")))
         return Unit(name="embedding", kind="embedding", layer=None, steps=tuple(steps))
 
@@ -186,11 +189,13 @@ class _Builder:
         else:
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
         num_kv_heads, width = c.heads(layer)
+        names: Mapping[str, Any] = {own: own for own in "qkv"}
+        if c.slope_span is not None:
+            names = WIDE
+            steps += widened(c.num_heads, c.num_kv_heads, c.slope_span, c.attention_scale)
         steps.append(
             Attend(
-                q="q",
-                k="k",
-                v="v",
+                **names,
                 out="attended",
                 num_heads=c.num_heads,
                 num_kv_heads=num_kv_heads,
@@ -209,6 +214,9 @@ class _Builder:
             steps.append(
                 ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
             )
+        if c.slope_span is not None:
+            attended = "values"
+            steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
         if c.gated_attention:
             steps.append(Weigh(x="attended", y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
@@ -216,10 +224,9 @@ class _Builder:
         steps += [last] if c.parallel else self.left(layer, "attention", last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
-    def heads(self) -> dict[str, Any]:
-        """How many there are and how wide they are."""
-        names = ("num_heads", "num_kv_heads", "head_dim")
-        return {name: getattr(self.config, name) for name in names}
+    def heads(self, width: int) -> dict[str, Any]:
+        c = self.config
+        return {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": width}
 
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
@@ -256,10 +263,13 @@ class _Builder:
         # Keys are normed into a value of their own where values are made of them too.
         keys = "v" if dims == "MI" and c.other_heads and c.other_heads.keys_are_values else "k"
         steps: list[Step] = []
-        if c.fused_qkv:
+        if c.qkv_blocks is not None:
+            product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)
+            steps += [product, deal_blocks("qkv", "qvk", c.qkv_blocks, c.num_heads * c.head_dim)]
+        elif c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(x="qkv", q="q", k="k", v="v", **self.heads()),
+                Split(x="qkv", q="q", k="k", v="v", **self.heads(c.projected_width)),
             ]
         else:
             names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
@@ -330,13 +340,10 @@ class _Builder:
     def qk_norm(self, name: str, x: str, num_heads: int, width: str) -> Norm:
         heads = "N" if x == "q" else "K"
         kind = self.config.qk_norm
-        return Norm(
-            x=x,
-            out=x,
-            kind=self.config.norm,  # type: ignore[arg-type]
+        return replace(
+            self.norm(name, x, x),
             weight=self.vector(name, width if kind.startswith("per_") else f"{heads}H"),
-            bias=None,
-            eps=self.config.norm_eps,
+            bias=self.vector(f"{name}_bias", width) if self.config.qk_norm_bias else None,
             num_heads=1 if kind == "whole" else num_heads,
         )
 

@@ -7,6 +7,7 @@ experts, Y width of one, Z of the MLP beside them. Those of latents and recurren
 
 from __future__ import annotations
 
+from freight.model.latent_steps import latent_sizes
 from freight.model.recurrent_layers import recurrent_sizes
 from freight.model.switches import ModelConfig
 
@@ -21,7 +22,7 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         "F": config.intermediate_size,
         "N": config.num_heads,
         "K": config.num_kv_heads,
-        "H": config.head_dim,
+        "H": config.projected_width,
         "V": config.vocab_size,
         "P": config.max_positions + config.position_offset,
         "S": config.num_heads + 2 * config.num_kv_heads,
@@ -32,15 +33,8 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         "2": 2,
     }
     if (latent := config.latent) is not None:
-        turned = config.head_dim - latent.rank
-        sizes |= {
-            "C": latent.rank,
-            "A": latent.rank + turned,
-            "W": latent.key_width + turned,
-            "B": latent.key_width + latent.value_width,
-            "U": latent.value_width,
-            "Q": latent.query_rank or 0,
-        }
+        widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank)
+        sizes |= latent_sizes(config.head_dim, *widths)
     if (own := config.other_heads) is not None:
         sizes |= {"M": own.num_kv_heads, "I": own.head_dim}
     if config.recurrence is not None:

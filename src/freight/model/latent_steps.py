@@ -18,6 +18,7 @@ __all__ = [
     "LatentStep",
     "SplitLatent",
     "latent_elements",
+    "latent_sizes",
 ]
 
 
@@ -82,3 +83,18 @@ def latent_elements(step: object) -> int:
     if isinstance(step, ExpandValues):
         return step.num_heads * step.value_width * step.weight.num_columns
     return 0
+
+
+def latent_sizes(
+    head_dim: int, rank: int, key_width: int, value_width: int, query_rank: int | None
+) -> dict[str, int]:
+    """Dims by their letters, of heads whose keys are a latent and what is turned."""
+    turned = head_dim - rank
+    return {
+        "C": rank,
+        "A": rank + turned,
+        "W": key_width + turned,
+        "B": key_width + value_width,
+        "U": value_width,
+        "Q": query_rank or 0,
+    }

@@ -58,6 +58,8 @@ from freight.model.programme import (
 from freight.model.recurrences import convolve, deal, recur_by_state
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 from freight.model.routes import choose_experts
+from freight.model.slope_steps import Narrow, Widen
+from freight.model.slopes import narrow, widen
 from freight.model.workspace import Workspace
 
 __all__ = ["run_unit", "select_rows"]
@@ -455,4 +457,6 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Scan: recur_by_state,
     Weigh: _weigh,
     Xielu: _xielu,
+    Widen: widen,
+    Narrow: narrow,
 }

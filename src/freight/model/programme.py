@@ -32,6 +32,7 @@ from freight.model.recurrent_steps import (
     state_numbers,
 )
 from freight.model.rope_config import RopeConfig
+from freight.model.slope_steps import SlopeStep
 from freight.model.weight import Weight
 
 __all__ = [
@@ -196,9 +197,8 @@ class Activate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xielu:
-    """x = p x^2 + x / 2 where it is above 0, n (e^x - 1 - x) + x / 2 elsewhere, in place; p is
-    softplus(positive), and n is 1/2 + softplus(negative), weights of one number (xIELU,
-    https://arxiv.org/abs/2411.13010)"""
+    """x = p x^2 + x / 2 above 0, else n (e^x - 1 - x) + x / 2, in place; p = softplus(positive)
+    and n = 1/2 + softplus(negative), one number each (xIELU, https://arxiv.org/abs/2411.13010)"""
 
     x: str
     positive: Weight
@@ -279,6 +279,7 @@ Step = (
     | ExpertStep
     | LatentStep
     | RecurrentStep
+    | SlopeStep
 )
 
 
@@ -362,7 +363,7 @@ class Unit:
 def changed_values(step: Step) -> tuple[str, ...]:
     """Names of the values that a step makes or changes."""
     makes_one = Embed | Norm | Project | Attend | Dispatch | AbsorbKeys | ExpandValues
-    if isinstance(step, makes_one | DeltaRule | Scan):
+    if isinstance(step, makes_one | DeltaRule | Scan | SlopeStep):
         return (step.out,)
     if isinstance(step, Deal):
         return tuple(dict.fromkeys(part.out for part in step.parts))
@@ -379,7 +380,8 @@ def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
         return step.adds
-    return not isinstance(step, Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal)
+    makes_new = Embed | Norm | Split | Attend | Dispatch | LatentStep | Deal | SlopeStep
+    return not isinstance(step, makes_new)
 
 
 def _read_values(step: Step) -> tuple[str, ...]:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from freight.model.weight import Weight
 
-__all__ = ["Convolve", "Deal", "Dealt", "DeltaRule", "RecurrentStep", "Scan", "state_numbers"]
+__all__ = [
+    "Convolve",
+    "Deal",
+    "Dealt",
+    "DeltaRule",
+    "RecurrentStep",
+    "Scan",
+    "deal_blocks",
+    "state_numbers",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,3 +125,13 @@ def state_numbers(step: object) -> tuple[int, int]:
     if isinstance(step, DeltaRule | Scan):
         return 0, step.num_heads * step.key_width * step.value_width
     return 0, 0
+
+
+def deal_blocks(x: str, outs: str, num_blocks: int, columns: int) -> Deal:
+    """Of x the values of one letter each in ``outs``, of so many columns: of each block as many."""
+    width = columns // num_blocks
+    parts = (
+        Dealt(out=out, begin=place * width, width=width, first=0, num_columns=columns)
+        for place, out in enumerate(outs)
+    )
+    return Deal(x=x, num_groups=num_blocks, parts=tuple(parts))

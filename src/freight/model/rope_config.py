@@ -123,7 +123,7 @@ def read_ropes(
     The parameters are one flat set, or one for each kind of layer by ``layer_types``; a list
     ``rope_layers`` of flags says which layers rotate at all.
     """
-    if switches["learned_positions"]:
+    if switches["learned_positions"] or switches["slope_span"] is not None:
         return (None,) * num_layers
     name = "rope_scaling" if config.raw.get("rope_scaling") else "rope_parameters"
     raw, kinds = config.raw.get(name) or {}, ["" for _ in range(num_layers)]

@@ -14,6 +14,7 @@ from freight.model.heads import Heads, OtherHeads
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
+from freight.model.slope_steps import MOST_POSITIONS, SLOPE_COLUMNS
 
 __all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
 
@@ -35,6 +36,7 @@ _FACTORS: Final = (
     "gate_limit",
     "gate_slope",
     "qkv_limit",
+    "slope_span",
 )
 _CHOICES: Final = {
     "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
@@ -151,19 +153,22 @@ class ModelConfig:
     ``sliding_windows`` has one entry per layer: how many of the last tokens, itself included, a
     token may look at, or None for all; ``ropes`` has how it rotates queries and keys, None where it
     does not. ``learned_positions`` are added to the embedding (their table begins
-    ``position_offset`` rows before position 0). ``norm_place``: "before" what a block works on,
-    "after" the stream that it has been added to, on its "update" alone, "both" before and on the
-    update, or "by_kind": before in layers that keep a state, on the update in others. ``qk_norm``:
-    queries and keys normalised "per_head" with one gain, "each_head" with its own, as a "whole", or
-    where they are rotated, afterwards: "rotated" without a gain, "per_rotated_head" with one for
-    all. ``parallel``: attention and MLP of a layer see the same input. ``fused_qkv``: query, key
-    and value are one matrix, stacked by key/value head; they are kept between -``qkv_limit`` and
-    that, where there is one. Scores are divided by the root of
-    ``attention_scalar`` (None: of the head's width); with ``attention_sinks`` each head has a score
-    of its own that takes a share and gives nothing. Gates are x sigmoid(``gate_slope`` x), which
-    what they gate comes to with one added, both no larger than ``gate_limit``, where there is one;
-    else what ``activation`` says. All updates of the stream and logits are multiplied by
-    ``residual_scale`` and ``logits_scale``.
+    ``position_offset`` rows before position 0). With a ``slope_span`` scores sink with the distance
+    instead, by slopes down to 2^-``slope_span``, and heads have columns more than what projects
+    them (``slope_steps``). ``embedding_norm``: embeddings are normalised. ``norm_place``: "before"
+    what a block works on, "after" the stream that it has been added to, on its "update" alone,
+    "both" before and on the update, or "by_kind": before in layers that keep a state, on the update
+    in others. ``qk_norm``: queries and keys normalised "per_head" with one gain (and with
+    ``qk_norm_bias`` one bias), "each_head" with its own, as a "whole", or where they are rotated,
+    afterwards: "rotated" without a gain, "per_rotated_head" with one for all. ``parallel``:
+    attention and MLP of a layer see the same input. ``fused_qkv``: query, key and value are one
+    matrix, stacked by key/value head, or with ``qkv_blocks`` as queries, values and keys of each
+    block of heads; they are kept between -``qkv_limit`` and that, where there is one. Scores are
+    divided by the root of ``attention_scalar`` (None: of the head's width); with
+    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
+    are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
+    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
+    stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing, those of ``other_heads`` have heads of another size.
     With ``value_norm`` values are divided by their root mean square, head by head; with
@@ -199,6 +204,7 @@ class ModelConfig:
     norm_bias: bool
     final_norm: bool
     qk_norm: str
+    qk_norm_bias: bool
     parallel: bool
     shared_norm: bool
     activation: str
@@ -209,6 +215,7 @@ class ModelConfig:
     mlp_bias: bool
     head_bias: bool
     qkv_limit: float | None
+    qkv_blocks: int | None
     gate_limit: float | None
     gate_slope: float
     tied_embeddings: bool
@@ -218,6 +225,8 @@ class ModelConfig:
     logits_softcap: float | None
     ropes: tuple[RopeConfig | None, ...]
     learned_positions: bool
+    slope_span: float | None
+    embedding_norm: bool
     position_offset: int
     sliding_windows: tuple[int | None, ...]
     experts: Experts | None
@@ -242,7 +251,12 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """What scores are multiplied by."""
-        return float((self.attention_scalar or self.head_dim) ** -0.5)
+        return float((self.attention_scalar or self.projected_width) ** -0.5)
+
+    @property
+    def projected_width(self) -> int:
+        """How wide heads are before columns for slopes are beside them."""
+        return self.head_dim - (0 if self.slope_span is None else SLOPE_COLUMNS)
 
     @property
     def has_centred_norms(self) -> bool:
@@ -398,6 +412,19 @@ def _contradictions(config: ModelConfig) -> list[str]:
             problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
     if any(window is not None and window < 1 for window in config.sliding_windows):
         problems.append("an attention window is below 1")
+    if config.qk_norm_bias and config.qk_norm != "per_head":
+        problems.append("norms of queries and keys have biases only where all heads share one")
+    if config.qkv_blocks is not None and (
+        config.qkv_blocks < 1
+        or config.num_heads % config.qkv_blocks
+        or config.num_kv_heads != config.num_heads
+    ):
+        problems.append(f"{config.num_heads} heads are not {config.qkv_blocks} equal blocks")
+    if config.slope_span is not None and config.max_positions > MOST_POSITIONS:
+        problems.append(f"{config.max_positions} positions are more than keys carry")
+    others = config.gated_attention, config.latent is not None, config.other_heads is not None
+    if config.slope_span is not None and any(others):
+        problems.append("scores that sink with the distance have no gates or latents beside them")
     problems += _latent_problems(config)
     problems += _recurrence_problems(config)
     if config.norm_place == "by_kind" and (config.recurrence is None or config.experts is not None):

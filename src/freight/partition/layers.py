@@ -131,6 +131,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
         "norms of what their experts make together": config.norms_sum,
         "heads of several sizes": config.other_heads is not None,
         "experts beside attention": config.parallel and config.experts is not None,
+        "scores that sink with the distance": config.slope_span is not None,
         "an MLP beside their experts": config.experts is not None
         and config.experts.shared_size > 0,
     }

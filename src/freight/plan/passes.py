@@ -35,6 +35,7 @@ from freight.model.programme import (
     Xielu,
 )
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
+from freight.model.slope_steps import SLOPE_COLUMNS, Narrow, Widen
 
 __all__ = ["bytes_passed"]
 
@@ -53,6 +54,7 @@ _PASSES: Final[Mapping[type, float]] = {
     Embed: 4.0,
     Deal: 2.0,
     Convolve: 2.0,
+    **dict.fromkeys((Widen, Narrow), 2.5),
 }
 _PASSES_OF_NORM: Final[Mapping[str, float]] = {
     **dict.fromkeys(("rms", "rms_plus_one"), 7.0),
@@ -133,6 +135,9 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
     elif isinstance(step, Attend | DeltaRule | Scan):
         width = step.head_dim if isinstance(step, Attend) else step.value_width
         columns[step.out] = step.num_heads * width
+    elif isinstance(step, Widen | Narrow):
+        more = SLOPE_COLUMNS * step.num_heads
+        columns[step.out] = columns[step.x] + (more if isinstance(step, Widen) else -more)
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}
     elif isinstance(step, SplitLatent):

@@ -92,6 +92,7 @@ class AttentionWork:
                     workspace=self._workspace,
                     values=values,
                     angles=prepared.angles_of(slice(chunk.start, chunk.end)),
+                    positions=prepared.positions[chunk.start : chunk.end],
                     kv=self._pools(layer, chunk, operation),
                 )
                 run_unit(unit, frame)
@@ -143,6 +144,7 @@ class AttentionWork:
                     workspace=self._workspace,
                     values={**self._residual.values(x), step.out: attended[tokens]},
                     angles=prepared.angles_of(tokens),
+                    positions=prepared.positions[tokens],
                     kv=self._pools(_layer(unit), chunk, operation),
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )

@@ -139,6 +139,7 @@ class Recomputation:
                     workspace=self._workspace,
                     values={"x": x, attend.k: k, attend.v: v},
                     angles={rope: own.of(places) for rope, own in self._angles.items()},
+                    positions=places,
                 )
                 run_unit(own, frame)
                 append_rows(

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
+    BloomConfig,
     Cohere2Config,
     DeepseekV3Config,
     FalconConfig,
     MixtralConfig,
     OPTConfig,
+    PhiConfig,
     PretrainedConfig,
 )
 
@@ -206,6 +208,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
     # A stage of an MLP and a state alone.
     "nemotron h": CONFIGS["nemotron h, no biases"],
+    # A bias of the head, and a norm of embeddings with positions that keys carry.
+    "phi": PhiConfig(**{**tiny.SIZES, "num_hidden_layers": 3}),
+    "bloom": BloomConfig(**{**tiny.SIZES, "num_hidden_layers": 3}),
     "command-r7b": four_layers(Cohere2Config, sliding_window=9, logit_scale=0.25),
 }
 

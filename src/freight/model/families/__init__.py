@@ -11,6 +11,7 @@ from typing import Final
 
 from freight.model.families.afmoe import AFMOE
 from freight.model.families.apertus import APERTUS
+from freight.model.families.bloom import BLOOM, MPT
 from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
@@ -28,7 +29,7 @@ from freight.model.families.gpt2 import GPT2, GPT_BIGCODE
 from freight.model.families.gpt_neo import GPT_NEO
 from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
-from freight.model.families.gptj import GPTJ
+from freight.model.families.gptj import CODEGEN, GPTJ
 from freight.model.families.granite import (
     GRANITE,
     GRANITE_HYBRID,
@@ -53,7 +54,7 @@ from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
-from freight.model.families.phi import PHI
+from freight.model.families.phi import PERSIMMON, PHI
 from freight.model.families.phi3 import PHI3
 from freight.model.families.phimoe import PHIMOE
 from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_VL_MOE
@@ -154,8 +155,10 @@ FAMILIES: Final[dict[str, Family]] = {
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
     "gptj": GPTJ,
+    "codegen": CODEGEN,
     "gpt_neo": GPT_NEO,
     "phi": PHI,
+    "persimmon": PERSIMMON,
     "arcee": ARCEE,
     "nemotron": NEMOTRON,
     "jais2": JAIS2,
@@ -170,6 +173,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "vaultgemma": VAULT_GEMMA,
     "biogpt": BIOGPT,
     "phimoe": PHIMOE,
+    "bloom": BLOOM,
+    "mpt": MPT,
     "apertus": APERTUS,
     "afmoe": AFMOE,
     "kolibri1": KOLIBRI1,

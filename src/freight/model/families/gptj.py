@@ -1,5 +1,5 @@
 """GPT-J: attention and MLP side by side over one layer norm, a part of each head rotated,
-neighbours together; the output head has a bias."""
+neighbours together; the output head has a bias. CodeGen: query, value and key stacked in blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from freight.model.families.gpt2 import GPT_KEYS, spell_out
 from freight.model.families.table import Family, Key, fixed, read
 
-__all__ = ["GPTJ"]
+__all__ = ["CODEGEN", "GPTJ"]
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,6 +50,17 @@ GPTJ: Final = Family(
         "head.norm_bias": "transformer.ln_f.bias",
         "head.weight": "lm_head.weight",
         "head.bias": "lm_head.bias",
+    },
+    prepare=_spell_out,
+)
+
+CODEGEN: Final = Family(
+    architectures=("CodeGenForCausalLM",),
+    model_types=("codegen",),
+    keys={**GPTJ.keys, "qkv_blocks": fixed(4)},
+    tensors={
+        **GPTJ.tensors,
+        "layers.{i}.attention.qkv": f"{_LAYER}.attn.qkv_proj.weight",
     },
     prepare=_spell_out,
 )

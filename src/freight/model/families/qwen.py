@@ -80,7 +80,7 @@ QWEN2: Final = Family(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
     ),
-    model_types=("qwen2", "qwen2_vl", "qwen2_5_vl"),
+    model_types=("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"),
     keys={**_KEYS, "qkv_bias": fixed(True)},
     tensors=LLAMA_TENSORS,
     prepare=text_part,
@@ -88,7 +88,7 @@ QWEN2: Final = Family(
 
 QWEN3: Final = Family(
     architectures=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
-    model_types=("qwen3", "qwen3_vl"),
+    model_types=("qwen3", "qwen3_vl", "qwen3_vl_text"),
     keys={**_QWEN3_KEYS, "head_dim": read("head_dim", 128)},
     tensors=_QWEN3_TENSORS,
     prepare=text_part,
@@ -110,7 +110,7 @@ _GATE_UP: Final = f"{_STACKED}.gate_up_proj"
 
 QWEN3_VL_MOE: Final = Family(
     architectures=("Qwen3VLMoeForConditionalGeneration",),
-    model_types=("qwen3_vl_moe",),
+    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
     keys={**QWEN3_MOE.keys, "normalised_routes": fixed(True)},
     tensors={
         **QWEN3_MOE.tensors,
