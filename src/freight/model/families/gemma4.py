@@ -65,8 +65,12 @@ def _with_other_heads(raw: Mapping[str, Any], kinds: object) -> dict[str, Any]:
     by_layer = listed if isinstance(listed, dict) and all(map(str.isdecimal, listed)) else {}
     found = {int(number): own for number, own in by_layer.items()}
     first = next(iter(found.values()), None)
-    known = isinstance(first, dict) and first.keys() <= {"head_dim", "num_key_value_heads"}
-    if not known or found != dict.fromkeys(numbers, first):
+    known = {"head_dim", "num_key_value_heads"}
+    if (
+        not isinstance(first, dict)
+        or first.keys() - known
+        or found != dict.fromkeys(numbers, first)
+    ):
         return dict(raw)  # refused for what it lists
     return {
         **{name: value for name, value in raw.items() if name != "per_layer_config"},
