@@ -31,7 +31,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import deepseek, glm4_moe
+from .test_engine_parity import GEMMA4_EXPERTS, deepseek, gemma4, glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -168,6 +168,9 @@ CONFIGS = {
         qk_rope_head_dim=32,
         v_head_dim=32,
         moe_intermediate_size=64,
+    ),
+    "heads of two sizes, experts beside an MLP": gemma4(
+        **{**GEMMA4_EXPERTS, "moe_intermediate_size": 64}, head_dim=32, global_head_dim=48
     ),
     "experts one behind the other": Qwen3MoeConfig(
         **{**tiny.SIZES, "head_dim": 32},
