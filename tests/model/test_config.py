@@ -670,6 +670,7 @@ GEMMA4: dict[str, Any] = {
     "global_head_dim": 512,
     "head_dim": 256,
     "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262_144,
     "sliding_window": 1024,
     "use_bidirectional_attention": "vision",
     "vocab_size": 262_144,
@@ -733,6 +734,15 @@ def test_gemma_4_unified_has_no_inputs_of_layers() -> None:
     unified = {**gemma4(text), "architectures": ["Gemma4UnifiedForConditionalGeneration"]}
     unified |= {"text_config": {**text, "model_type": "gemma4_unified_text"}}
     assert parse_config(unified) == parse_config(gemma4(GEMMA4_31B))
+
+
+def test_of_gemma_4_only_proportional_rotations_leave_some_of_a_head() -> None:
+    ropes = {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    }
+    window, whole = parse_config(gemma4({**GEMMA4_31B, "rope_parameters": ropes})).rotations
+    assert (window.rotary_dim, whole.rotary_dim, whole.share) == (256, 512, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -352,19 +352,25 @@ def test_a_few_layers_tell_what_all_would(
 
 @pytest.mark.parametrize(
     ("model", "admission", "count"),
-    [("gpt-oss-20b", "refill", 1), ("gpt-oss-20b", "zigzag", 2), ("qwen3.5-35b-a3b", "zigzag", 1)],
+    [
+        ("gpt-oss-20b", "refill", 1),
+        ("gpt-oss-20b", "zigzag", 2),
+        ("qwen3.5-35b-a3b", "zigzag", 1),
+        ("gemma-4-26b-a4b", "zigzag", 1),
+        ("gemma-4-31b", "zigzag", 1),
+    ],
 )
 def test_one_layer_with_experts_tells_what_all_would(
     model: str, admission: Admission, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other one has a window, or three of four keep a state, and a layer is far more units
-    than the ring holds."""
+    than the ring holds; or heads of every sixth are larger."""
     room: dict[Tier, int] = {"gpu": 14 * GIB, "cpu": 90 * GIB}
     wishes = Wishes(
         micro_batch_size=64,
         num_micro_batches=count,
         admission=admission,
-        kv=Split(gpu=1.0),
+        kv=Split(cpu=1.0) if model == "gemma-4-31b" else Split(gpu=1.0),
         weights=Split(gpu=0.1, cpu=0.9),
         cpu_attention=0.0,
     )

@@ -41,7 +41,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import afmoe, deepseek, glm4_moe
+from .test_engine_parity import GEMMA4_EXPERTS, afmoe, deepseek, gemma4, glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -182,6 +182,9 @@ CONFIGS = {
         qk_rope_head_dim=32,
         v_head_dim=32,
         moe_intermediate_size=64,
+    ),
+    "heads of two sizes, experts beside an MLP": gemma4(
+        **{**GEMMA4_EXPERTS, "moe_intermediate_size": 64}, head_dim=32, global_head_dim=48
     ),
     "experts one behind the other": Qwen3MoeConfig(
         **{**tiny.SIZES, "head_dim": 32},

@@ -77,6 +77,9 @@ from transformers import (
     Starcoder2Config,
     YoutuConfig,
 )
+from transformers.models.gemma4_unified.configuration_gemma4_unified import (
+    Gemma4UnifiedTextConfig,
+)
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
@@ -368,29 +371,29 @@ def afmoe(**changes: Any) -> PretrainedConfig:
     return four_layers(AfmoeConfig, **{**experts, **more, **changes})
 
 
-def gemma4(**changes: Any) -> PretrainedConfig:
-    """Every other layer sees all, with fewer and wider heads."""
-    sizes = {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "head_dim": 24,
-        "global_head_dim": 40,
-        "num_key_value_heads": 4,
-        "num_global_key_value_heads": 2,
-        "attention_k_eq_v": True,
-        "sliding_window": 9,
-        "hidden_size_per_layer_input": 0,
-        "pad_token_id": 0,
-    }
-    return Gemma4TextConfig(**{**tiny.SIZES, **sizes, **changes})
-
-
+# Every other layer sees all, with fewer and wider heads.
+GEMMA4: dict[str, Any] = {
+    **tiny.SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "sliding_window": 9,
+    "pad_token_id": 0,
+}
 GEMMA4_EXPERTS: dict[str, Any] = {
     "enable_moe_block": True,
     "num_experts": 6,
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+
+
+def gemma4(**changes: Any) -> PretrainedConfig:
+    return Gemma4TextConfig(**{**GEMMA4, "hidden_size_per_layer_input": 0, **changes})
 
 
 def olmo3(**changes: Any) -> PretrainedConfig:
@@ -456,6 +459,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
         final_logit_softcapping=5.0, attention_k_eq_v=False, attention_bias=True, global_head_dim=64
     ),
     "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
+    "gemma4, unified": Gemma4UnifiedTextConfig(**GEMMA4),
     "glm": GlmConfig(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4": Glm4Config(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4-moe": glm4_moe(),

@@ -1,10 +1,10 @@
 """Dummy weights: a model of the right shape out of a config.json alone, any part of it on its own.
 
-Knows shapes and names, nothing of tiers. Values are normal with deviation 0.02, norms are ones.
-They are not drawn one by one: a pool of normal values is drawn once per seed and every block of
-rows is cut from it at a hashed place. So any rows of any tensor cost one copy, come out the same
-however a tensor is split, and a model of any size is made without ever being held. The price is
-that values repeat between blocks, which weights that mean nothing can bear.
+Knows shapes and names, nothing of tiers. Values are normal with deviation 0.02, norms and scales
+are ones. They are not drawn one by one: a pool of normal values is drawn once per seed and every
+block of rows is cut from it at a hashed place. So any rows of any tensor cost one copy, come out
+the same however a tensor is split, and a model of any size is made without ever being held. The
+price is that values repeat between blocks, which weights that mean nothing can bear.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def dummy_rows(
     as, if that is narrower. For a tied head, ask for the rows of "embedding".
     """
     assert out.is_contiguous() and out.device.type == "cpu"
-    if name.endswith("norm"):
+    if name.endswith(("norm", ".scale", ".gains")):
         out.fill_(1.0)
         return
     pool = _pool(seed, out.dtype, kept or out.dtype)

@@ -308,7 +308,11 @@ class ModelConfig:
     @property
     def all_heads(self) -> tuple[Heads, ...]:
         """The sizes that heads have in layers, each once."""
-        return tuple(dict.fromkeys(map(self.heads, range(self.num_layers))))
+        plain, own = Heads(self.num_kv_heads, self.head_dim), self.other_heads
+        if own is None:
+            return (plain,)
+        found = [plain] * (not all(own.layers)) + [own.heads] * any(own.layers)
+        return tuple(dict.fromkeys(found))
 
     @property
     def widest_head(self) -> int:
@@ -356,14 +360,16 @@ class ModelConfig:
 
     def kept_bytes_per_token_per_layer(self, bytes_per_element: int = 2) -> int:
         """What these are kept as."""
-        layers = range(self.num_layers)
-        return max(self.kept_bytes_per_token_in(layer, bytes_per_element) for layer in layers)
+        return max(self._kept_bytes(heads, bytes_per_element) for heads in self.all_heads)
 
     def kept_bytes_per_token_in(self, layer: int, bytes_per_element: int = 2) -> int:
         """What keys and values that one token leaves in that layer are kept as."""
-        num_kv, width = self.heads(layer)
-        kept = self.kv_format
-        return 2 * num_kv * (width * bytes_per_element if kept is None else kept.row_bytes(width))
+        return self._kept_bytes(self.heads(layer), bytes_per_element)
+
+    def _kept_bytes(self, heads: Heads, bytes_per_element: int) -> int:
+        own, width = self.kv_format, heads.width
+        numbers = width * bytes_per_element if own is None else own.row_bytes(width)
+        return 2 * heads.num_kv * numbers
 
     def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """One token's queries in one layer, or what was attended for them, the most of all."""

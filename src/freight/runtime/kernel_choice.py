@@ -129,18 +129,20 @@ def try_kernels(
     # Products of groups across rows are always made of plain rows.
     products = [own for own in rows if not own.across]
     attends = set(steps)
-    kept = {step.kv_format: step for step in attends if step.kv_format is not None}
+    heads = {(own.kv_format, own.num_kv_heads, own.head_dim): own for own in attends}
+    kept = [step for step in heads.values() if step.kv_format is not None]
     states = set(recurrences)
     convolved = [own for own in states if isinstance(own, Convolve)]
     deltas = [own for own in states if isinstance(own, DeltaRule | Scan)]
-    plain = [step for step in attends if step.kv_format is None][:1]
+    plain = [step for step in heads.values() if step.kv_format is None]
+    formats = {*rows, *(step.kv_format for step in kept if step.kv_format is not None)}
     trials: dict[str, tuple[Sequence[Trial], float]] = {
-        "make_plain": ([_plain(own, device, dtype) for own in {*rows, *kept}], 0.0),
+        "make_plain": ([_plain(own, device, dtype) for own in formats], 0.0),
         "make_exponents_plain": ([_plain_exponents(device, dtype)] if has_short else [], 0.0),
         "make_micro_plain": ([_plain_micro(device, dtype)] if has_micro else [], 0.0),
         "make_eights_plain": ([_plain_eights(device, dtype)] if has_eights else [], 0.0),
         "multiply": ([_product(own, device, dtype) for own in products], _TOLERANCES[dtype]),
-        "append": ([_append(step, device, dtype) for step in kept.values()], 0.0),
+        "append": ([_append(step, device, dtype) for step in kept], 0.0),
         "append_plain": ([_append(step, device, dtype) for step in plain], 0.0),
         "normalise": ([_norms(device, dtype)], _TOLERANCES[dtype]),
         "rotate": ([_rotations(device, dtype)], _TOLERANCES[dtype]),

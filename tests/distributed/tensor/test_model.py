@@ -64,6 +64,7 @@ REFUSED = {
     "gemma4": "heads of several sizes",
     "gemma4, capped logits": "norms of values or scales of layers",
     "gemma4, experts": "an MLP beside experts",
+    "gemma4, unified": "heads of several sizes",
     "glm": "rotation of neighbours",
     "glm-4.7 flash": "latents",
     "glm-5": "latents",

@@ -26,16 +26,26 @@ _ROPES: Final = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     _LAST: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-_UNSTATED: Final = {"hidden_size": 2304, "global_head_dim": 512, "rope_parameters": _ROPES}
+_UNSTATED: Final = {
+    "hidden_size": 2304,
+    "hidden_size_per_layer_input": 256,
+    "global_head_dim": 512,
+    "rope_parameters": _ROPES,
+}
+_UNSTATED_IF_UNIFIED: Final = {
+    **_UNSTATED,
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
+}
 
 
 def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The last layer sees all, whatever is listed; of text each token sees those before it, also
     where pictures see all of themselves."""
     stated = {name: value for name, value in text_part(raw).items() if value is not None}
-    # Only those that are called unified have nothing of the kind.
-    inputs = 0 if "unified" in str(stated.get("model_type")) else 256
-    raw = {"hidden_size_per_layer_input": inputs, **_UNSTATED, **stated}
+    is_unified = "unified" in str(stated.get("model_type"))
+    raw = {**(_UNSTATED_IF_UNIFIED if is_unified else _UNSTATED), **stated}
     kinds = raw.get("layer_types") or window_kinds(raw.get("num_hidden_layers"), 6)
     if isinstance(kinds, list) and kinds:
         kinds = [*kinds[:-1], _LAST]
@@ -45,12 +55,25 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         **_with_other_heads(raw, kinds),
         "layer_types": kinds,
         "keys_are_values": shares,
+        "rope_parameters": _without_shares(raw["rope_parameters"]),
         "embedding_scale": width**0.5 if is_wide else width,
         "num_experts": raw.get("num_experts") if raw.get("enable_moe_block") else None,
     }
     if raw.get("use_bidirectional_attention") == "vision":
         del raw["use_bidirectional_attention"]
     return raw
+
+
+def _without_shares(ropes: object) -> object:
+    """The rotations, of which only a proportional one leaves some of a head as it is."""
+    if not isinstance(ropes, Mapping):
+        return ropes
+    return {
+        kind: {name: value for name, value in own.items() if name != "partial_rotary_factor"}
+        if isinstance(own, Mapping) and own.get("rope_type", "default") == "default"
+        else own
+        for kind, own in ropes.items()
+    }
 
 
 def _with_other_heads(raw: Mapping[str, Any], kinds: object) -> dict[str, Any]:
@@ -65,8 +88,12 @@ def _with_other_heads(raw: Mapping[str, Any], kinds: object) -> dict[str, Any]:
     by_layer = listed if isinstance(listed, dict) and all(map(str.isdecimal, listed)) else {}
     found = {int(number): own for number, own in by_layer.items()}
     first = next(iter(found.values()), None)
-    known = isinstance(first, dict) and first.keys() <= {"head_dim", "num_key_value_heads"}
-    if not known or found != dict.fromkeys(numbers, first):
+    known = {"head_dim", "num_key_value_heads"}
+    if (
+        not isinstance(first, dict)
+        or first.keys() - known
+        or found != dict.fromkeys(numbers, first)
+    ):
         return dict(raw)  # refused for what it lists
     return {
         **{name: value for name, value in raw.items() if name != "per_layer_config"},
