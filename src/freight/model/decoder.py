@@ -294,7 +294,8 @@ class _Builder:
         self, prefix: str, x: str, latent: Latent, rope: RopeConfig | None
     ) -> list[Step]:
         c = self.config
-        assert rope is not None
+        turned = (("q", c.num_heads), ("turned", 1))
+        turns = [] if rope is None else [Rotate(x=y, num_heads=n, rope=rope) for y, n in turned]
         widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
         steps: list[Step] = []
         source, dims = x, "D"
@@ -303,17 +304,16 @@ class _Builder:
             steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
             steps.append(self.latent_norm(f"{name}_norm", "narrow", "Q"))
             source, dims = "narrow", "Q"
-        steps += [
+        return [
+            *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
-            Rotate(x="q", num_heads=c.num_heads, rope=rope),
             self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
-            Rotate(x="turned", num_heads=1, rope=rope),
+            *turns,
             JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
         ]
-        return steps
 
     def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
         """What makes keys and values of a latent."""

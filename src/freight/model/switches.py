@@ -78,9 +78,9 @@ class Experts:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
     """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
-    that is rotated (DeepSeek-V2). Of a query ``key_width`` numbers meet what that becomes for a
-    head, whose values have ``value_width``; queries are made of ``query_rank`` numbers, where there
-    is such a rank."""
+    that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
+    becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
+    numbers, where there is such a rank."""
 
     rank: int
     key_width: int
@@ -333,7 +333,8 @@ def _latent_problems(config: ModelConfig) -> list[str]:
     widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
     problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
     turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
-    if config.num_kv_heads != 1 or turned != {config.head_dim - latent.rank}:
+    width = config.head_dim - latent.rank
+    if config.num_kv_heads != 1 or width < 1 or turned not in ({width}, {None}):
         problems.append("keys of latents are not one head of a latent and what is rotated")
     if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
         problems.append("latent attention has projections and norms of its own, and no sinks")
@@ -366,8 +367,8 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
         )
     if len(own.layers) != config.num_layers:
         problems.append(f"{len(own.layers)} of {config.num_layers} layers say whether they attend")
-    if config.parallel or config.latent is not None:
-        problems.append("recurrent layers have neither parallel blocks nor latents beside them")
+    if config.parallel:
+        problems.append("recurrent layers have no parallel blocks beside them")
     return problems
 
 

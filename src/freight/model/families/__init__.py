@@ -22,6 +22,7 @@ from freight.model.families.gpt_neox import GPT_NEOX
 from freight.model.families.gpt_oss import GPT_OSS
 from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
+from freight.model.families.kimi import KIMI_LINEAR
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
@@ -90,6 +91,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
+    "kimi_linear": KIMI_LINEAR,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,
