@@ -179,7 +179,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "are Cohere2ForCausalLM, CohereForCausalLM"),
+        ({"architectures": ["FooForCausalLM"]}, "Cohere2ForCausalLM, CohereForCausalLM"),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),
@@ -406,6 +406,20 @@ KIMI_LINEAR: dict[str, Any] = {
     "model_max_length": 1_048_576,
     "tie_word_embeddings": False,
 }
+LING_3: dict[str, Any] = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 157_184,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "no_kda_lora": True,
+    "expert_swiglu_limit_list": [0, 0],
+    "moe_shared_expert_intermediate_size": 768,
+    "num_shared_experts": 1,
+    "rope_parameters": {"rope_theta": 6e6, "partial_rotary_factor": 0.5},
+}
 LFM2: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -443,8 +457,9 @@ LFM2: dict[str, Any] = {
             6,
         ),
         (KIMI_LINEAR, 49_122_681_728, 7),
+        ({**LING_3, "num_hidden_layers": 42}, 124_414_211_552, 7),
     ],
-    ids=["granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b"],
+    ids=["granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "ling-3.0-flash"],
 )
 def test_models_with_states_have_the_published_number_of_parameters(
     raw: dict[str, Any], parameters: int, num_attending: int
@@ -529,6 +544,32 @@ def test_senseless_layers_of_kimi_are_refused(change: dict[str, Any], words: str
         del raw["linear_attn_config"]
     with pytest.raises(ModelError, match=words):
         parse_config({**raw, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_group_size": 5}, "must list linear_attention"),
+        ({"expert_swiglu_limit_list": [0, 7.0]}, "expert_swiglu_limit_list is"),
+        ({"no_kda_lora": False}, "no_kda_lora is False"),
+        ({"kda_lower_bound": 5.0}, "bounded by -5.0"),
+        ({"kda_lower_bound": "x"}, "rate_bound is 'x'"),
+        ({"gated_attention_proj_granularity_type": "element_wise"}, "'head_wise'"),
+    ],
+)
+def test_senseless_layers_of_ling_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**LING_3, "num_hidden_layers": 42, **change})
+
+
+def test_ling_rotates_what_it_says_and_has_a_bound_unless_it_says_none() -> None:
+    found = parse_config({**LING_3, "num_hidden_layers": 12})
+    assert {rope and (rope.rotary_dim, rope.theta, rope.pairs) for rope in found.ropes} == {
+        (64, 6e6, True)
+    }
+    assert found.recurrence is not None and found.recurrence.rate_bound == 5.0
+    found = parse_config({**LING_3, "num_hidden_layers": 12, "kda_safe_gate": False})
+    assert found.recurrence is not None and found.recurrence.rate_bound is None
 
 
 def test_kimi_rotates_nothing_and_has_groups_where_they_are_used() -> None:

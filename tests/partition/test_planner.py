@@ -224,12 +224,13 @@ OWN: dict[str, dict[str, object]] = {
     "hunyuan_v1_moe": {"num_experts": 8},
     "lfm2": {"full_attn_idxs": [1, 3]},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
+    "bailing_hybrid": {"layer_group_size": 4},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "solar_open"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("kimi_linear", "olmo_hybrid"),
+    *("kimi_linear", "bailing_hybrid", "olmo_hybrid"),
 }
 """Of which no layouts are known."""
 

@@ -21,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     Qwen3NextConfig,
 )
+from transformers.models.bailing_hybrid.configuration_bailing_hybrid import BailingHybridConfig
 from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
 from transformers.models.olmo_hybrid.configuration_olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -99,6 +100,9 @@ KIMI: dict[str, Any] = {
     "num_experts_per_token": 3,
     "moe_intermediate_size": 48,
 }
+LING = {name: size for name, size in KIMI.items() if not name.startswith(("linear_", "layer_"))}
+LING |= {"head_dim": 32, "layer_group_size": 2, "first_k_dense_replace": 1}
+LING |= {"num_experts": 8, "num_expert_group": 4, "topk_group": 2}
 LFM2_KINDS = ["conv", "full_attention", "conv", "conv"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3-next": Qwen3NextConfig(**SIZES, **EXPERTS),
@@ -162,6 +166,12 @@ CONFIGS |= {
         num_shared_experts=2,
         moe_renormalize=False,
         mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
+    ),
+    "ling 3": BailingHybridConfig(**LING),
+    "ling 3, unbounded": BailingHybridConfig(
+        **{**LING, "head_dim": 24, "layer_group_size": 4, "num_shared_experts": 2},
+        kda_safe_gate=False,
+        short_conv_kernel_size=3,
     ),
 }
 ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}

@@ -222,11 +222,9 @@ class _Builder:
         attended, dims = "attended", "NH"
         if c.latent is not None:
             attended, dims = "values", "NU"
-            steps.append(
-                ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
-            )
+            steps += [ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))]
         if c.gated_attention:
-            steps.append(Weigh(x="attended", y="gates"))
+            steps.append(Weigh(x=attended, y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(layer, "attention", last)
@@ -308,6 +306,7 @@ class _Builder:
             *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
+            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gated_attention),
             self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),

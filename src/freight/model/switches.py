@@ -99,9 +99,10 @@ class Recurrence:
     queries, keys, values and gates are one matrix, stacked by key head; with ``is_apart``
     queries, keys and values are made and convolved by weights of their own. By the delta rule a
     token corrects at most the share ``strength``: above one, what was there may change its sign.
-    With a ``rate_rank`` each row of a matrix decays by a rate of its own (Kimi Linear), and these
-    and the gates, which count by their sigmoids then, are made of so many numbers. ``read_eps`` is
-    that of the norm of what is read, None for that of the others."""
+    Where it decays ``by_row`` each row of a matrix has a rate of its own (Kimi Linear), and gates
+    count by their sigmoids; both are made of ``rate_rank`` numbers, where there is such a rank.
+    Logarithms of what is left are no further below 0 than ``rate_bound``, where there is one.
+    ``read_eps`` is that of the norm of what is read, None for that of the others."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -114,7 +115,9 @@ class Recurrence:
     is_dealt: bool
     is_apart: bool = False
     strength: float = 1.0
+    by_row: bool = False
     rate_rank: int | None = None
+    rate_bound: float | None = None
     read_eps: float | None = None
 
     @property
@@ -153,7 +156,8 @@ class ModelConfig:
     ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
-    as many gates, head by head, whose sigmoids multiply what is attended.
+    as many gates, head by head, whose sigmoids multiply what is attended; over latents a matrix of
+    their own makes one for each head.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -351,10 +355,14 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
     if own.rule not in ("delta", "scan", "gates"):
         problems.append(f"recurrent layers go by {own.rule!r}, not by delta, scan or gates")
-    if own.rule != "delta" and (own.is_apart or own.rate_rank is not None or own.strength != 1):
+    if own.rule != "delta" and (own.is_apart or own.by_row or own.strength != 1):
         problems.append(f"the rule {own.rule!r} has neither rates of rows nor weights apart")
-    if own.is_dealt and (own.is_apart or own.rate_rank is not None):
+    if own.is_dealt and (own.is_apart or own.by_row):
         problems.append("what recurrent layers make is stacked by head, and apart as well")
+    if not own.by_row and (own.rate_rank is not None or own.rate_bound is not None):
+        problems.append("rates of heads have neither a rank nor a bound")
+    if own.rate_bound is not None and not 0 < own.rate_bound <= 80:
+        problems.append(f"rates are bounded by {own.rate_bound}, it must be between 0 and 80")
     if not 0 < own.strength <= 2:
         problems.append(f"a token corrects {own.strength} times what it finds, it can be 2 at most")
     if own.read_eps is not None and not own.read_eps > 0:

@@ -24,6 +24,7 @@ from freight.model.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from freight.model.families.kimi import KIMI_LINEAR
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
+from freight.model.families.ling import LING_3
 from freight.model.families.llama import ERNIE45, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.minimax import MINIMAX_M2
@@ -92,6 +93,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_linear": KIMI_LINEAR,
+    "bailing_hybrid": LING_3,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "starcoder2": STARCODER2,

@@ -97,6 +97,7 @@ KIMI_LINEAR: Final = Family(
         "recurrent_heads": read("linear_num_heads", 32),
         "recurrent_key_width": read("linear_head_dim", 128),
         "recurrent_value_width": read("linear_head_dim", 128),
+        "recurrent_by_row": fixed(True),
         "recurrent_rate_rank": read("linear_head_dim", 128),
     },
     tensors={
