@@ -115,9 +115,12 @@ def one_by_one(
             else:
                 v, k, q = x[token].double().split((N * U, K * W, K * W))
             q, k = (h.reshape(K, W).repeat_interleave(N // K, dim=0) for h in (q, k))
-            rate = torch.nn.functional.softplus(a[token].double() + bias.double())
-            speed = -decay.double().exp()[:, None]
-            held = held * (speed * rate.view(N, -1)).exp()[..., None]
+            given = a[token].double() + bias.double()
+            rate, speed = torch.nn.functional.softplus(given), decay.double().exp()[:, None]
+            log = speed * rate.view(N, -1)
+            if heads.bound:
+                log = heads.bound * (speed * given.view(N, -1)).sigmoid()
+            held = held * (-log).exp()[..., None]
             added = v.view(N, U)
             if b is not None:
                 added = added - torch.einsum("nw,nwu->nu", k, held)
@@ -145,7 +148,7 @@ def made(counts: list[int], heads: StateHeads, dtype: torch.dtype, seed: int) ->
     return [x, a, b, decay, bias, memory]
 
 
-KINDS = st.sampled_from(["delta", "scan", "negative", "by row"])
+KINDS = st.sampled_from(["delta", "scan", "negative", "by row", "bounded"])
 
 
 def heads_of(kind: str, shape: tuple[int, int, int, int]) -> StateHeads:
@@ -156,7 +159,8 @@ def heads_of(kind: str, shape: tuple[int, int, int, int]) -> StateHeads:
         key_width=W,
         value_width=U,
         strength=2.0 if kind == "negative" else 1.0,
-        by_row=kind == "by row",
+        by_row=kind in ("by row", "bounded"),
+        bound=5.0 if kind == "bounded" else None,
     )
 
 
@@ -193,7 +197,7 @@ def test_states_are_what_a_token_at_a_time_makes_of_them(
     torch.testing.assert_close(memory, states.float(), atol=5e-5, rtol=5e-5)
 
 
-@pytest.mark.parametrize("kind", ["delta", "by row"])
+@pytest.mark.parametrize("kind", ["delta", "by row", "bounded"])
 def test_extremes_stay_numbers(kind: str, way: str) -> None:
     """Nothing is left of a state, or all of it; a key of zeros corrects nothing."""
     heads = heads_of(kind, (1, 1, 16, 32))

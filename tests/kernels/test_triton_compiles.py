@@ -109,7 +109,8 @@ for width in (128, 96):
     assert recur(x, rate, None, own, own, own, memory, out, heads=heads, rows=Rows())
     by_row = replace(heads, by_row=True)
     rates = [on_meta(5, 4 * width, dtype=dtype), rate, own, on_meta(4 * width, dtype=torch.float32)]
-    assert recur(x, *rates, None, memory, out, heads=by_row, rows=Rows())
+    for each in (by_row, replace(by_row, bound=5.0)):
+        assert recur(x, *rates, None, memory, out, heads=each, rows=Rows())
 ids = on_meta(2, dtype=torch.int64)
 nibbles, bytes_ = Grouped(bits=4, group_size=64), Grouped(bits=8, group_size=40)
 for kept, width in ((None, 128), (None, 80), (nibbles, 128), (bytes_, 80)):

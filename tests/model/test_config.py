@@ -554,6 +554,57 @@ GRANITE_4: dict[str, Any] = {
     "mamba_d_state": 128,
     "position_embedding_type": "nope",
 }
+KIMI_LINEAR: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 163_840,
+    "head_dim": 72,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [i for i in range(1, 27) if i % 4],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.446,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "model_max_length": 1_048_576,
+    "tie_word_embeddings": False,
+}
+LING_3: dict[str, Any] = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 157_184,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "no_kda_lora": True,
+    "expert_swiglu_limit_list": [0, 0],
+    "moe_shared_expert_intermediate_size": 768,
+    "num_shared_experts": 1,
+    "rope_parameters": {"rope_theta": 6e6, "partial_rotary_factor": 0.5},
+}
 LFM2: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -590,8 +641,10 @@ LFM2: dict[str, Any] = {
             1_170_340_608,
             6,
         ),
+        (KIMI_LINEAR, 49_122_681_728, 7),
+        ({**LING_3, "num_hidden_layers": 42}, 124_414_211_552, 7),
     ],
-    ids=["granite-4.0-h-micro", "lfm2-1.2b"],
+    ids=["granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "ling-3.0-flash"],
 )
 def test_models_with_states_have_the_published_number_of_parameters(
     raw: dict[str, Any], parameters: int, num_attending: int
@@ -656,6 +709,61 @@ def test_hybrids_rotate_unless_the_base_is_null(
 ) -> None:
     ropes = parse_config({**OLMO_HYBRID, **change}).ropes
     assert {rope and rope.theta for rope in ropes} == {theta}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope is False"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func is 'softmax'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"linear_attn_config": 5}, "linear_num_heads is .5."),
+        ({"linear_attn_config": {"kda_layers": [1, 28]}}, "must list linear_attention"),
+        ({"linear_attn_config": {"kda_layers": 3}}, "must list linear_attention"),
+        ({"linear_head_dim": 0}, "width of recurrent layers is below 1"),
+    ],
+)
+def test_senseless_layers_of_kimi_are_refused(change: dict[str, Any], words: str) -> None:
+    raw = {**KIMI_LINEAR, "num_hidden_layers": 27, "layer_types": None}
+    if "linear_head_dim" in change:
+        del raw["linear_attn_config"]
+    with pytest.raises(ModelError, match=words):
+        parse_config({**raw, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_group_size": 5}, "must list linear_attention"),
+        ({"expert_swiglu_limit_list": [0, 7.0]}, "expert_swiglu_limit_list is"),
+        ({"no_kda_lora": False}, "no_kda_lora is False"),
+        ({"kda_lower_bound": 5.0}, "bounded by -5.0"),
+        ({"kda_lower_bound": "x"}, "rate_bound is 'x'"),
+        ({"gated_attention_proj_granularity_type": "element_wise"}, "'head_wise'"),
+    ],
+)
+def test_senseless_layers_of_ling_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**LING_3, "num_hidden_layers": 42, **change})
+
+
+def test_ling_rotates_what_it_says_and_has_a_bound_unless_it_says_none() -> None:
+    found = parse_config({**LING_3, "num_hidden_layers": 12})
+    assert {rope and (rope.rotary_dim, rope.theta, rope.pairs) for rope in found.ropes} == {
+        (64, 6e6, True)
+    }
+    assert found.recurrence is not None and found.recurrence.rate_bound == 5.0
+    found = parse_config({**LING_3, "num_hidden_layers": 12, "kda_safe_gate": False})
+    assert found.recurrence is not None and found.recurrence.rate_bound is None
+
+
+def test_kimi_rotates_nothing_and_has_groups_where_they_are_used() -> None:
+    found = parse_config({**KIMI_LINEAR, "num_expert_group": 8, "topk_group": 4})
+    assert set(found.ropes) == {None} and found.attention_scale == 192**-0.5
+    assert found.experts is not None and found.recurrence is not None
+    assert (found.experts.num_groups, found.experts.groups_per_token) == (8, 4)
+    found = parse_config({**KIMI_LINEAR, "num_expert_group": 8, "use_grouped_topk": False})
+    assert found.experts is not None and found.experts.num_groups == 1
 
 
 def test_no_layer_attends_where_none_is_listed() -> None:

@@ -232,6 +232,7 @@ OWN: dict[str, dict[str, object]] = {
     "lfm2": {"full_attn_idxs": [1, 3]},
     "nemotron_h": {"hybrid_override_pattern": "*-*-"},
     "lfm2_moe": {"full_attn_idxs": [1, 3]},
+    "bailing_hybrid": {"layer_group_size": 4},
 }
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
@@ -240,7 +241,7 @@ UNKNOWN = {
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     *("bloom", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("olmo_hybrid", "gemma4"),
+    *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4"),
 }
 """Of which no layouts are known."""
 

@@ -22,6 +22,8 @@ from transformers import (
     PretrainedConfig,
     Qwen3NextConfig,
 )
+from transformers.models.bailing_hybrid.configuration_bailing_hybrid import BailingHybridConfig
+from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
 from transformers.models.olmo_hybrid.configuration_olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
@@ -84,6 +86,24 @@ def granite(**changes: Any) -> PretrainedConfig:
 
 
 OLMO: dict[str, Any] = {**tiny.SIZES, "num_hidden_layers": 4, "pad_token_id": 1}
+KIMI: dict[str, Any] = {
+    **{name: size for name, size in OLMO.items() if name != "max_position_embeddings"},
+    "model_max_length": 256,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_head_dim": 32,
+    "linear_num_heads": 2,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_experts": 6,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 48,
+}
+LING = {name: size for name, size in KIMI.items() if not name.startswith(("linear_", "layer_"))}
+LING |= {"head_dim": 32, "layer_group_size": 2, "first_k_dense_replace": 1}
+LING |= {"num_experts": 8, "num_expert_group": 4, "topk_group": 2}
 
 
 def nemotron(pattern: str, **changes: Any) -> PretrainedConfig:
@@ -152,11 +172,28 @@ CONFIGS |= {
         linear_allow_neg_eigval=False,
         rope_parameters={"rope_type": "default", "rope_theta": None},
     ),
+    "kimi linear": KimiLinearConfig(**KIMI),
+    "kimi linear, groups": KimiLinearConfig(
+        **{**KIMI, "linear_head_dim": 24, "linear_num_heads": 4},
+        linear_conv_kernel_dim=3,
+        q_lora_rank=40,
+        num_expert_group=3,
+        topk_group=2,
+        num_shared_experts=2,
+        moe_renormalize=False,
+        mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
+    ),
+    "ling 3": BailingHybridConfig(**LING),
+    "ling 3, unbounded": BailingHybridConfig(
+        **{**LING, "head_dim": 24, "layer_group_size": 4, "num_shared_experts": 2},
+        kda_safe_gate=False,
+        short_conv_kernel_size=3,
+    ),
 }
 
 
 def is_kept(buffer: str) -> bool:
-    return "expert_bias" in buffer or "correction" in buffer
+    return "bias" in buffer
 
 
 ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
@@ -230,6 +267,33 @@ def test_layers_that_keep_something_one_after_another(pattern: str, tmp_path: Pa
         options = {**options, "micro_batch_size": 5, "num_micro_batches": 1}
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             assert tiny.run(built, prompts, FEW) == wanted
+
+
+def test_kimi_linear_as_it_is_published(tmp_path: Path) -> None:
+    """Its plain layers by their own name, and layers that keep a state in a part that counts from
+    one."""
+    model = tiny.make_model(tmp_path, config=KimiLinearConfig(**KIMI))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        old = f"model.layers.0.block_sparse_moe.{part}.weight"
+        tensors[old.replace("block_sparse_moe", "mlp")] = tensors.pop(old)
+    save_file(tensors, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw = {name: own for name, own in raw.items() if not name.startswith(("linear_", "layer_"))}
+    del raw["mlp_layer_types"]
+    raw["linear_attn_config"] = {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "head_dim": 32,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    }
+    more = {"mla_use_nope": True, "first_k_dense_replace": 1, "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **more}))
+    prompts = tiny.prompts(4, 40)
+    answers = tiny.reference(model, prompts, STEPS)
+    with tiny.engine(tmp_path, prompts, STEPS, **tiny.ON_SIM) as built:
+        assert tiny.run(built, prompts, STEPS) == tiny.tokens(answers)
 
 
 def one_by_one(
@@ -388,7 +452,7 @@ def test_room_for_beginnings_is_taken_where_some_are_shared(tmp_path: Path) -> N
         built.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3.5 moe", "granite 4, dense"])
+@pytest.mark.parametrize("name", ["qwen3.5 moe", "granite 4, dense", "kimi linear"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_compressed_weights_give_the_same_answers_wherever_they_are(
     name: str, bits: int, tmp_path: Path
@@ -404,7 +468,8 @@ def test_compressed_weights_give_the_same_answers_wherever_they_are(
             compressed = built.plan.layout.compressed
     assert found[1:] == found[:-1]
     assert any(".recurrence." in own for own in compressed)
-    assert not any(own.endswith((".recurrence.a", ".recurrence.b")) for own in compressed)
+    rates = tuple(f".recurrence.{own}" for own in ("a", "b", "a_down"))
+    assert not any(own.endswith(rates) for own in compressed)
 
 
 def test_a_model_of_states_alone(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def recur(
             heads.value_width,
             heads.strength,
             heads.by_row,
+            heads.bound or 0.0,
         )
 
     per_task = heads.num_heads // each * heads.key_width * heads.value_width
@@ -208,10 +209,12 @@ def _recur_by_torch(
         q, k = (part.repeat_interleave(N // K, dim=2).transpose(1, 2) for part in (q, k))
         v = own[..., value : value + N * U].reshape(num_rows, width, N, U).transpose(1, 2)
         is_there = block.is_there[..., None]
-        rate = torch.nn.functional.softplus(a[block.tokens].float() + bias)
+        given = a[block.tokens].float() + bias
+        rate = torch.nn.functional.softplus(given)
         # [R, N, B, W], or of all rows as one.
-        logs = (rate * is_there).view(num_rows, width, N, -1).transpose(1, 2)
-        logs = -decay.exp()[:, None, None] * logs
+        logs = (given if heads.bound else rate).view(num_rows, width, N, -1).transpose(1, 2)
+        logs = decay.exp()[:, None, None] * logs
+        logs = (logs.sigmoid() * -heads.bound if heads.bound else -logs) * is_there[:, None]
         much = rate if b is None else b[block.tokens].float().sigmoid() * heads.strength
         strength = (much * is_there).transpose(1, 2)[..., None]
         held = memory[block.seats]

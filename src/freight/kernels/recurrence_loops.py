@@ -157,11 +157,18 @@ def _softplus(x):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _put_left(a, at, bias, first, width, speed, lefts, place):  # type: ignore[no-untyped-def]
-    """lefts[place..] = e to ``speed`` times log(1 + e^(a + bias)), of ``width`` rows."""
+def _put_left(a, at, bias, first, width, speed, bound, lefts, place):  # type: ignore[no-untyped-def]
+    """lefts[place..] = e to minus ``speed`` times log(1 + e^(a + bias)), of ``width`` rows; or with
+    a ``bound`` to minus that over 1 + e^(-speed (a + bias))."""
     for row in range(0, width, WIDTH):
-        rate = _softplus(add(load(a, at + U(row)), load(bias, first + U(row))))
-        store(lefts, place + U(row), exponential(multiply(splat(speed), rate)))
+        rate = add(load(a, at + U(row)), load(bias, first + U(row)))
+        if bound > F(0.0):
+            steep = larger(multiply(splat(speed), rate), splat(F(-87.0)))
+            grown = exponential(subtract(splat(F(0.0)), steep))
+            power = quotient(splat(-bound), add(splat(F(1.0)), grown))
+        else:
+            power = multiply(splat(-speed), _softplus(rate))
+        store(lefts, place + U(row), exponential(power))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -274,11 +281,13 @@ def recur(  # type: ignore[no-untyped-def]
     value_width,
     most,
     by_row,
+    bound,
 ):
     """Heads of queries and keys ``first`` to ``last``, counted over all rows, with the ``sharers``
     heads of values that share each: by the gated delta rule, or where there are ``skips`` [N] by a
     scan. Queries, keys and values of a token begin at their places. ``most`` is the share that a
-    token corrects at most, and ``by_row`` whether each row of a matrix has a rate of its own."""
+    token corrects at most, and ``by_row`` whether each row of a matrix has a rate of its own, with
+    a ``bound`` or 0."""
     is_scan = skips.shape[0] > 0
     size = U(key_width) * U(value_width)
     at_once = _MOST_BY_ROW if by_row else _MOST_TOKENS
@@ -315,19 +324,27 @@ def recur(  # type: ignore[no-untyped-def]
                 fits[token] = _dot(queries, keys, at, key_width)
             for turn in range(sharers):
                 head = key_head * sharers + turn
-                speed = -np.exp(decay[head])
+                speed = np.exp(decay[head])
                 for token in range(some):
                     rates = U(start + token) * U(a_pitch)
                     if by_row:
                         first_rate, at = U(head * key_width), U(token * key_width)
                         _put_left(
-                            a, rates + first_rate, bias, first_rate, key_width, speed, row_lefts, at
+                            a,
+                            rates + first_rate,
+                            bias,
+                            first_rate,
+                            key_width,
+                            speed,
+                            F(bound),
+                            row_lefts,
+                            at,
                         )
                         lefts[token] = F(1.0)
                     else:
                         own = number_at(a, rates + U(head)) + bias[head]
                         rate = own if own > F(20.0) else np.log1p(np.exp(own))
-                        lefts[token] = np.exp(speed * rate)
+                        lefts[token] = np.exp(-speed * rate)
                         strengths[token] = rate
                     if not is_scan:
                         own = number_at(b, U(start + token) * U(b_pitch) + U(head))

@@ -18,6 +18,7 @@ __all__ = [
     "QUERY_BLOCK",
     "STATE_BLOCK",
     "STATE_BYTES",
+    "STATE_PAIRS",
     "STEM_BYTES",
     "MicroBatch",
     "RowKey",

@@ -331,6 +331,8 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         is_dealt=config.flag(keys["recurrent_deal"]),
         is_apart=config.flag(keys["recurrent_apart"]),
         strength=config.number(keys["recurrent_strength"]) or 0.0,
+        by_row=config.flag(keys["recurrent_by_row"]),
         rate_rank=config.count(keys["recurrent_rate_rank"]),
+        rate_bound=config.number(keys["recurrent_rate_bound"]),
         read_eps=config.number(keys["recurrent_read_eps"]),
     )

@@ -211,14 +211,12 @@ class _Builder:
         attended, dims = "attended", f"N{self.head_dims(layer)[1]}"
         if c.latent is not None:
             attended, dims = "values", "NU"
-            steps.append(
-                ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))
-            )
+            steps += [ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))]
         if c.slope_span is not None:
             attended = "values"
             steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
         if c.gated_attention:
-            steps.append(Weigh(x="attended", y="gates"))
+            steps.append(Weigh(x=attended, y="gates"))
         # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
         steps += [last] if c.parallel else self.left(layer, "attention", last)
@@ -302,7 +300,8 @@ class _Builder:
         self, prefix: str, x: str, latent: Latent, rope: RopeConfig | None
     ) -> list[Step]:
         c = self.config
-        assert rope is not None
+        turned = (("q", c.num_heads), ("turned", 1))
+        turns = [] if rope is None else [Rotate(x=y, num_heads=n, rope=rope) for y, n in turned]
         widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
         steps: list[Step] = []
         source, dims = x, "D"
@@ -311,17 +310,17 @@ class _Builder:
             steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
             steps.append(self.latent_norm(f"{name}_norm", "narrow", "Q"))
             source, dims = "narrow", "Q"
-        steps += [
+        return [
+            *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
-            Rotate(x="q", num_heads=c.num_heads, rope=rope),
+            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gated_attention),
             self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
-            Rotate(x="turned", num_heads=1, rope=rope),
+            *turns,
             JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
         ]
-        return steps
 
     def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
         """What makes keys and values of a latent."""

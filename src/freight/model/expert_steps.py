@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weigh:
-    """x = x * sigmoid(y), in place, y as wide as x, or [T, 1]"""
+    """x = x * sigmoid(y), in place; y is as wide as x, or has one for each of equal parts of it"""
 
     x: str
     y: str

@@ -406,7 +406,9 @@ def _route(step: Route, frame: Frame) -> None:
 
 
 def _weigh(step: Weigh, frame: Frame) -> None:
-    frame.values[step.x].mul_(frame.values[step.y].sigmoid())
+    x, y = frame.values[step.x], frame.values[step.y]
+    shape = len(x), y.shape[1], x.shape[1] // y.shape[1]
+    x.view(shape).mul_(y.sigmoid()[..., None])
 
 
 def _dispatch(step: Dispatch, frame: Frame) -> None:

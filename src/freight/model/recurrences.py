@@ -41,6 +41,7 @@ def heads_of(step: DeltaRule | Scan) -> StateHeads:
         value_width=step.value_width,
         strength=step.strength if isinstance(step, DeltaRule) else 1.0,
         by_row=isinstance(step, DeltaRule) and step.by_row,
+        bound=step.bound if isinstance(step, DeltaRule) else None,
     )
 
 

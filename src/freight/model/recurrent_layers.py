@@ -56,15 +56,18 @@ def recurrent_steps(
             Multiply(x="mixed", y="outer"),
         ]
         return steps, Project(x="mixed", out="update", weight=matrix(f"{prefix}.out", "D", "M"))
-    is_scan, by_row = own.rule == "scan", own.rate_rank is not None
+    is_scan, is_narrow = own.rule == "scan", own.rate_rank is not None
+    of_rates = "RJ" if own.by_row else "R"
     if own.is_dealt:
         steps = [project("all", "O"), project("ba", "2R"), *_deals(own)]
     else:
         mixed = [("q", "GJ"), ("k", "GJ"), ("v", "RI")] if own.is_apart else [("mixed", "M")]
-        rates = [("a_down", "L"), ("gate_down", "L")] if by_row else [("gate", "RI"), ("a", "R")]
+        rates = [("gate", "RI"), ("a", of_rates)]
+        if is_narrow:
+            rates = [("gate_down", "L"), ("a_down", "L")]
         strengths = [] if is_scan else [("b", "R")]
         steps = [project(*name) for name in (*mixed, *rates, *strengths)]
-        steps += [widen("a", "RJ"), widen("gate", "RI")] if by_row else []
+        steps += [widen("gate", "RI"), widen("a", of_rates)] if is_narrow else []
         steps += _joins(own) if own.is_apart else []
     bias = vector(f"{prefix}.convolution_bias", "M") if own.has_bias else None
     names = [("convolution", "MT")]
@@ -80,7 +83,7 @@ def recurrent_steps(
         "a": "a",
         "out": "read",
         "decay": wide("decay"),
-        "bias": wide("decay_bias", "RJ" if by_row else "R"),
+        "bias": wide("decay_bias", of_rates),
         "num_key_heads": own.num_key_heads,
         "num_heads": own.num_heads,
         "key_width": own.key_width,
@@ -89,7 +92,8 @@ def recurrent_steps(
     if is_scan:
         steps.append(Scan(**rule, skip=wide("skip")))
     else:
-        steps.append(DeltaRule(**rule, b="b", strength=own.strength, by_row=by_row))
+        rule |= {"strength": own.strength, "by_row": own.by_row, "bound": own.rate_bound}
+        steps.append(DeltaRule(**rule, b="b"))
     name, dims, heads = (
         ("gate", "RI", own.num_key_heads) if is_scan else ("read", "I", own.num_heads)
     )
@@ -103,7 +107,7 @@ def recurrent_steps(
         num_heads=heads,
     )
     out = matrix(f"{prefix}.out", "D", "RI")
-    if by_row:
+    if own.by_row:
         return [*steps, norm, Weigh(x="read", y="gate")], Project(
             x="read", out="update", weight=out
         )

@@ -75,7 +75,8 @@ class DeltaRule:
     x [T, K W + K W + N U] has queries and keys of K heads, each made one long, queries over the
     root of W, and values of N heads, which share them in equal parts; ``a`` and ``b`` are [T, N]
     and c is the ``strength``. Where the decay is ``by_row`` (Kimi Linear: 2510.26692, section 3)
-    each row of S has its own: ``a`` is [T, N W] then, and ``bias`` [N W].
+    each row of S has its own: ``a`` is [T, N W] then, and ``bias`` [N W]. With a ``bound`` S is
+    multiplied by exp(-bound sigmoid(exp(decay) (a + bias))) instead.
     """
 
     x: str
@@ -90,6 +91,7 @@ class DeltaRule:
     value_width: int
     strength: float = 1.0
     by_row: bool = False
+    bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

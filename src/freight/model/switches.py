@@ -92,9 +92,9 @@ class Experts:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
     """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
-    that is rotated (DeepSeek-V2). Of a query ``key_width`` numbers meet what that becomes for a
-    head, whose values have ``value_width``; queries are made of ``query_rank`` numbers, where there
-    is such a rank."""
+    that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
+    becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
+    numbers, where there is such a rank."""
 
     rank: int
     key_width: int
@@ -113,9 +113,10 @@ class Recurrence:
     queries, keys, values and gates are one matrix, stacked by key head; with ``is_apart``
     queries, keys and values are made and convolved by weights of their own. By the delta rule a
     token corrects at most the share ``strength``: above one, what was there may change its sign.
-    With a ``rate_rank`` each row of a matrix decays by a rate of its own (Kimi Linear), and these
-    and the gates, which count by their sigmoids then, are made of so many numbers. ``read_eps`` is
-    that of the norm of what is read, None for that of the others."""
+    Where it decays ``by_row`` each row of a matrix has a rate of its own (Kimi Linear), and gates
+    count by their sigmoids; both are made of ``rate_rank`` numbers, where there is such a rank.
+    Logarithms of what is left are no further below 0 than ``rate_bound``, where there is one.
+    ``read_eps`` is that of the norm of what is read, None for that of the others."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -128,7 +129,9 @@ class Recurrence:
     is_dealt: bool
     is_apart: bool = False
     strength: float = 1.0
+    by_row: bool = False
     rate_rank: int | None = None
+    rate_bound: float | None = None
     read_eps: float | None = None
 
     @property
@@ -174,7 +177,8 @@ class ModelConfig:
     With ``value_norm`` values are divided by their root mean square, head by head; with
     ``layer_scales`` a number of its own multiplies the stream behind each layer. With
     ``gated_attention`` the matrix of queries makes as many gates, head by head, whose sigmoids
-    multiply what is attended, unless these have a matrix of their own (``gates_apart``).
+    multiply what is attended, unless these have a matrix of their own (``gates_apart``); over
+    latents a matrix of their own makes one for each head.
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
     with or without experts, or "both", as all have where it is None.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
@@ -468,7 +472,8 @@ def _latent_problems(config: ModelConfig) -> list[str]:
     widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
     problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
     turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
-    if config.num_kv_heads != 1 or turned != {config.head_dim - latent.rank}:
+    width = config.head_dim - latent.rank
+    if config.num_kv_heads != 1 or width < 1 or turned not in ({width}, {None}):
         problems.append("keys of latents are not one head of a latent and what is rotated")
     if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
         problems.append("latent attention has projections and norms of its own, and no sinks")
@@ -485,10 +490,14 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
     problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
     if own.rule not in ("delta", "scan", "gates"):
         problems.append(f"recurrent layers go by {own.rule!r}, not by delta, scan or gates")
-    if own.rule != "delta" and (own.is_apart or own.rate_rank is not None or own.strength != 1):
+    if own.rule != "delta" and (own.is_apart or own.by_row or own.strength != 1):
         problems.append(f"the rule {own.rule!r} has neither rates of rows nor weights apart")
-    if own.is_dealt and (own.is_apart or own.rate_rank is not None):
+    if own.is_dealt and (own.is_apart or own.by_row):
         problems.append("what recurrent layers make is stacked by head, and apart as well")
+    if not own.by_row and (own.rate_rank is not None or own.rate_bound is not None):
+        problems.append("rates of heads have neither a rank nor a bound")
+    if own.rate_bound is not None and not 0 < own.rate_bound <= 80:
+        problems.append(f"rates are bounded by {own.rate_bound}, it must be between 0 and 80")
     if not 0 < own.strength <= 2:
         problems.append(f"a token corrects {own.strength} times what it finds, it can be 2 at most")
     if own.read_eps is not None and not own.read_eps > 0:
@@ -501,8 +510,8 @@ def _recurrence_problems(config: ModelConfig) -> list[str]:
         )
     if len(own.layers) != config.num_layers:
         problems.append(f"{len(own.layers)} of {config.num_layers} layers say whether they attend")
-    if config.parallel or config.latent is not None:
-        problems.append("recurrent layers have neither parallel blocks nor latents beside them")
+    if config.parallel:
+        problems.append("recurrent layers have no parallel blocks beside them")
     return problems
 
 

@@ -330,7 +330,7 @@ def _recurrence_bytes(config: ModelConfig) -> int:
     if own is None:
         return 0
     tokens = STATE_BLOCK * own.mixed_columns * 4
-    pairs = 0 if own.rate_rank is None else STATE_PAIRS**2 * own.num_heads * own.key_width * 4
+    pairs = STATE_PAIRS**2 * own.num_heads * own.key_width * 4 if own.by_row else 0
     return _TIMES_OF_STATES * max(STATE_BYTES, tokens, own.matrix_bytes, pairs)
 
 

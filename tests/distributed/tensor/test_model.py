@@ -128,6 +128,8 @@ def test_what_cannot_be_cut_is_refused(name: str, tmp_path: Path) -> None:
 
 
 KEPT = {"qwen3.5": "keep a state and gates", "olmo hybrid": "layers that keep a state"}
+KEPT["kimi linear"] = "latents and layers that keep a state"
+KEPT["ling 3"] = "latents and layers that keep a state and gates"
 
 
 @pytest.mark.parametrize("name", KEPT)

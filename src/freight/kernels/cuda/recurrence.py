@@ -145,8 +145,10 @@ def _recur(  # type: ignore[no-untyped-def]
     out_stride,
     seat_stride,
     most,
+    bound,
     is_delta: tl.constexpr,
     by_row: tl.constexpr,
+    is_bounded: tl.constexpr,
     key_block: tl.constexpr,
     block: tl.constexpr,
 ):
@@ -175,8 +177,11 @@ def _recur(  # type: ignore[no-untyped-def]
         v = tl.load(values + u, mask=is_value, other=0.0).to(tl.float32)
         rate = tl.load(a + token * a_stride + own_rates, mask=is_rate, other=0.0).to(tl.float32)
         rate += shift
-        rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-        state *= tl.exp(speed * rate)[:, None]
+        if is_bounded:
+            state *= tl.exp(-bound * tl.sigmoid(-speed * rate))[:, None]
+        else:
+            rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
+            state *= tl.exp(speed * rate)[:, None]
         if is_delta:
             q *= scale / tl.sqrt(tl.sum(q * q, 0) + 1e-6)
             k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + 1e-6)
@@ -237,8 +242,10 @@ def recur(
         out.stride(0),
         memory.stride(0),
         heads.strength,
+        heads.bound or 0.0,
         is_delta=b is not None,
         by_row=heads.by_row,
+        is_bounded=heads.bound is not None,
         key_block=power_of_two(heads.key_width),
         block=_STATE_COLUMNS,
     )

@@ -40,8 +40,10 @@ from freight.model.families.granite import (
 from freight.model.families.granite_swash import GRANITE_MOE_SWASH, GRANITE_SWASH
 from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.internlm import INTERNLM2, INTERNLM3
+from freight.model.families.kimi import KIMI_LINEAR
 from freight.model.families.kolibri import KOLIBRI1
 from freight.model.families.lfm2 import LFM2, LFM2_MOE
+from freight.model.families.ling import LING_3
 from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.mellum import MELLUM
@@ -122,6 +124,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
     "youtu": YOUTU,
+    "kimi_linear": KIMI_LINEAR,
+    "bailing_hybrid": LING_3,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "cohere2_moe": COHERE2_MOE,

@@ -290,7 +290,9 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_deal": fixed(False),
     "recurrent_apart": fixed(False),
     "recurrent_strength": fixed(1.0),
+    "recurrent_by_row": fixed(False),
     "recurrent_rate_rank": fixed(None),
+    "recurrent_rate_bound": fixed(None),
     "recurrent_read_eps": fixed(None),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
