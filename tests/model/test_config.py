@@ -179,7 +179,7 @@ def test_a_family_s_own_limits(raw: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "are Cohere2ForCausalLM, CohereForCausalLM"),
+        ({"architectures": ["FooForCausalLM"]}, "are BambaForCausalLM, Cohere2ForCausalLM"),
         ({"architectures": 5}, "architecture 5"),
         ({"architectures": [], "model_type": "foo"}, "model_type 'foo'"),
         ({"num_attention_heads": 5}, "32 does not divide into 5 heads"),
@@ -384,6 +384,24 @@ LFM2: dict[str, Any] = {
     [
         (
             {
+                "architectures": ["BambaForCausalLM"],
+                "attn_layer_indices": [9, 18, 27],
+                "attn_rotary_emb": 64,
+                "hidden_size": 4096,
+                "intermediate_size": 14_336,
+                "mamba_d_head": 64,
+                "mamba_d_state": 128,
+                "mamba_n_heads": 128,
+                "num_attention_heads": 32,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128_256,
+            },
+            9_780_235_392,
+            3,
+        ),
+        (
+            {
                 **GRANITE_4,
                 "hidden_size": 2048,
                 "intermediate_size": 8192,
@@ -408,7 +426,7 @@ LFM2: dict[str, Any] = {
             6,
         ),
     ],
-    ids=["granite-4.0-h-micro", "lfm2-1.2b"],
+    ids=["bamba-9b", "granite-4.0-h-micro", "lfm2-1.2b"],
 )
 def test_models_with_states_have_the_published_number_of_parameters(
     raw: dict[str, Any], parameters: int, num_attending: int

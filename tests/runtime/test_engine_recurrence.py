@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
+    BambaConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -89,6 +90,12 @@ def nemotron(pattern: str, **changes: Any) -> PretrainedConfig:
     return NemotronHConfig(**{**sizes, "hybrid_override_pattern": pattern, **changes})
 
 
+def bamba(**changes: Any) -> PretrainedConfig:
+    sizes = {**tiny.SIZES, "num_hidden_layers": 4, "attn_layer_indices": [1, 2], "pad_token_id": 1}
+    mixer = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 2}
+    return BambaConfig(**{**sizes, **mixer, **changes})
+
+
 LFM2_KINDS = ["conv", "full_attention", "conv", "conv"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3-next": Qwen3NextConfig(**SIZES, **EXPERTS),
@@ -124,6 +131,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "granite 4": granite(
         num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope"
     ),
+    "bamba": bamba(),
+    "bamba, biases": bamba(
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_conv_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+    ),
     "nemotron h": nemotron("M-M*-M"),
     "nemotron h, no biases": nemotron("-MM**-", use_conv_bias=False, conv_kernel=3, n_groups=4),
     "nemotron 3": nemotron("MEM*E", routed_scaling_factor=2.5),
@@ -146,11 +161,11 @@ def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -
     parameters += sum(own.numel() for name, own in model.named_buffers() if is_kept(name))
     assert count_parameters(read_config(tmp_path)) == parameters
     prompts = tiny.prompts(4, 40)
-    answers = tiny.reference(model, prompts, STEPS)
+    answers = tiny.reference(model, prompts, STEPS, with_positions="bamba" in name)
     with tiny.engine(tmp_path, prompts, STEPS, **options) as built:
         captured = tiny.capture_logits(built)
         found = tiny.run(built, prompts, STEPS)
-    error = 1e-4 if "nemotron" in name else ERROR
+    error = 1e-4 if "nemotron" in name or "bamba" in name else ERROR
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         mine = torch.stack([captured[row, len(prompt) + step] for step in range(STEPS)])
         torch.testing.assert_close(mine, answer.logits, rtol=0, atol=error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from freight.model.families.bamba import BAMBA
 from freight.model.families.cohere import COHERE, COHERE2
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from freight.model.families.ernie_moe import ERNIE45_MOE
@@ -103,6 +104,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": BAMBA,
     "nemotron_h": NEMOTRON_H,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,

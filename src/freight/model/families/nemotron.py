@@ -4,11 +4,10 @@ and one beside them for all. What is within MLPs and experts is squared, and gat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.scans import scan_tensors
+from freight.model.families.scans import scan_tensors, spell_out_scan
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
 
 __all__ = ["NEMOTRON_H"]
@@ -22,7 +21,6 @@ _KINDS: Final = {
     "E": "moe",
 }
 _MLPS: Final = ("mlp", "moe")
-_INFINITE: Final = (math.inf, "inf", "Infinity", {"__float__": "Infinity"})
 
 
 def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -41,10 +39,7 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     if "moe" not in kinds:
         changes |= {"n_routed_experts": 0, "n_shared_experts": 1}
-    limits = raw.get("mamba_dt_limit") or raw.get("time_step_limit")
-    if isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 and limits[1] in _INFINITE:
-        limits = None
-    return {**raw, **changes, "time_step_limit": limits}
+    return {**spell_out_scan(raw), **changes}
 
 
 _LAYER: Final = "backbone.layers.{i}"
