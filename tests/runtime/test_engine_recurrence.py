@@ -142,6 +142,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "nemotron h": nemotron("M-M*-M"),
     "nemotron h, no biases": nemotron("-MM**-", use_conv_bias=False, conv_kernel=3, n_groups=4),
     "nemotron 3": nemotron("MEM*E", routed_scaling_factor=2.5),
+    "nemotron 3, latents": nemotron("ME*E", moe_latent_size=24),
     "nemotron 3, groups": nemotron("E*EM-", n_group=3, topk_group=2, norm_topk_prob=False),
 }
 

@@ -246,6 +246,7 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         shared_size=config.count(keys["shared_size"]) or 0,
         shared_gate=config.flag(keys["shared_gate"]),
         weighs_input=config.flag(keys["route_inputs"]),
+        latent_size=config.count(keys["expert_latent"]) or 0,
     )
 
 

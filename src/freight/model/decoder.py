@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
+from freight.model.expert_latents import narrow, widen
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
@@ -69,8 +70,12 @@ def build_programme(config: ModelConfig) -> Programme:
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    carried = ("x", "aside") if config.parallel or config.experts else ("x",)
-    return Programme(units=tuple(units), carried=carried, width=config.hidden_size)
+    columns = {"x": config.hidden_size}
+    if config.parallel or config.experts:
+        columns["aside"] = config.hidden_size
+    if config.experts and config.experts.latent_size:
+        columns |= dict.fromkeys(("narrow", "made"), config.experts.latent_size)
+    return Programme(units=tuple(units), carried=tuple(columns.items()))
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -113,9 +118,12 @@ class _Builder:
             "X": config.experts.num_experts if config.experts else 0,
             "Y": config.experts.intermediate_size if config.experts else 0,
             "Z": config.experts.shared_size if config.experts else 0,
+            "L": config.experts.latent_size if config.experts else 0,
             "1": 1,
             "2": 2,
         }
+        names = ("num_heads", "num_kv_heads", "head_dim")
+        self.heads: dict[str, Any] = {name: getattr(config, name) for name in names}
         if (latent := config.latent) is not None:
             turned = config.head_dim - latent.rank
             self.sizes |= {
@@ -212,9 +220,7 @@ class _Builder:
                 k="k",
                 v="v",
                 out="attended",
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
+                **self.heads,
                 scale=c.attention_scale,
                 softcap=c.attention_softcap,
                 window=c.sliding_windows[layer],
@@ -266,15 +272,7 @@ class _Builder:
         if c.fused_qkv:
             steps += [
                 self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(
-                    x="qkv",
-                    q="q",
-                    k="k",
-                    v="v",
-                    num_heads=c.num_heads,
-                    num_kv_heads=c.num_kv_heads,
-                    head_dim=c.head_dim,
-                ),
+                Split(x="qkv", q="q", k="k", v="v", **self.heads),
             ]
         else:
             names = [("q", "NH"), ("k", "KH"), ("v", "KH")]
@@ -352,8 +350,10 @@ class _Builder:
             return [self.mlp(layer)]
         return [
             *([self.shared_expert(layer, experts)] if experts.shared_size else []),
+            *([narrow(layer, self.matrix)] if experts.latent_size else []),
             self.router(layer, experts),
-            *(self.expert(layer, number) for number in range(experts.num_experts)),
+            *(self.expert(layer, experts, number) for number in range(experts.num_experts)),
+            *([widen(layer, self.matrix)] if experts.latent_size else []),
         ]
 
     def mlp(self, layer: int) -> Unit:
@@ -365,18 +365,18 @@ class _Builder:
         steps += [Add(x="x", y="aside")] if self.config.parallel else []
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
-    def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
+    def feed_forward(self, prefix: str, x: str, width: str, dim: str = "D") -> list[Step]:
         c = self.config
         inner = "gate" if c.gated_mlp else "up"
-        steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias)]
+        steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, dim), c.mlp_bias)]
         if c.gated_mlp:
-            steps.append(self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias))
+            steps.append(self.project(f"{prefix}.up", x, "up", (width, dim), c.mlp_bias))
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
             steps.append(Activate(x=inner, function=c.activation))
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
-        steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
+        steps.append(self.project(f"{prefix}.down", inner, "update", (dim, width), c.mlp_bias))
         return steps
 
     def router(self, layer: int, experts: Experts) -> Unit:
@@ -419,13 +419,13 @@ class _Builder:
             steps += self.left(prefix, last)
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
-    def expert(self, layer: int, number: int) -> Unit:
-        prefix, experts = f"layers.{layer}.experts.{number}", self.config.experts
-        comes_first = experts is not None and experts.weighs_input
+    def expert(self, layer: int, experts: Experts, number: int) -> Unit:
+        prefix, comes_first = f"layers.{layer}.experts.{number}", experts.weighs_input
+        x, out, dim = ("narrow", "made", "L") if experts.latent_size else ("aside", "x", "D")
         steps = (
-            Dispatch(x="aside", out="chosen", weighs=comes_first),
-            *self.feed_forward(prefix, "chosen", "Y"),
-            Combine(x="x", y="update", weighs=not comes_first),
+            Dispatch(x=x, out="chosen", weighs=comes_first),
+            *self.feed_forward(prefix, "chosen", "Y", dim),
+            Combine(x=out, y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)
 

@@ -33,6 +33,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Cap,
+    Clear,
     Combine,
     Dispatch,
     Embed,
@@ -382,6 +383,10 @@ def _dispatch(step: Dispatch, frame: Frame) -> None:
         chosen.mul_(frame.shares[:, None])
 
 
+def _clear(step: Clear, frame: Frame) -> None:
+    frame.values[step.x].zero_()
+
+
 def _combine(step: Combine, frame: Frame) -> None:
     assert frame.chosen is not None and frame.shares is not None
     update = frame.values[step.y]
@@ -396,6 +401,7 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     AddPositions: _add_positions,
     Attend: _attend,
     Cap: _cap,
+    Clear: _clear,
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,

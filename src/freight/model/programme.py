@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from freight.model.expert_steps import Combine, Dispatch, ExpertStep, Route, Weigh
+from freight.model.expert_steps import Clear, Combine, Dispatch, ExpertStep, Route, Weigh
 from freight.model.latent_steps import (
     AbsorbKeys,
     ExpandValues,
@@ -41,6 +41,7 @@ __all__ = [
     "AddPositions",
     "Attend",
     "Cap",
+    "Clear",
     "Combine",
     "Dispatch",
     "Embed",
@@ -373,14 +374,13 @@ def _form_of(unit: Unit) -> tuple[object, ...]:
 class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
-    ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
-    residual stream ``x``, and for some models one more. ``kinds`` is one unit of each form,
+    ``carried`` has the values that pass from unit to unit, side by side: the name and the columns
+    of each, the residual stream ``x`` first. ``kinds`` is one unit of each form,
     ``forms`` has for each unit a number that units of one form share: they take equally long.
     """
 
     units: tuple[Unit, ...]
-    carried: tuple[str, ...]
-    width: int
+    carried: tuple[tuple[str, int], ...]
     kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
     forms: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
@@ -398,7 +398,7 @@ class Programme:
     @property
     def stream_columns(self) -> int:
         """Columns of all that passes from unit to unit."""
-        return len(self.carried) * self.width
+        return sum(columns for _, columns in self.carried)
 
     @property
     def embedding(self) -> Unit:

@@ -55,7 +55,8 @@ class Experts:
     They weigh what an expert makes, or with ``weighs_input`` what it works on.
     Beside them is an MLP
     of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
-    ``shared_gate``.
+    ``shared_gate``. With a ``latent_size`` the experts work on so many numbers: a matrix makes them
+    of what that MLP works on, and another one brings what they make together into the stream.
     """
 
     num_experts: int
@@ -73,6 +74,7 @@ class Experts:
     shared_size: int = 0
     shared_gate: bool = False
     weighs_input: bool = False
+    latent_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,6 +400,10 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"the experts' weights are multiplied by {experts.scale}")
     if experts.shared_size < 0:
         problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
+    if experts.latent_size < 0 or (experts.latent_size and not experts.shared_size):
+        problems.append(
+            "experts that work on latents have a width of these, and an MLP beside them"
+        )
     if config.parallel:
         problems.append("experts and parallel blocks cannot be combined")
     return problems

@@ -59,9 +59,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
             recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
             parts=config.parts and config.parts[cut],
         ),
-        programme=Programme(
-            units=(first, *own, *last), carried=whole.carried, width=config.hidden_size
-        ),
+        programme=Programme(units=(first, *own, *last), carried=whole.carried),
     )
 
 

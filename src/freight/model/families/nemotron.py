@@ -1,6 +1,7 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is one part alone, with one norm: a
-scan, attention without rotation, an MLP, or experts that are chosen by sigmoids, with corrections
-and one beside them for all. What is within MLPs and experts is squared, and gated by nothing."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is one part alone, with one norm: a scan,
+attention without rotation, an MLP, or experts that are chosen by sigmoids, with corrections and one
+beside them for all, and may work on latents. What is within MLPs and experts is squared, and gated
+by nothing."""
 
 from __future__ import annotations
 
@@ -63,6 +64,7 @@ _EXPERT_KEYS: Final = {
     "route_corrections": fixed(True),
     "expert_groups": read("n_group", 1),
     "groups_per_token": read("topk_group", 1),
+    "expert_latent": read("moe_latent_size", None),
     "shared_size": read("moe_shared_expert_intermediate_size", 7688),
 }
 
@@ -97,6 +99,8 @@ NEMOTRON_H: Final = Family(
         "layers.{i}.router.corrections": f"{_MIXER}.gate.e_score_correction_bias",
         "layers.{i}.shared.up": f"{_MIXER}.shared_experts.up_proj.weight",
         "layers.{i}.shared.down": f"{_MIXER}.shared_experts.down_proj.weight",
+        "layers.{i}.narrow": f"{_MIXER}.fc1_latent_proj.weight",
+        "layers.{i}.widen": f"{_MIXER}.fc2_latent_proj.weight",
         "layers.{i}.experts.{e}.up": f"{_MIXER}.experts.{{e}}.up_proj.weight",
         "layers.{i}.experts.{e}.down": f"{_MIXER}.experts.{{e}}.down_proj.weight",
         "head.norm": "backbone.norm_f.weight",
@@ -113,7 +117,6 @@ NEMOTRON_H: Final = Family(
         "sliding_window": None,
         "time_step_limit": None,
         "n_shared_experts": 1,
-        "moe_latent_size": None,
     },
     prepare=_name_layers,
 )

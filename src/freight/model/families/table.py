@@ -245,6 +245,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_size": fixed(0),
     "shared_gate": fixed(False),
     "route_inputs": fixed(False),
+    "expert_latent": fixed(None),
     "best_of_group": fixed(2),
     "rotary_width": fixed(None),
     "latent_rank": fixed(None),
