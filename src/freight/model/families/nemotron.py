@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.scans import scan_tensors, spell_out_scan
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
 __all__ = ["NEMOTRON_H"]
 
@@ -25,7 +25,9 @@ _MLPS: Final = ("mlp", "moe")
 
 
 def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Kinds of layers by the letters of a pattern, or older names. No layer rotates."""
+    """Kinds of layers by the letters of a pattern, or older names. No layer rotates. Of models that
+    see or hear, too, the part that reads has another name than elsewhere."""
+    raw = text_part({"text_config": raw.get("llm_config"), **raw})
     kinds = raw.get("layers_block_type") or raw.get("hybrid_override_pattern")
     if not isinstance(kinds, list | str):
         return {**raw, "layer_types": kinds}  # to be refused
@@ -69,8 +71,13 @@ _EXPERT_KEYS: Final = {
 }
 
 NEMOTRON_H: Final = Family(
-    architectures=("NemotronHForCausalLM",),
-    model_types=("nemotron_h",),
+    architectures=(
+        "NemotronHForCausalLM",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Omni_Reasoning_V3",
+    ),
+    model_types=("nemotron_h", "nemotron_h_omni"),
     keys={
         **BASE_KEYS,
         "hidden_size": read("hidden_size", 4096),
