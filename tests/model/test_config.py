@@ -278,6 +278,8 @@ KEYS_OF_SOME = [
     *("attention_chunk_size", "floor_scale", "moe_layers", "interleave_moe_layer_step"),
     *("max_position_embeddings", "intermediate_size_mlp", "attn_temperature_tuning"),
     *("hybrid_override_pattern", "layers_block_type", "layer_parts", "time_step_limit"),
+    *("attn_layer_indices", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
+    *("ssm_in_multiplier", "mamba_d_ssm", "mamba_rms_norm", "mamba_n_heads", "matrix_factors"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -371,6 +373,23 @@ GRANITE_4: dict[str, Any] = {
     "mamba_d_state": 128,
     "position_embedding_type": "nope",
 }
+FALCON_H1: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "attention_in_multiplier": 1.0,
+    "head_dim": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 1536,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 24,
+    "mamba_norm_before_gate": False,
+    "mamba_rms_norm": False,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "vocab_size": 32_784,
+}
 LFM2: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -382,6 +401,7 @@ LFM2: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("raw", "parameters", "num_attending"),
     [
+        (FALCON_H1, 521_411_104, 36),
         (
             {
                 "architectures": ["BambaForCausalLM"],
@@ -426,7 +446,7 @@ LFM2: dict[str, Any] = {
             6,
         ),
     ],
-    ids=["bamba-9b", "granite-4.0-h-micro", "lfm2-1.2b"],
+    ids=["falcon-h1-0.5b", "bamba-9b", "granite-4.0-h-micro", "lfm2-1.2b"],
 )
 def test_models_with_states_have_the_published_number_of_parameters(
     raw: dict[str, Any], parameters: int, num_attending: int
@@ -459,3 +479,29 @@ def test_no_layer_attends_where_none_is_listed() -> None:
     raw = {**LFM2, "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 3}
     assert parse_config({**raw, "full_attn_idxs": []}).num_attention_layers == 0
     assert parse_config(raw).num_attention_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mlp_multipliers": [1.0]}, "mlp.gate is"),
+        ({"ssm_multipliers": [1.0, 2.0, "a", 1.0, 1.0]}, "recurrence.keys is 'a'"),
+        ({"key_multiplier": -0.5}, "what attention.k makes is multiplied by -0.5"),
+        ({"key_multiplier": float("nan")}, "attention.k is nan"),
+        ({"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate is"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"time_step_limit": [0.1, 1.0]}, "time_step_limit is"),
+    ],
+)
+def test_factors_that_are_none_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**FALCON_H1, **change})
+
+
+def test_factors_of_what_goes_into_a_part_are_those_of_its_matrices() -> None:
+    changes = {"ssm_in_multiplier": 2.0, "ssm_multipliers": [1.0, 0.5, 1.0, 1.0, 3.0]}
+    found = parse_config({**FALCON_H1, **changes, "key_multiplier": 0.5})
+    scanned = {"gate": 2.0, "keys": 2.0, "queries": 2.0, "a": 6.0}
+    wanted = {f"recurrence.{name}": factor for name, factor in scanned.items()}
+    assert dict(found.factors) == {"attention.k": 0.5, **wanted}
+    assert found.num_attention_layers == found.num_recurrent_layers == 36

@@ -229,7 +229,16 @@ OWN: dict[str, dict[str, object]] = {
 UNKNOWN = {
     *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
-    *("bamba", "granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    *(
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ),
 }
 """Of which no layouts are known."""
 

@@ -138,6 +138,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["latent"] = _read_latent(config, keys)
     switches["recurrence"] = _read_recurrence(config, keys)
     parts = config.raw.get("layer_parts")
+    switches["factors"] = _read_factors(config)
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
     ropes = read_ropes(config, keys, switches, num_layers)
@@ -283,4 +284,15 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         rule=config.text(keys["recurrent_rule"]),
         has_bias=config.flag(keys["recurrent_bias"]),
         is_dealt=config.flag(keys["recurrent_deal"]),
+        is_normed=config.flag(keys["recurrent_norm"]),
+        is_beside=config.flag(keys["recurrent_beside"]),
     )
+
+
+def _read_factors(config: RawConfig) -> tuple[tuple[str, float], ...]:
+    own = config.raw.get("matrix_factors")
+    if not isinstance(own, dict):
+        return ()
+    given = RawConfig(own, config.problems)
+    found = {name: given.number(Key(names=(name,), default=1.0)) or 0.0 for name in own}
+    return tuple((name, factor) for name, factor in found.items() if factor != 1)

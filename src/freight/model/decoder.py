@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Final
 
 from freight.model.expert_latents import narrow, widen
+from freight.model.factors import with_factors
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
@@ -60,19 +61,20 @@ def build_programme(config: ModelConfig) -> Programme:
     for layer in range(config.num_layers):
         if config.attends(layer):
             units.append(builder.attention(layer))
-        elif config.keeps_state(layer):
+        if config.keeps_state(layer):
             units.append(builder.recurrence(layer))
         if config.has_mlp(layer):
             units += builder.mlp_units(layer)
+    if config.factors:
+        units[1:] = [with_factors(unit, config) for unit in units[1:]]
     largest = max(unit.num_elements for unit in units[1:])
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
     num_chunks = -(-config.vocab_size // align_down(most, _HEAD_GRANULE_ROWS))
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    columns = {"x": config.hidden_size}
-    if config.parallel or config.experts:
-        columns["aside"] = config.hidden_size
+    names = ("x", "aside") if config.attends_aside or config.experts else ("x",)
+    columns = dict.fromkeys(names, config.hidden_size)
     if config.experts and config.experts.latent_size:
         columns |= dict.fromkeys(("narrow", "made"), config.experts.latent_size)
     return Programme(units=tuple(units), carried=tuple(columns.items()))
@@ -237,9 +239,8 @@ class _Builder:
             )
         if c.gated_attention:
             steps.append(Weigh(x="attended", y="gates"))
-        # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, "aside", ("D", dims), c.out_bias)
-        steps += [last] if c.parallel else self.left(prefix, last)
+        steps += [last] if c.attends_aside else self.left(prefix, last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
     def recurrence(self, layer: int) -> Unit:
@@ -251,6 +252,7 @@ class _Builder:
             prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
         )
         steps += [*inner, *self.left(f"layers.{layer}.attention", last)]
+        steps += [Add(x="x", y="aside")] if own.is_beside else []
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
 
     def gated_queries(self, prefix: str, x: str) -> list[Step]:

@@ -77,10 +77,12 @@ class Embed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """x = x * factor, in place, the factor rounded to x's type first"""
+    """x = x * factor, in place, the factor rounded to x's type first; or so many of its columns"""
 
     x: str
     factor: float
+    first: int = 0
+    num_columns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

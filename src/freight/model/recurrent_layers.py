@@ -87,7 +87,8 @@ def recurrent_steps(
         eps=eps,
         num_heads=heads,
     )
-    steps += [*gates, norm] if is_scan else [norm, *gates]
+    norms = [norm] if own.is_normed else []
+    steps += [*gates, *norms] if is_scan else [*norms, *gates]
     return steps, Project(x="gate", out="update", weight=matrix(f"{prefix}.out", "D", "RU"))
 
 

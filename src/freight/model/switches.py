@@ -98,7 +98,9 @@ class Recurrence:
     "delta" (the gated delta rule) or "scan" (Mamba-2); what makes these is convolved over the last
     ``taps`` tokens, ``has_bias`` says whether with a bias. By the rule "gates" there are no
     matrices, and what is convolved is the values alone, between two gates. With ``is_dealt``
-    queries, keys, values and gates are one matrix, stacked by key head."""
+    queries, keys, values and gates are one matrix, stacked by key head. What is read has a norm of
+    its own where it ``is_normed``. A recurrence that ``is_beside`` attention works on the same as
+    that, in layers that have both."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -109,6 +111,8 @@ class Recurrence:
     rule: str
     has_bias: bool
     is_dealt: bool
+    is_normed: bool = True
+    is_beside: bool = False
 
     @property
     def mixed_columns(self) -> int:
@@ -147,7 +151,8 @@ class ModelConfig:
     Layers of a ``recurrence`` attend nothing. With ``gated_attention`` the matrix of queries makes
     as many gates, head by head, whose sigmoids multiply what is attended.
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
-    with or without experts, or "both", as all have where it is None.
+    with or without experts, or "both", as all have where it is None. ``factors`` multiply what
+    matrices of a layer make, by their names.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -200,6 +205,7 @@ class ModelConfig:
     gated_attention: bool
     dtype: str
     parts: tuple[str, ...] | None = None
+    factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
     kv_format: Grouped | None = None
     attended_share: float = 1.0
@@ -242,7 +248,13 @@ class ModelConfig:
     def attends(self, layer: int) -> bool:
         """Whether a layer has keys and values."""
         has_mixer = self.parts is None or self.parts[layer] != "mlp"
-        return has_mixer and not self.keeps_state(layer)
+        return has_mixer and (self.attends_aside or not self.keeps_state(layer))
+
+    @property
+    def attends_aside(self) -> bool:
+        """Whether what is attended stays beside the stream: the unit after works on that as it was,
+        and adds both."""
+        return self.parallel or (self.recurrence is not None and self.recurrence.is_beside)
 
     @property
     def num_attention_layers(self) -> int:
@@ -298,6 +310,11 @@ def _contradictions(config: ModelConfig) -> list[str]:
         f"rotary width {rope.rotary_dim} exceeds head width {config.head_dim}"
         for rope in config.rotations
         if rope.rotary_dim > config.head_dim
+    ]
+    problems += [
+        f"what {name} makes is multiplied by {factor}, it must be more than 0"
+        for name, factor in config.factors
+        if not factor > 0
     ]
     positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
     for name in (*positive, *_FACTORS):

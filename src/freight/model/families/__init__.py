@@ -15,6 +15,7 @@ from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_L
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
+from freight.model.families.falcon_h1 import FALCON_H1
 from freight.model.families.gemma2 import GEMMA2
 from freight.model.families.gemma3 import GEMMA3
 from freight.model.families.glm import GLM, GLM4
@@ -105,6 +106,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
     "nemotron_h": NEMOTRON_H,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,

@@ -261,5 +261,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_rule": fixed("delta"),
     "recurrent_bias": fixed(False),
     "recurrent_deal": fixed(False),
+    "recurrent_norm": fixed(True),
+    "recurrent_beside": fixed(False),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
