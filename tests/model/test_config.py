@@ -286,6 +286,8 @@ KEYS_OF_SOME = [
     *("attention_types", "attention_layers", "n_inner", "n_embd", "attn_config", "d_model"),
     *("router_jitter_noise", "qk_layernorm", "clip_qkv", "hidden_act", "hidden_activation"),
     *("scale_embedding", "use_post_norm", "embedding_multiplier", "seq_length", "n_head"),
+    *("attn_layer_indices", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
+    *("ssm_in_multiplier", "mamba_d_ssm", "mamba_rms_norm", "mamba_n_heads", "matrix_factors"),
 ]
 LIKELY = st.sampled_from(
     [
@@ -605,6 +607,23 @@ LING_3: dict[str, Any] = {
     "num_shared_experts": 1,
     "rope_parameters": {"rope_theta": 6e6, "partial_rotary_factor": 0.5},
 }
+FALCON_H1: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "attention_in_multiplier": 1.0,
+    "head_dim": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 1536,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 24,
+    "mamba_norm_before_gate": False,
+    "mamba_rms_norm": False,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "vocab_size": 32_784,
+}
 LFM2: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -616,6 +635,25 @@ LFM2: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("raw", "parameters", "num_attending"),
     [
+        (FALCON_H1, 521_411_104, 36),
+        (
+            {
+                "architectures": ["BambaForCausalLM"],
+                "attn_layer_indices": [9, 18, 27],
+                "attn_rotary_emb": 64,
+                "hidden_size": 4096,
+                "intermediate_size": 14_336,
+                "mamba_d_head": 64,
+                "mamba_d_state": 128,
+                "mamba_n_heads": 128,
+                "num_attention_heads": 32,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128_256,
+            },
+            9_780_235_392,
+            3,
+        ),
         (
             {
                 **GRANITE_4,
@@ -644,7 +682,10 @@ LFM2: dict[str, Any] = {
         (KIMI_LINEAR, 49_122_681_728, 7),
         ({**LING_3, "num_hidden_layers": 42}, 124_414_211_552, 7),
     ],
-    ids=["granite-4.0-h-micro", "lfm2-1.2b", "kimi-linear-48b-a3b", "ling-3.0-flash"],
+    ids=[
+        *("falcon-h1-0.5b", "bamba-9b", "granite-4.0-h-micro", "lfm2-1.2b"),
+        *("kimi-linear-48b-a3b", "ling-3.0-flash"),
+    ],
 )
 def test_models_with_states_have_the_published_number_of_parameters(
     raw: dict[str, Any], parameters: int, num_attending: int
@@ -873,3 +914,29 @@ def test_of_gemma_4_only_proportional_rotations_leave_some_of_a_head() -> None:
 def test_what_gemma_4_is_not_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         parse_config(gemma4({**GEMMA4_31B, **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mlp_multipliers": [1.0]}, "mlp.gate is"),
+        ({"ssm_multipliers": [1.0, 2.0, "a", 1.0, 1.0]}, "recurrence.keys is 'a'"),
+        ({"key_multiplier": -0.5}, "what attention.k makes is multiplied by -0.5"),
+        ({"key_multiplier": float("nan")}, "attention.k is nan"),
+        ({"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate is"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"time_step_limit": [0.1, 1.0]}, "time_step_limit is"),
+    ],
+)
+def test_factors_that_are_none_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**FALCON_H1, **change})
+
+
+def test_factors_of_what_goes_into_a_part_are_those_of_its_matrices() -> None:
+    changes = {"ssm_in_multiplier": 2.0, "ssm_multipliers": [1.0, 0.5, 1.0, 1.0, 3.0]}
+    found = parse_config({**FALCON_H1, **changes, "key_multiplier": 0.5})
+    scanned = {"gate": 2.0, "keys": 2.0, "queries": 2.0, "a": 6.0}
+    wanted = {f"recurrence.{name}": factor for name, factor in scanned.items()}
+    assert dict(found.factors) == {"attention.k": 0.5, **wanted}
+    assert found.num_attention_layers == found.num_recurrent_layers == 36

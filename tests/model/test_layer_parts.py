@@ -107,7 +107,14 @@ def test_numbers_of_parameters_are_those_published(
         ({"hybrid_override_pattern": None}, "layer_types is None"),
         ({"time_step_limit": [0.001, 0.1]}, "time_step_limit is"),
         ({"time_step_limit": [0.001, float("inf")]}, "time_step_limit is"),
-        ({"moe_latent_size": 1024}, "moe_latent_size is 1024"),
+        (
+            {
+                "hybrid_override_pattern": "ME" * 26,
+                "moe_latent_size": 1024,
+                "moe_shared_expert_intermediate_size": 0,
+            },
+            "an MLP beside them",
+        ),
         ({"use_bias": True}, "use_bias is True"),
         ({"residual_in_fp32": True}, "residual_in_fp32 is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),

@@ -239,7 +239,7 @@ UNKNOWN = {
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
     *("cohere2_moe", "kolibri1", "minimax_m3_vl", "minimax_m3_vl_text"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
-    *("bloom", "granitemoeshared", "mpt"),
+    *("bamba", "bloom", "falcon_h1", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4"),
 }

@@ -143,6 +143,19 @@ SHAPES: list[dict[str, Any]] = [
         "linear_value_head_dim": 16,
         "partial_rotary_factor": 1.0,
     },
+    {
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": "ME*-",
+        "num_hidden_layers": 4,
+        "n_routed_experts": 5,
+        "moe_intermediate_size": 30,
+        "moe_latent_size": 12,
+        "moe_shared_expert_intermediate_size": 20,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 10,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+    },
 ]
 
 

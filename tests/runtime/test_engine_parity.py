@@ -1336,6 +1336,19 @@ def test_internlm_2_is_llama_by_other_names(tmp_path: Path) -> None:
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
 
 
+@pytest.mark.parametrize("name", ["llm_config", "text_config"])
+def test_of_nemotron_vl_the_part_that_reads(name: str, tmp_path: Path) -> None:
+    text = publish("nemotron-3-nano-30b", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    own = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["NemotronH_Nano_VL_V2"], "vit_hidden_size": 32, name: own}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(text, prompts, STEPS), **tiny.ON_CPU)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_checkpoint_in_half_precision(dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:

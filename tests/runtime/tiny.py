@@ -182,9 +182,16 @@ class Answer:
     logits: torch.Tensor
 
 
-def reference(model: PreTrainedModel, prompts: Sequence[Sequence[int]], steps: int) -> list[Answer]:
-    """Greedy answers of transformers, a row at a time."""
-    return [_answer(model, prompt, steps) for prompt in prompts]
+def reference(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    with_positions: bool = False,
+) -> list[Answer]:
+    """Greedy answers of transformers, a row at a time; it is told positions where it would count
+    them from 0 at every step."""
+    return [_answer(model, prompt, steps, with_positions) for prompt in prompts]
 
 
 def tokens(answers: Sequence[Answer]) -> list[list[int]]:
@@ -192,7 +199,9 @@ def tokens(answers: Sequence[Answer]) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer:
+def _answer(
+    model: PreTrainedModel, prompt: Sequence[int], steps: int, with_positions: bool
+) -> Answer:
     # Scaled rotary embeddings remember the longest row so far: each row gets a fresh one.
     config = model.config.get_text_config()
     for module in model.modules():
@@ -201,7 +210,10 @@ def _answer(model: PreTrainedModel, prompt: Sequence[int], steps: int) -> Answer
             module.rotary_emb = type(own)(config=getattr(own, "config", config))
     cache, pending, token_ids, rows = None, list(prompt), [], []
     for _ in range(steps):
-        out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True)
+        end = len(prompt) + len(token_ids)
+        places = torch.arange(end - len(pending), end)[None]
+        more = {"position_ids": places} if with_positions else {}
+        out = model(torch.tensor([pending]), past_key_values=cache, use_cache=True, **more)
         cache = out.past_key_values
         rows.append(out.logits[0, -1].float())
         pending = [int(rows[-1].argmax())]

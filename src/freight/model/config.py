@@ -150,6 +150,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["latent"] = _read_latent(config, keys)
     switches["recurrence"] = _read_recurrence(config, keys)
     parts = config.raw.get("layer_parts")
+    switches["factors"] = _read_factors(config)
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)
@@ -274,6 +275,7 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         margin=config.number(keys["route_margin"]),
         beside_mlp=config.flag(keys["beside_mlp"]),
         has_gains=config.flag(keys["route_gains"]),
+        latent_size=config.count(keys["expert_latent"]) or 0,
     )
 
 
@@ -335,4 +337,15 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         rate_rank=config.count(keys["recurrent_rate_rank"]),
         rate_bound=config.number(keys["recurrent_rate_bound"]),
         read_eps=config.number(keys["recurrent_read_eps"]),
+        is_normed=config.flag(keys["recurrent_norm"]),
+        is_beside=config.flag(keys["recurrent_beside"]),
     )
+
+
+def _read_factors(config: RawConfig) -> tuple[tuple[str, float], ...]:
+    own = config.raw.get("matrix_factors")
+    if not isinstance(own, dict):
+        return ()
+    given = RawConfig(own, config.problems)
+    found = {name: given.number(Key(names=(name,), default=1.0)) or 0.0 for name in own}
+    return tuple((name, factor) for name, factor in found.items() if factor != 1)

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from freight.model.activations import activation_step
 from freight.model.dims import dim_sizes
+from freight.model.expert_latents import narrow, widen
 from freight.model.expert_layers import join_experts, route
+from freight.model.factors import with_factors
 from freight.model.head_unit import head_unit
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.number_format import GROUP_SIZES
@@ -67,10 +69,12 @@ def build_programme(config: ModelConfig) -> Programme:
     for layer in range(config.num_layers):
         if config.attends(layer):
             units.append(builder.attention(layer))
-        elif config.keeps_state(layer):
+        if config.keeps_state(layer):
             units.append(builder.recurrence(layer))
         if config.has_mlp(layer):
             units += builder.mlp_units(layer)
+    if config.factors:
+        units[1:] = [with_factors(unit, config) for unit in units[1:]]
     sizes = [unit.num_elements for unit in units[1:]]
     largest = max(map(sum, pairwise([*sizes, sizes[0]]))) // 2
     most = max(_HEAD_CHUNK_MIN_ROWS, largest // config.embedding_size)
@@ -78,7 +82,7 @@ def build_programme(config: ModelConfig) -> Programme:
     chunk = align_up(-(-config.vocab_size // num_chunks), _HEAD_GRANULE_ROWS)
     for first in range(0, config.vocab_size, chunk):
         units.append(builder.head(first, min(chunk, config.vocab_size - first)))
-    return Programme(units=tuple(units), carried=config.carried, width=config.hidden_size)
+    return Programme(units=tuple(units), carried=config.carried)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -217,9 +221,8 @@ class _Builder:
             steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
         if c.gated_attention:
             steps.append(Weigh(x=attended, y="gates"))
-        # In a parallel block the MLP must still find the residual stream as it was.
         last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
-        steps += [last] if c.parallel else self.left(layer, "attention", last)
+        steps += [last] if c.attends_aside else self.left(layer, "attention", last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
     def heads(self, width: int) -> dict[str, Any]:
@@ -235,6 +238,7 @@ class _Builder:
             prefix, x, own, self.config.norm_eps, matrix=self.matrix, vector=self.vector
         )
         steps += [*inner, *self.left(layer, "attention", last)]
+        steps += [Add(x="x", y=self.config.beside)] if own.is_beside else []
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
 
     def gated_queries(self, prefix: str, x: str) -> list[Step]:
@@ -351,13 +355,15 @@ class _Builder:
         if experts is None or not experts.layers[layer]:
             return [self.mlp(layer)]
         if experts.beside_mlp:
-            own = (self.expert(layer, number) for number in range(experts.num_experts))
+            own = (self.expert(layer, experts, number) for number in range(experts.num_experts))
             return [self.router(layer, experts), *own, self.mlp(layer)]
         return [
             *([self.shared_expert(layer, experts)] if experts.shared_size else []),
+            *([narrow(layer, self.matrix)] if experts.latent_size else []),
             self.router(layer, experts),
-            *(self.expert(layer, number) for number in range(experts.num_experts)),
+            *(self.expert(layer, experts, number) for number in range(experts.num_experts)),
             *([self.closing(layer)] if self.config.norms_sum else []),
+            *([widen(layer, self.matrix)] if experts.latent_size else []),
         ]
 
     def mlp(self, layer: int) -> Unit:
@@ -379,18 +385,18 @@ class _Builder:
             steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
-    def feed_forward(self, prefix: str, x: str, width: str) -> list[Step]:
+    def feed_forward(self, prefix: str, x: str, width: str, dim: str = "D") -> list[Step]:
         c = self.config
         inner = "gate" if c.gated_mlp else "up"
-        steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, "D"), c.mlp_bias)]
+        steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, dim), c.mlp_bias)]
         if c.gated_mlp:
-            steps.append(self.project(f"{prefix}.up", x, "up", (width, "D"), c.mlp_bias))
+            steps.append(self.project(f"{prefix}.up", x, "up", (width, dim), c.mlp_bias))
         if c.gated_mlp and c.gate_limit is not None:
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
             steps.append(activation_step(c.activation, prefix, inner, self.vector))
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
-        steps.append(self.project(f"{prefix}.down", inner, "update", ("D", width), c.mlp_bias))
+        steps.append(self.project(f"{prefix}.down", inner, "update", (dim, width), c.mlp_bias))
         return steps
 
     def router(self, layer: int, experts: Experts) -> Unit:
@@ -428,20 +434,21 @@ class _Builder:
         steps = [*self.put_aside(layer), *inner, *(found or self.left(layer, "shared", last))]
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
-    def expert(self, layer: int, number: int) -> Unit:
-        prefix, c, experts = f"layers.{layer}.experts.{number}", self.config, self.config.experts
-        assert experts is not None
-        comes_first, source, target = experts.weighs_input, "aside", "x"
+    def expert(self, layer: int, experts: Experts, number: int) -> Unit:
+        prefix, comes_first = f"layers.{layer}.experts.{number}", experts.weighs_input
+        source, target, dim = "aside", "x", "D"
         norms: list[Step] = []
         if experts.beside_mlp:  # each norms its own tokens, or a third value would be carried
             source, target = target, source
             norms = [self.norm(f"layers.{layer}.experts.norm", "chosen", "chosen")]
-        elif c.norms_sum:
+        elif experts.latent_size:
+            source, target, dim = "narrow", "made", "L"
+        elif self.config.norms_sum:
             target = "sum"
         steps = (
             Dispatch(x=source, out="chosen", weighs=comes_first),
             *norms,
-            *self.feed_forward(prefix, "chosen", "Y"),
+            *self.feed_forward(prefix, "chosen", "Y", dim),
             Combine(x=target, y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)

@@ -2,7 +2,8 @@
 
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
 width, M and I the same of layers whose heads have another size, V vocabulary, P positions; X
-experts, Y width of one, Z of the MLP beside them. Those of latents and recurrences beside these.
+experts, Y width of one, Z of the MLP beside them, L of
+what they work on where that is narrow. Those of latents and recurrences beside these.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         "X": config.experts.num_experts if config.experts else 0,
         "Y": config.experts.intermediate_size if config.experts else 0,
         "Z": config.experts.shared_size if config.experts else 0,
+        "L": config.experts.latent_size if config.experts else 0,
         "1": 1,
         "2": 2,
     }

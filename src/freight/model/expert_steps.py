@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from freight.model.weight import Weight
 
-__all__ = ["Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
+__all__ = ["Clear", "Combine", "Dispatch", "ExpertStep", "Route", "Weigh"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,4 +62,11 @@ class Combine:
     weighs: bool = True
 
 
-ExpertStep = Route | Weigh | Dispatch | Combine
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clear:
+    """x = 0, in place"""
+
+    x: str
+
+
+ExpertStep = Clear | Route | Weigh | Dispatch | Combine

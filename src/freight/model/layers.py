@@ -368,7 +368,8 @@ def _embed(step: Embed, frame: Frame) -> None:
 
 def _scale(step: Scale, frame: Frame) -> None:
     x = frame.values[step.x]
-    x.mul_(torch.tensor(step.factor, dtype=x.dtype).item())
+    end = None if step.num_columns is None else step.first + step.num_columns
+    x[:, step.first : end].mul_(torch.tensor(step.factor, dtype=x.dtype).item())
 
 
 def _scale_by(step: ScaleBy, frame: Frame) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from freight.model.expert_steps import Combine, Dispatch, ExpertStep, Route, Weigh
+from freight.model.expert_steps import Clear, Combine, Dispatch, ExpertStep, Route, Weigh
 from freight.model.latent_steps import (
     AbsorbKeys,
     ExpandValues,
@@ -80,10 +80,12 @@ class Embed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """x = x * factor, in place, the factor rounded to x's type first"""
+    """x = x * factor, in place, the factor rounded to x's type first; or so many of its columns"""
 
     x: str
     factor: float
+    first: int = 0
+    num_columns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +94,6 @@ class ScaleBy:
 
     x: str
     weight: Weight
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clear:
-    """x = 0"""
-
-    x: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +256,6 @@ Step = (
     Embed
     | Scale
     | ScaleBy
-    | Clear
     | AddPositions
     | Norm
     | Project
@@ -428,14 +422,13 @@ def _form_of(unit: Unit) -> tuple[object, ...]:
 class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
-    ``carried`` names the values of ``width`` columns that pass from unit to unit, side by side: the
-    residual stream ``x``, and for some models one or two more. ``kinds`` is one unit of each form,
+    ``carried`` has the values that pass from unit to unit, side by side: the name and the columns
+    of each, the residual stream ``x`` first. ``kinds`` is one unit of each form,
     ``forms`` has for each unit a number that units of one form share: they take equally long.
     """
 
     units: tuple[Unit, ...]
-    carried: tuple[str, ...]
-    width: int
+    carried: tuple[tuple[str, int], ...]
     kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
     forms: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
@@ -453,7 +446,7 @@ class Programme:
     @property
     def stream_columns(self) -> int:
         """Columns of all that passes from unit to unit."""
-        return len(self.carried) * self.width
+        return sum(columns for _, columns in self.carried)
 
     @property
     def embedding(self) -> Unit:

@@ -112,7 +112,8 @@ def recurrent_steps(
             x="read", out="update", weight=out
         )
     gates: list[Step] = [Activate(x="gate", function="silu"), Multiply(x="gate", y="read")]
-    steps += [*gates, norm] if is_scan else [norm, *gates]
+    norms = [norm] if own.is_normed else []
+    steps += [*gates, *norms] if is_scan else [*norms, *gates]
     return steps, Project(x="gate", out="update", weight=out)
 
 

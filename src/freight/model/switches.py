@@ -64,7 +64,9 @@ class Experts:
     ``shared_gate``, or times ``shared_scale``. With ``beside_mlp`` it is the layer's own MLP:
     router, experts and MLP have a norm each before them, experts and MLP one behind, and their sum
     the layer's (Gemma 4). There the router's scores are divided by the root of the stream's width,
-    and with ``has_gains`` an expert's weights are multiplied by a number of its own.
+    and with ``has_gains`` an expert's weights are multiplied by a number of its own. With a
+    ``latent_size`` the experts work on so many numbers: a matrix makes them of what that MLP works
+    on, and another one brings what they make together into the stream.
     """
 
     num_experts: int
@@ -87,6 +89,7 @@ class Experts:
     margin: float | None = None
     beside_mlp: bool = False
     has_gains: bool = False
+    latent_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +119,9 @@ class Recurrence:
     Where it decays ``by_row`` each row of a matrix has a rate of its own (Kimi Linear), and gates
     count by their sigmoids; both are made of ``rate_rank`` numbers, where there is such a rank.
     Logarithms of what is left are no further below 0 than ``rate_bound``, where there is one.
-    ``read_eps`` is that of the norm of what is read, None for that of the others."""
+    What is read has a norm of its own where it ``is_normed``, with ``read_eps``, or as others where
+    that is None. A recurrence that ``is_beside`` attention works on the same as that, in layers
+    that have both."""
 
     layers: tuple[bool, ...]
     num_key_heads: int
@@ -133,6 +138,8 @@ class Recurrence:
     rate_rank: int | None = None
     rate_bound: float | None = None
     read_eps: float | None = None
+    is_normed: bool = True
+    is_beside: bool = False
 
     @property
     def mixed_columns(self) -> int:
@@ -180,7 +187,8 @@ class ModelConfig:
     multiply what is attended, unless these have a matrix of their own (``gates_apart``); over
     latents a matrix of their own makes one for each head.
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
-    with or without experts, or "both", as all have where it is None.
+    with or without experts, or "both", as all have where it is None. ``factors`` multiply what
+    matrices of a layer make, by their names.
     ``packing`` says how the checkpoint's matrices are quantised, where config.json does.
 
     The last two are approximations that a user asks for: ``kv_format`` is what keys and values are
@@ -243,6 +251,7 @@ class ModelConfig:
     layer_scales: bool
     dtype: str
     parts: tuple[str, ...] | None = None
+    factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
     kv_format: Grouped | None = None
     attended_share: float = 1.0
@@ -290,13 +299,18 @@ class ModelConfig:
         return experts is not None and self.norm_place == "both" and not experts.beside_mlp
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """The values of the model's width that pass from unit to unit: the residual stream, what
-        experts work on or attention's update of a parallel block, and what experts have made so
-        far, or that update."""
-        has_two = self.parallel or self.experts is not None
-        has_three = self.norms_sum or (self.parallel and self.experts is not None)
-        return ("x", "aside", "sum")[: 1 + has_two + has_three]
+    def carried(self) -> tuple[tuple[str, int], ...]:
+        """The values that pass from unit to unit, and how wide they are: the residual stream; what
+        experts work on, or attention's update where the next unit must find the stream as it was;
+        what experts have made so far, or that update; what they work on and make where that is
+        narrow."""
+        experts = self.experts
+        has_two = self.attends_aside or experts is not None
+        has_three = self.norms_sum or (self.attends_aside and experts is not None)
+        names = ("x", "aside", "sum")[: 1 + has_two + has_three]
+        narrow = ("narrow", "made") if experts is not None and experts.latent_size else ()
+        width = experts.latent_size if experts is not None else 0
+        return (*((own, self.hidden_size) for own in names), *((own, width) for own in narrow))
 
     @property
     def beside(self) -> str:
@@ -335,7 +349,13 @@ class ModelConfig:
     def attends(self, layer: int) -> bool:
         """Whether a layer has keys and values."""
         has_mixer = self.parts is None or self.parts[layer] != "mlp"
-        return has_mixer and not self.keeps_state(layer)
+        return has_mixer and (self.attends_aside or not self.keeps_state(layer))
+
+    @property
+    def attends_aside(self) -> bool:
+        """Whether what is attended stays beside the stream: the unit after works on that as it was,
+        and adds both."""
+        return self.parallel or (self.recurrence is not None and self.recurrence.is_beside)
 
     def norm_place_in(self, layer: int) -> str:
         """Where the norms of one layer are."""
@@ -406,6 +426,11 @@ def _contradictions(config: ModelConfig) -> list[str]:
         f"rotary width {turned} exceeds head width {width}"
         for turned, width in sorted(widths)
         if turned > width
+    ]
+    problems += [
+        f"what {name} makes is multiplied by {factor}, it must be more than 0"
+        for name, factor in config.factors
+        if not factor > 0
     ]
     positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
     for name in (*positive, *_FACTORS):
@@ -583,4 +608,10 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append("the MLP beside the experts has a factor and another way to be added")
     if experts.shared_scale != 1 and config.residual_scale is not None:
         problems.append("the MLP beside the experts has two factors")
+    if experts.latent_size < 0 or (experts.latent_size and not experts.shared_size):
+        problems.append(
+            "experts that work on latents have a width of these, and an MLP beside them"
+        )
+    if experts.latent_size and (config.norms_sum or config.attends_aside or config.has_query_rank):
+        problems.append("experts that work on latents are in plain layers")
     return problems

@@ -22,9 +22,10 @@ from typing import Final
 from freight.plan.delegation import Delegation, attended_home
 from freight.plan.handover import Handover
 from freight.plan.operation import Access, Kind, Lane, Operation
+from freight.plan.policy import Tier
 from freight.plan.scoreboard import Scoreboard, read, write
 from freight.plan.steps import Step, steps_of
-from freight.plan.sweep import Awaited, BatchWork, StreamModel, Sweep
+from freight.plan.sweep import Awaited, BatchWork, StreamModel, StreamUnit, Sweep
 from freight.plan.weight_stream import WeightStream
 
 __all__ = ["schedule"]
@@ -55,6 +56,11 @@ def schedule(
         chosen=chosen or _nothing_chosen,
     )
     return stream.run()
+
+
+def _home(unit: StreamUnit, tier: Tier) -> str:
+    """Of what rows keep for a unit: a layer may have two of these."""
+    return f"{unit.kind} on {tier}, layer {unit.layer}"
 
 
 def _nothing_chosen(k: int) -> Collection[int]:
@@ -163,6 +169,7 @@ class _Stream:
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots[unit, k] = self.board.take_slot("kv slot")
+        home = partial(_home, self.model.units[unit])
         passed = work.passed(self.model.units[unit])
         load, size = passed.load, passed.slot_bytes
         if not load:
@@ -170,11 +177,11 @@ class _Stream:
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         arrival = write("kv slot", slot, (sweep, unit, k, 0), size)
         from_disk = bool(load.disk or load.tails)
-        disk = [self.board.home(f"kv on disk, layer {layer}", k)] if from_disk else []
-        host = [self.board.home(f"kv on cpu, layer {layer}", k)] if load.cpu else []
+        disk = [self.board.home(home("disk"), k)] if from_disk else []
+        host = [self.board.home(home("cpu"), k)] if load.cpu else []
         if not self.on_device:
             moved = load.disk
-            tail = [self.board.home(f"kv on disk, layer {layer}", k)]
+            tail = [self.board.home(home("disk"), k)]
             accesses = [*tail, arrival]
             yield make(Kind.READ_KV, Lane.DISK_READ, accesses, slot=slot, num_bytes=moved)
             return
@@ -208,18 +215,20 @@ class _Stream:
         assert layer is not None
         k = work.batch.index
         slot = self.kv_slots.pop((unit, k))
+        home = partial(_home, self.model.units[unit])
         passed = work.passed(self.model.units[unit])
         store = passed.store
+        delegates_later = work.delegates_later and self.model.units[unit].kind == "attention"
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
         source = read("kv slot", slot, (sweep, unit, k, 1))
-        disk_home = f"kv on disk, layer {layer}"
+        disk_home = home("disk")
         if not self.on_device:
             accesses = [source, self.board.new_home(disk_home, k, (sweep,))]
             moved = store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=slot, num_bytes=moved)
             return
-        accesses = [source, self.board.new_home(f"kv on cpu, layer {layer}", k, (sweep,))]
-        if work.delegates_later:
+        accesses = [source, self.board.new_home(home("cpu"), k, (sweep,))]
+        if delegates_later:
             accesses.append(self.board.new_home(attended_home("cpu", layer), k, (sweep, 0)))
         out = -1
         to_disk = bool(store.disk or store.tails)
@@ -238,7 +247,7 @@ class _Stream:
         if to_disk:
             accesses = [read("kv out", out, (sweep, unit, k))]
             accesses.append(self.board.new_home(disk_home, k, (sweep,)))
-            if work.delegates_later:
+            if delegates_later:
                 accesses.append(self.board.new_home(attended_home("disk", layer), k, (sweep, 0)))
             moved = store.disk
             yield make(Kind.WRITE_KV, Lane.DISK_WRITE, accesses, source_slot=out, num_bytes=moved)

@@ -5,7 +5,7 @@ Mirrors what ``model.layers`` takes from its workspace. Knows no tensors and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from freight.model.batch import GROUP_BYTES, PROMPT_BYTES, QUERY_BLOCK, STEM_BYTES
@@ -55,6 +55,7 @@ def workspace_bytes(
         "recurrence": rows_of_one,
         "head": policy.most_made * (workload.max_new_tokens > 0),
     }
+    carried = dict(layout.programme.carried)
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
     def attended(step: Attend) -> int:
@@ -62,7 +63,7 @@ def workspace_bytes(
 
     def peak(unit: Unit) -> int:
         count = tokens.get(unit.kind, policy.chunk_tokens)
-        sampled = _unit_bytes(unit, count, config, size, attended, integers)
+        sampled = _unit_bytes(unit, count, carried, size, attended, integers)
         is_scored = unit.kind == "head" and unit.steps and workload.max_scored_tokens
         if not is_scored:
             return sampled
@@ -70,7 +71,7 @@ def workspace_bytes(
         count = min(scored_chunk(policy, columns), policy.max_batch_tokens)
         widened = 4 * columns if size < 4 else 0
         return max(
-            sampled, _unit_bytes(unit, count, config, size, attended, integers) + count * widened
+            sampled, _unit_bytes(unit, count, carried, size, attended, integers) + count * widened
         )
 
     def recomputing(unit: Unit) -> int:
@@ -79,7 +80,7 @@ def workspace_bytes(
         return (
             0
             if own is None
-            else _unit_bytes(own, count, config, size, attended, integers) + (count * made)
+            else _unit_bytes(own, count, carried, size, attended, integers) + (count * made)
         )
 
     most = max(peak(unit) for unit in layout.kinds)
@@ -139,7 +140,7 @@ def scored_chunk(policy: Policy, columns: int) -> int:
 def _unit_bytes(
     unit: Unit,
     num_tokens: int,
-    config: ModelConfig,
+    carried: Mapping[str, int],
     size: int,
     attended: Callable[[Attend], int],
     integers: Collection[str],
@@ -147,7 +148,7 @@ def _unit_bytes(
     """The most that a unit's values and a step's own scratch take together, for so many tokens;
     the weights that ``integers`` names are multiplied as such."""
     # Rows that lie in several places are copied together first.
-    columns = dict.fromkeys({"x", "aside", *config.carried}, config.hidden_size)
+    columns = {"aside": carried["x"], **carried}
     held = sum(columns.values()) * size
     peak = 0
     as_integers: set[str] = set()

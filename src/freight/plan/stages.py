@@ -60,9 +60,7 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
             parts=config.parts and config.parts[cut],
             other_heads=others and replace(others, layers=others.layers[cut]),
         ),
-        programme=Programme(
-            units=(first, *own, *last), carried=whole.carried, width=config.hidden_size
-        ),
+        programme=Programme(units=(first, *own, *last), carried=whole.carried),
     )
 
 

@@ -52,8 +52,8 @@ class ResidualStream:
 
     def values(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """What passes from unit to unit, by name: views of the columns of ``rows``."""
-        width = self._programme.width
-        return {
-            name: rows[:, place * width : (place + 1) * width]
-            for place, name in enumerate(self._programme.carried)
-        }
+        values, first = {}, 0
+        for name, columns in self._programme.carried:
+            values[name] = rows[:, first : first + columns]
+            first += columns
+        return values

@@ -44,7 +44,7 @@ from ...runtime.test_engine_parity import (
     glm4_moe,
     gpt_oss,
 )
-from ...runtime.test_engine_recurrence import CONFIGS
+from ...runtime.test_engine_recurrence import CONFIGS, UNCOUNTED, falcon_h1
 from .stages import answers, on_ranks
 
 STEPS = 8
@@ -206,6 +206,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
     # States and keys, and a stage of states alone.
     "qwen3.5 moe": CONFIGS["qwen3.5 moe"],
+    "falcon h1": falcon_h1(num_hidden_layers=3),
     # A stage of an MLP and a state alone.
     "nemotron h": CONFIGS["nemotron h, no biases"],
     # A bias of the head, and a norm of embeddings with positions that keys carry.
@@ -218,7 +219,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=FAMILIES[family])
-    wanted = tiny.tokens(tiny.reference(model, PROMPTS, STEPS))
+    with_positions = family in UNCOUNTED
+    wanted = tiny.tokens(tiny.reference(model, PROMPTS, STEPS, with_positions=with_positions))
     work = tiny.workload(PROMPTS, STEPS)
     options = {**tiny.ON_CPU, "admission": "refill"}
     told = answers(tmp_path, 3, requests(), work, **options)

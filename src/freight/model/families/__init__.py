@@ -11,6 +11,7 @@ from typing import Final
 
 from freight.model.families.afmoe import AFMOE
 from freight.model.families.apertus import APERTUS
+from freight.model.families.bamba import BAMBA
 from freight.model.families.bloom import BLOOM, MPT
 from freight.model.families.cohere import COHERE, COHERE2, COHERE2_MOE
 from freight.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
@@ -18,6 +19,7 @@ from freight.model.families.deepseek_sparse import DEEPSEEK_V32, GLM_MOE_DSA
 from freight.model.families.ernie_moe import ERNIE45_MOE
 from freight.model.families.exaone import EXAONE4, EXAONE_MOE
 from freight.model.families.falcon import FALCON
+from freight.model.families.falcon_h1 import FALCON_H1
 from freight.model.families.flint import FLINT
 from freight.model.families.gemma import GEMMA
 from freight.model.families.gemma2 import GEMMA2, VAULT_GEMMA
@@ -143,6 +145,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "ernie4_5_moe": ERNIE45_MOE,
     "granitemoe": GRANITE_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
     "nemotron_h": NEMOTRON_H,
     "granite_swa": GRANITE_SWASH,
     "granitemoe_swa": GRANITE_MOE_SWASH,

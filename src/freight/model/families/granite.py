@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.llama import DECODER_TENSORS, LLAMA, PROJECTION_BIASES
-from freight.model.families.scans import scan_tensors
+from freight.model.families.scans import SCAN_KEYS, scan_tensors, spell_out_scan
 from freight.model.families.table import (
     MOST_LAYERS,
     Family,
@@ -104,7 +104,7 @@ _KINDS: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 def _spell_out_hybrid(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Layers by their older names; where no rotation is named there is none. Without experts the
     MLP beside them is the only one."""
-    raw = _spell_out(raw)
+    raw = spell_out_scan(_spell_out(raw))
     kinds = raw.get("layer_types") or raw.get("layers_block_type")
     num_layers = raw.get("num_hidden_layers")
     if kinds is None and isinstance(num_layers, int):
@@ -114,11 +114,6 @@ def _spell_out_hybrid(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     changes: dict[str, Any] = {"layer_types": kinds}
     if raw.get("position_embedding_type") != "rope" and isinstance(kinds, list):
         changes["rope_layers"] = [False] * len(kinds)
-    width, heads = raw.get("hidden_size"), raw.get("mamba_n_heads", 128)
-    expansion, given = raw.get("mamba_expand", 2), raw.get("mamba_d_head", "auto")
-    counts = (width, heads, expansion)
-    if given == "auto" and all(isinstance(own, int) and own > 0 for own in counts):
-        changes["mamba_d_head"] = width * expansion // heads
     shared = raw.get("shared_intermediate_size", 1024)
     if raw.get("num_local_experts", 8) == 0:
         changes |= {"intermediate_size": shared, "shared_size": 0}
@@ -151,13 +146,7 @@ GRANITE_HYBRID: Final = Family(
     keys={
         **GRANITE_MOE.keys,
         "shared_size": read("shared_size", 0),
-        "recurrent_rule": fixed("scan"),
-        "recurrent_bias": read("mamba_conv_bias", True),
-        "recurrent_taps": read("mamba_d_conv", 4),
-        "recurrent_key_heads": read("mamba_n_groups", 1),
-        "recurrent_heads": read("mamba_n_heads", 128),
-        "recurrent_key_width": read("mamba_d_state", 256),
-        "recurrent_value_width": read("mamba_d_head", None),
+        **SCAN_KEYS,
     },
     tensors={
         **GRANITE_MOE.tensors,
@@ -167,6 +156,6 @@ GRANITE_HYBRID: Final = Family(
         "layers.{i}.mlp.down": f"{_MLP}.output_linear.weight",
         **_SHARED,
     },
-    demands={"mamba_proj_bias": False, "hidden_act": "silu"},
+    demands={"mamba_proj_bias": False, "hidden_act": "silu", "time_step_limit": None},
     prepare=_spell_out_hybrid,
 )

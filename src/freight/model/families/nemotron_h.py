@@ -1,15 +1,15 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is one part alone, with one norm: a
-scan, attention without rotation, an MLP, or experts that are chosen by sigmoids, with corrections
-and one beside them for all. What is within MLPs and experts is squared, and gated by nothing."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is one part alone, with one norm: a scan,
+attention without rotation, an MLP, or experts that are chosen by sigmoids, with corrections and one
+beside them for all, and may work on latents. What is within MLPs and experts is squared, and gated
+by nothing."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from freight.model.families.scans import scan_tensors
-from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read
+from freight.model.families.scans import scan_tensors, spell_out_scan
+from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, text_part
 
 __all__ = ["NEMOTRON_H"]
 
@@ -22,11 +22,12 @@ _KINDS: Final = {
     "E": "moe",
 }
 _MLPS: Final = ("mlp", "moe")
-_INFINITE: Final = (math.inf, "inf", "Infinity", {"__float__": "Infinity"})
 
 
 def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Kinds of layers by the letters of a pattern, or older names. No layer rotates."""
+    """Kinds of layers by the letters of a pattern, or older names. No layer rotates. Of models that
+    see or hear, too, the part that reads has another name than elsewhere."""
+    raw = text_part({"text_config": raw.get("llm_config"), **raw})
     kinds = raw.get("layers_block_type") or raw.get("hybrid_override_pattern")
     if not isinstance(kinds, list | str):
         return {**raw, "layer_types": kinds}  # to be refused
@@ -41,10 +42,7 @@ def _name_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     if "moe" not in kinds:
         changes |= {"n_routed_experts": 0, "n_shared_experts": 1}
-    limits = raw.get("mamba_dt_limit") or raw.get("time_step_limit")
-    if isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 and limits[1] in _INFINITE:
-        limits = None
-    return {**raw, **changes, "time_step_limit": limits}
+    return {**spell_out_scan(raw), **changes}
 
 
 _LAYER: Final = "backbone.layers.{i}"
@@ -68,12 +66,18 @@ _EXPERT_KEYS: Final = {
     "route_corrections": fixed(True),
     "expert_groups": read("n_group", 1),
     "groups_per_token": read("topk_group", 1),
+    "expert_latent": read("moe_latent_size", None),
     "shared_size": read("moe_shared_expert_intermediate_size", 7688),
 }
 
 NEMOTRON_H: Final = Family(
-    architectures=("NemotronHForCausalLM",),
-    model_types=("nemotron_h",),
+    architectures=(
+        "NemotronHForCausalLM",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Omni_Reasoning_V3",
+    ),
+    model_types=("nemotron_h", "nemotron_h_omni"),
     keys={
         **BASE_KEYS,
         "hidden_size": read("hidden_size", 4096),
@@ -102,6 +106,8 @@ NEMOTRON_H: Final = Family(
         "layers.{i}.router.corrections": f"{_MIXER}.gate.e_score_correction_bias",
         "layers.{i}.shared.up": f"{_MIXER}.shared_experts.up_proj.weight",
         "layers.{i}.shared.down": f"{_MIXER}.shared_experts.down_proj.weight",
+        "layers.{i}.narrow": f"{_MIXER}.fc1_latent_proj.weight",
+        "layers.{i}.widen": f"{_MIXER}.fc2_latent_proj.weight",
         "layers.{i}.experts.{e}.up": f"{_MIXER}.experts.{{e}}.up_proj.weight",
         "layers.{i}.experts.{e}.down": f"{_MIXER}.experts.{{e}}.down_proj.weight",
         "head.norm": "backbone.norm_f.weight",
@@ -118,7 +124,6 @@ NEMOTRON_H: Final = Family(
         "sliding_window": None,
         "time_step_limit": None,
         "n_shared_experts": 1,
-        "moe_latent_size": None,
     },
     prepare=_name_layers,
 )

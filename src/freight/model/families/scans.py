@@ -1,12 +1,41 @@
-"""What the tensors of a scan (Mamba-2) are called in checkpoints of all families that have one."""
+"""What families with a scan (Mamba-2) have in common: names of tensors, and what config.json only
+implies."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any, Final
 
-from freight.model.families.table import Fused, Place
+from freight.model.families.table import Fused, Place, fixed, read
 
-__all__ = ["scan_tensors"]
+__all__ = ["SCAN_KEYS", "scan_tensors", "spell_out_scan"]
+
+_INFINITE: Final = (math.inf, "inf", "Infinity", {"__float__": "Infinity"})
+
+SCAN_KEYS: Final = {
+    "recurrent_rule": fixed("scan"),
+    "recurrent_bias": read("mamba_conv_bias", True),
+    "recurrent_taps": read("mamba_d_conv", 4),
+    "recurrent_key_heads": read("mamba_n_groups", 1),
+    "recurrent_heads": read("mamba_n_heads", 128),
+    "recurrent_key_width": read("mamba_d_state", 256),
+    "recurrent_value_width": read("mamba_d_head", None),
+}
+
+
+def spell_out_scan(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The width of a head, where it follows from others; limits of time steps that are none."""
+    width, heads = raw.get("hidden_size"), raw.get("mamba_n_heads", 128)
+    expansion, given = raw.get("mamba_expand", 2), raw.get("mamba_d_head", "auto")
+    counts = (width, heads, expansion)
+    changes: dict[str, Any] = {"time_step_limit": raw.get("time_step_limit")}
+    if given == "auto" and all(isinstance(own, int) and own > 0 for own in counts):
+        changes["mamba_d_head"] = width * expansion // heads
+    match changes["time_step_limit"]:
+        case [0, most] if most in _INFINITE:
+            changes["time_step_limit"] = None
+    return {**raw, **changes}
 
 
 def scan_tensors(prefix: str) -> Mapping[str, Place]:

@@ -264,6 +264,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_gate": fixed(False),
     "shared_scale": fixed(1.0),
     "route_inputs": fixed(False),
+    "expert_latent": fixed(None),
     "best_of_group": fixed(2),
     "route_margin": fixed(None),
     "beside_mlp": fixed(False),
@@ -294,5 +295,7 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "recurrent_rate_rank": fixed(None),
     "recurrent_rate_bound": fixed(None),
     "recurrent_read_eps": fixed(None),
+    "recurrent_norm": fixed(True),
+    "recurrent_beside": fixed(False),
 }
 """Llama's spelling, and what a model is unless its family says otherwise."""
