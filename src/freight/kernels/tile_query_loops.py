@@ -243,9 +243,9 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 lses[own + member] = tops[member] + np.log(totals[member])
                 share = splat(F(1.0) / totals[member])
                 for column in range(U(0), width, _WIDTH):
-                    place = column * _WIDTH + member * _WIDTH
+                    source = (column + member) * _WIDTH
                     target = (own + member) * width + column
-                    store(sums, target, multiply(load(found, place), share))
+                    store(sums, target, multiply(load(found, source), share))
     release()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError
+from freight.model.contradictions import contradictions
 from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
 from freight.model.heads import OtherHeads
 from freight.model.packing import read_packing
@@ -157,12 +158,15 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     ropes = read_ropes(config, keys, switches, num_layers)
     if config.problems:
         raise refusal(f"{place} was read as a model of the {name} family.", config.problems)
-    return ModelConfig(
+    found = ModelConfig(
         family=name,
         ropes=ropes,
         packing=read_packing(raw, place),
         **switches,
     )
+    if problems := contradictions(found):
+        raise refusal(f"A model of the {name} family was described.", problems)
+    return found
 
 
 def _find_family(raw: Mapping[str, Any], place: str) -> tuple[str, Family]:

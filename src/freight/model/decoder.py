@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Final
 
 from freight.model.activations import activation_step
-from freight.model.dims import dim_sizes
+from freight.model.decoder_parts import Parts
 from freight.model.expert_latents import narrow, widen
 from freight.model.expert_layers import join_experts, route
 from freight.model.factors import with_factors
@@ -32,7 +32,6 @@ from freight.model.programme import (
     Gate,
     Level,
     Multiply,
-    Norm,
     Programme,
     Project,
     Rotate,
@@ -42,7 +41,6 @@ from freight.model.programme import (
     Step,
     Unit,
     Weigh,
-    Weight,
 )
 from freight.model.recurrent_layers import recurrent_steps
 from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
@@ -54,7 +52,6 @@ from freight.quantities import align_down, align_up
 __all__ = ["build_programme", "count_parameters", "tensor_shapes"]
 
 _HEAD_CHUNK_MIN_ROWS: Final = 256
-_LATENT_EPS: Final = 1e-6
 _HEAD_GRANULE_ROWS: Final = max(GROUP_SIZES)
 """Groups of compressed rows begin where chunks do."""
 
@@ -107,44 +104,8 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(counted.values())
 
 
-class _Builder:
-    """Makes the units of one model, weights by their dims."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.sizes = dim_sizes(config)
-
-    # -- weights and common steps --------------------------------------------------------------
-
-    def matrix(self, name: str, out_dims: str, in_dims: str) -> Weight:
-        return Weight(
-            name=name,
-            out_dims=tuple(out_dims),
-            in_dims=tuple(in_dims),
-            num_rows=prod(self.sizes[dim] for dim in out_dims),
-            num_columns=prod(self.sizes[dim] for dim in in_dims),
-        )
-
-    def vector(self, name: str, dims: str) -> Weight:
-        columns = prod(self.sizes[dim] for dim in dims)
-        return Weight(name=name, out_dims=(), in_dims=tuple(dims), num_rows=1, num_columns=columns)
-
-    def project(
-        self, name: str, x: str, out: str, dims: tuple[str, str], biased: bool = False
-    ) -> Project:
-        """``dims`` are those of the output and of the input."""
-        bias = self.vector(f"{name}_bias", dims[0]) if biased else None
-        return Project(x=x, out=out, weight=self.matrix(name, *dims), bias=bias)
-
-    def norm(self, name: str, x: str, out: str) -> Norm:
-        return Norm(
-            x=x,
-            out=out,
-            kind=self.config.norm,  # type: ignore[arg-type]
-            weight=self.vector(name, "D"),
-            bias=self.vector(f"{name}_bias", "D") if self.config.norm_bias else None,
-            eps=self.config.norm_eps,
-        )
+class _Builder(Parts):
+    """Makes the units of one model."""
 
     def entered(self, layer: int, part: str) -> tuple[list[Step], str]:
         """The norm before a block, where there is one, and what the block works on."""
@@ -335,20 +296,6 @@ class _Builder:
             "value_width": latent.value_width,
             "turned_width": self.config.head_dim - latent.rank,
         }
-
-    def latent_norm(self, name: str, x: str, dim: str) -> Norm:
-        weight = self.vector(name, dim)
-        return Norm(x=x, out=x, kind="rms", weight=weight, bias=None, eps=_LATENT_EPS)
-
-    def qk_norm(self, name: str, x: str, num_heads: int, width: str) -> Norm:
-        heads = "N" if x == "q" else "K"
-        kind = self.config.qk_norm
-        return replace(
-            self.norm(name, x, x),
-            weight=self.vector(name, width if kind.startswith("per_") else f"{heads}H"),
-            bias=self.vector(f"{name}_bias", width) if self.config.qk_norm_bias else None,
-            num_heads=1 if kind == "whole" else num_heads,
-        )
 
     def mlp_units(self, layer: int) -> list[Unit]:
         experts = self.config.experts

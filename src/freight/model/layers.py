@@ -13,7 +13,6 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import (
@@ -30,29 +29,19 @@ from freight.model.latents import absorb_keys, expand_values, join_latent, split
 from freight.model.number_format import TILE_ROWS, integer_scratch
 from freight.model.programme import (
     Activate,
-    Add,
-    AddPositions,
     Attend,
-    Cap,
-    Clear,
-    Clip,
     Combine,
     Dispatch,
     Embed,
-    Gate,
-    Level,
     Multiply,
     Norm,
     Project,
     Rotate,
     Route,
-    Scale,
-    ScaleBy,
     Split,
     Step,
     Unit,
     Weigh,
-    Xielu,
     changed_values,
 )
 from freight.model.recurrences import convolve, deal, recur_by_state
@@ -60,6 +49,7 @@ from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 from freight.model.routes import choose_experts
 from freight.model.slope_steps import Narrow, Widen
 from freight.model.slopes import narrow, widen
+from freight.model.value_layers import VALUE_STEPS
 from freight.model.workspace import Workspace
 
 __all__ = ["run_unit", "select_rows"]
@@ -292,14 +282,6 @@ def _rotate(step: Rotate, frame: Frame) -> None:
     rotate(x, step.num_heads, own.cos, own.sin, frame.workspace, pairs=step.rope.pairs)
 
 
-def _level(step: Level, frame: Frame) -> None:
-    x = frame.values[step.x].view(frame.values[step.x].shape[0], step.num_heads, -1)
-    with frame.workspace.frame():
-        wide = frame.workspace.take(*x.shape, dtype=torch.float32)
-        sizes = torch.linalg.vector_norm(wide.copy_(x), dim=-1, keepdim=True)
-        x.copy_(wide.mul_(sizes.square_().div_(x.shape[-1]).add_(step.eps).rsqrt_()))
-
-
 def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
     k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
@@ -324,79 +306,13 @@ def _attend(step: Attend, frame: Frame) -> None:
             target.copy_(found[tokens])
 
 
-def _activate(step: Activate, frame: Frame) -> None:
-    activate(frame.values[step.x], step.function)
-
-
-def _xielu(step: Xielu, frame: Frame) -> None:
-    x = frame.values[step.x]
-    positive, negative = (F.softplus(frame.vector(own)) for own in (step.positive, step.negative))
-    with frame.workspace.frame():
-        wide, high, low = (frame.workspace.take(*x.shape, dtype=torch.float32) for _ in range(3))
-        above = frame.workspace.take(*x.shape, dtype=torch.bool)
-        torch.gt(wide.copy_(x), 0.0, out=above)
-        torch.square(wide, out=high).mul_(positive)
-        torch.clamp(wide, max=-1e-6, out=low).expm1_().sub_(wide).mul_(negative.add_(0.5))
-        x.copy_(torch.where(above, high, low, out=high).add_(wide, alpha=0.5))
-
-
-def _gate(step: Gate, frame: Frame) -> None:
-    x, y = frame.values[step.x], frame.values[step.y]
-    with frame.workspace.frame():
-        share = frame.workspace.take(*x.shape, dtype=x.dtype)
-        torch.mul(x.clamp_(max=step.limit), step.slope, out=share)
-        x.mul_(share.sigmoid_())
-    x.mul_(y.clamp_(-step.limit, step.limit).add_(1.0))
-
-
 def _activate_and_gate(step: Activate, by: Multiply, frame: Frame) -> None:
     """Both at once: each number leaves the cache once."""
     activate(frame.values[step.x], step.function, frame.values[by.y])
 
 
-def _multiply(step: Multiply, frame: Frame) -> None:
-    frame.values[step.x].mul_(frame.values[step.y])
-
-
-def _add(step: Add, frame: Frame) -> None:
-    frame.values[step.x].add_(frame.values[step.y])
-
-
 def _embed(step: Embed, frame: Frame) -> None:
     assert step.out in frame.values, f"rows of {step.weight.name} are gathered by the caller"
-
-
-def _scale(step: Scale, frame: Frame) -> None:
-    x = frame.values[step.x]
-    end = None if step.num_columns is None else step.first + step.num_columns
-    x[:, step.first : end].mul_(torch.tensor(step.factor, dtype=x.dtype).item())
-
-
-def _scale_by(step: ScaleBy, frame: Frame) -> None:
-    frame.values[step.x].mul_(frame.vector(step.weight))
-
-
-def _clear(step: Clear, frame: Frame) -> None:
-    frame.values[step.x].zero_()
-
-
-def _add_positions(step: AddPositions, frame: Frame) -> None:
-    x = frame.values[step.x]
-    assert frame.positions is not None
-    table = frame.weights[step.weight.name][0][1]
-    assert isinstance(table, torch.Tensor)
-    with frame.workspace.frame():
-        rows = frame.workspace.take(*x.shape, dtype=x.dtype)
-        torch.index_select(table, 0, frame.positions + step.offset, out=rows)
-        x.add_(rows)
-
-
-def _cap(step: Cap, frame: Frame) -> None:
-    frame.values[step.x].div_(step.limit).tanh_().mul_(step.limit)
-
-
-def _clip(step: Clip, frame: Frame) -> None:
-    frame.values[step.x].clamp_(-step.limit, step.limit)
 
 
 def _route(step: Route, frame: Frame) -> None:
@@ -431,24 +347,14 @@ def _combine(step: Combine, frame: Frame) -> None:
 
 
 _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
-    Activate: _activate,
-    Add: _add,
-    AddPositions: _add_positions,
+    **VALUE_STEPS,
     Attend: _attend,
-    Cap: _cap,
-    Clear: _clear,
-    Clip: _clip,
     Combine: _combine,
     Dispatch: _dispatch,
     Embed: _embed,
-    Gate: _gate,
-    Level: _level,
-    Multiply: _multiply,
     Norm: _norm,
     Rotate: _rotate,
     Route: _route,
-    Scale: _scale,
-    ScaleBy: _scale_by,
     Split: _split,
     SplitLatent: split_latent,
     JoinLatent: join_latent,
@@ -459,7 +365,6 @@ _STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     DeltaRule: recur_by_state,
     Scan: recur_by_state,
     Weigh: _weigh,
-    Xielu: _xielu,
     Widen: widen,
     Narrow: narrow,
 }

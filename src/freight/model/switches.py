@@ -6,45 +6,15 @@ Knows no tensors, files or devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from freight.errors import ModelError
-from freight.model.families import ACTIVATIONS
 from freight.model.heads import Heads, OtherHeads
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
-from freight.model.slope_steps import MOST_POSITIONS, SLOPE_COLUMNS
+from freight.model.slope_steps import SLOPE_COLUMNS
 
 __all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
-
-_COUNTS: Final = (
-    "num_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "max_positions",
-    "embedding_size",
-)
-_FACTORS: Final = (
-    "embedding_scale",
-    "residual_scale",
-    "logits_scale",
-    "gate_limit",
-    "gate_slope",
-    "qkv_limit",
-    "slope_span",
-)
-_CHOICES: Final = {
-    "activation": (*sorted(set(ACTIVATIONS.values())), "xielu"),
-    "dtype": tuple(sorted(DTYPE_BYTES)),
-    "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
-    "norm_place": ("before", "after", "both", "update", "by_kind"),
-    "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,11 +226,6 @@ class ModelConfig:
     kv_format: Grouped | None = None
     attended_share: float = 1.0
 
-    def __post_init__(self) -> None:
-        problems = _contradictions(self)
-        if problems:
-            raise refusal(f"A model of the {self.family} family was described.", problems)
-
     @property
     def attention_scale(self) -> float:
         """What scores are multiplied by."""
@@ -411,207 +376,3 @@ def refusal(asked: str, problems: list[str]) -> ModelError:
         f"What is wrong with it: {'; '.join(problems)}.",
         "Correct config.json, or fetch the model again from where it was published.",
     )
-
-
-def _contradictions(config: ModelConfig) -> list[str]:
-    small = [name for name in _COUNTS if getattr(config, name) < 1]
-    problems = [f"{name} is {getattr(config, name)}, it must be at least 1" for name in small]
-    if config.num_kv_heads > 0 and config.num_heads % config.num_kv_heads:
-        problems.append(
-            f"{config.num_heads} query heads cannot be shared out over "
-            f"{config.num_kv_heads} key/value heads"
-        )
-    widths = {(rope.rotary_dim, _width(config, i)) for i, rope in enumerate(config.ropes) if rope}
-    problems += [
-        f"rotary width {turned} exceeds head width {width}"
-        for turned, width in sorted(widths)
-        if turned > width
-    ]
-    problems += [
-        f"what {name} makes is multiplied by {factor}, it must be more than 0"
-        for name, factor in config.factors
-        if not factor > 0
-    ]
-    positive = ("norm_eps", "attention_scalar", "attention_softcap", "logits_softcap")
-    for name in (*positive, *_FACTORS):
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            problems.append(f"{name} is {value}, it must be more than 0")
-    for name, known in _CHOICES.items():
-        if getattr(config, name) not in known:
-            problems.append(
-                f"{name} is {getattr(config, name)!r}, supported are {', '.join(known)}"
-            )
-    for what, given in (("attention windows", config.sliding_windows), ("ropes", config.ropes)):
-        if len(given) != config.num_layers:
-            problems.append(f"{len(given)} {what} are given for {config.num_layers} layers")
-    if any(window is not None and window < 1 for window in config.sliding_windows):
-        problems.append("an attention window is below 1")
-    if config.qk_norm_bias and config.qk_norm != "per_head":
-        problems.append("norms of queries and keys have biases only where all heads share one")
-    if config.qkv_blocks is not None and (
-        config.qkv_blocks < 1
-        or config.num_heads % config.qkv_blocks
-        or config.num_kv_heads != config.num_heads
-    ):
-        problems.append(f"{config.num_heads} heads are not {config.qkv_blocks} equal blocks")
-    if config.slope_span is not None and config.max_positions > MOST_POSITIONS:
-        problems.append(f"{config.max_positions} positions are more than keys carry")
-    others = config.gated_attention, config.latent is not None, config.other_heads is not None
-    if config.slope_span is not None and any(others):
-        problems.append("scores that sink with the distance have no gates or latents beside them")
-    problems += _latent_problems(config)
-    problems += _recurrence_problems(config)
-    if config.norm_place == "by_kind" and (config.recurrence is None or config.experts is not None):
-        problems.append(
-            "norms are placed by kind in plain layers alone, of which some keep a state"
-        )
-    problems += _part_problems(config)
-    problems += _head_problems(config)
-    return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
-
-
-def _width(config: ModelConfig, layer: int) -> int:
-    """Of a layer's heads, also where not all layers say what theirs are."""
-    own = config.other_heads
-    return (
-        own.head_dim if own is not None and any(own.layers[layer : layer + 1]) else config.head_dim
-    )
-
-
-def _head_problems(config: ModelConfig) -> list[str]:
-    own = config.other_heads
-    if own is None:
-        return []
-    problems = own.problems(config.num_layers, config.num_heads)
-    others = config.fused_qkv or config.gated_attention or config.qk_norm != "per_head"
-    if others or config.latent is not None or config.recurrence is not None:
-        problems.append("layers with heads of another size have plain projections, normed by head")
-    return problems
-
-
-def _latent_problems(config: ModelConfig) -> list[str]:
-    latent = config.latent
-    if latent is None:
-        return []
-    widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank or 1)
-    problems = [] if min(widths) > 0 else ["a width of latent attention is below 1"]
-    turned = {None if rope is None else rope.rotary_dim for rope in config.ropes}
-    width = config.head_dim - latent.rank
-    if config.num_kv_heads != 1 or width < 1 or turned not in ({width}, {None}):
-        problems.append("keys of latents are not one head of a latent and what is rotated")
-    if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
-        problems.append("latent attention has projections and norms of its own, and no sinks")
-    return problems
-
-
-def _recurrence_problems(config: ModelConfig) -> list[str]:
-    own = config.recurrence
-    if own is None:
-        return []
-    key_width = 1 if own.rule == "gates" else own.key_width
-    rank = 1 if own.rate_rank is None else own.rate_rank
-    widths = (own.num_key_heads, own.num_heads, key_width, own.value_width, rank)
-    problems = [] if min(widths) > 0 else ["a width of recurrent layers is below 1"]
-    if own.rule not in ("delta", "scan", "gates"):
-        problems.append(f"recurrent layers go by {own.rule!r}, not by delta, scan or gates")
-    if own.rule != "delta" and (own.is_apart or own.by_row or own.strength != 1):
-        problems.append(f"the rule {own.rule!r} has neither rates of rows nor weights apart")
-    if own.is_dealt and (own.is_apart or own.by_row):
-        problems.append("what recurrent layers make is stacked by head, and apart as well")
-    if not own.by_row and (own.rate_rank is not None or own.rate_bound is not None):
-        problems.append("rates of heads have neither a rank nor a bound")
-    if own.rate_bound is not None and not 0 < own.rate_bound <= 80:
-        problems.append(f"rates are bounded by {own.rate_bound}, it must be between 0 and 80")
-    if not 0 < own.strength <= 2:
-        problems.append(f"a token corrects {own.strength} times what it finds, it can be 2 at most")
-    if own.read_eps is not None and not own.read_eps > 0:
-        problems.append(f"the norm of what is read has an epsilon of {own.read_eps}")
-    if own.taps < 2:
-        problems.append(f"convolutions are over {own.taps} tokens, they must be over 2 at least")
-    if own.num_key_heads > 0 and own.num_heads % own.num_key_heads:
-        problems.append(
-            f"{own.num_heads} recurrent heads cannot share {own.num_key_heads} of queries and keys"
-        )
-    if len(own.layers) != config.num_layers:
-        problems.append(f"{len(own.layers)} of {config.num_layers} layers say whether they attend")
-    if config.parallel:
-        problems.append("recurrent layers have no parallel blocks beside them")
-    return problems
-
-
-def _part_problems(config: ModelConfig) -> list[str]:
-    parts = config.parts
-    if parts is None:
-        return []
-    if any(part not in ("both", "mixer", "mlp") for part in parts):
-        return [f"parts of layers are {parts!r}, each must be both, mixer or mlp"]
-    if len(parts) != config.num_layers:
-        return [f"{len(parts)} of {config.num_layers} layers say what parts they have"]
-    lacking = {
-        "mlp": () if config.recurrence is None else config.recurrence.layers,
-        "mixer": () if config.experts is None else config.experts.layers,
-    }
-    problems = [
-        f"a layer of one part, its {part}, is said to have what the other one does"
-        for part, others in lacking.items()
-        if any(own == part and is_so for own, is_so in zip(parts, others, strict=False))
-    ]
-    return problems + (["layers of one part cannot be parallel blocks"] if config.parallel else [])
-
-
-def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
-    problems = []
-    if not 1 <= experts.per_token <= experts.num_experts:
-        problems.append(f"{experts.per_token} of {experts.num_experts} experts are to be chosen")
-    if experts.intermediate_size < 1:
-        problems.append(f"the experts' width is {experts.intermediate_size}")
-    if len(experts.layers) != config.num_layers:
-        problems.append(
-            f"{len(experts.layers)} of {config.num_layers} layers say what MLP they have"
-        )
-    if experts.best_of_group not in (1, 2):
-        problems.append(f"a group counts by its {experts.best_of_group} best, not by one or two")
-    if experts.scores not in ("softmax", "sigmoid"):
-        problems.append(f"experts are chosen by {experts.scores!r}, not by softmax or sigmoid")
-    if experts.num_groups < 1 or experts.num_experts % experts.num_groups:
-        problems.append(f"{experts.num_experts} experts are no {experts.num_groups} groups")
-    elif not 1 <= experts.groups_per_token <= experts.num_groups:
-        problems.append(f"{experts.groups_per_token} of {experts.num_groups} groups are chosen")
-    elif experts.num_experts < experts.best_of_group * experts.num_groups > experts.best_of_group:
-        problems.append("a group has one expert, where the two best of each are looked at")
-    if experts.margin is not None and (experts.margin <= 0 or experts.has_corrections):
-        problems.append("experts near each other need a margin above 0, and no corrections")
-    if not experts.scale > 0:
-        problems.append(f"the experts' weights are multiplied by {experts.scale}")
-    if experts.shared_size < 0:
-        problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
-    if config.activation == "xielu":
-        problems.append("experts and activations with weights cannot be combined")
-    if config.norm_place in ("after", "update"):
-        problems.append("experts have norms before them")
-    if config.norms_sum and (experts.shared_size < 1 or experts.shared_gate):
-        problems.append(
-            "what experts make is normalised only with that of an MLP that has no share"
-        )
-    if config.norms_sum and config.residual_scale is not None:
-        problems.append("what experts make together is not scaled")
-    if experts.beside_mlp and (experts.shared_size or config.norm_place != "both"):
-        problems.append("experts beside a layer's own MLP have norms before them and behind")
-    if config.layer_scales and not experts.beside_mlp:
-        problems.append("layers that end with experts have no scale")
-    if config.parallel and config.norm_place != "before":
-        problems.append("in parallel blocks with experts norms are before them")
-    if not experts.shared_scale > 0:
-        problems.append(f"the MLP beside the experts counts {experts.shared_scale} times")
-    if experts.shared_scale != 1 and (experts.shared_gate or config.norms_sum):
-        problems.append("the MLP beside the experts has a factor and another way to be added")
-    if experts.shared_scale != 1 and config.residual_scale is not None:
-        problems.append("the MLP beside the experts has two factors")
-    if experts.latent_size < 0 or (experts.latent_size and not experts.shared_size):
-        problems.append(
-            "experts that work on latents have a width of these, and an MLP beside them"
-        )
-    if experts.latent_size and (config.norms_sum or config.attends_aside or config.has_query_rank):
-        problems.append("experts that work on latents are in plain layers")
-    return problems

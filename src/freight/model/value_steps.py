@@ -1,0 +1,124 @@
+"""Steps that change a value number by number, or head by head, in place, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freight.model.weight import Weight
+
+__all__ = [
+    "Activate",
+    "Add",
+    "AddPositions",
+    "Cap",
+    "Clip",
+    "Gate",
+    "Level",
+    "Multiply",
+    "Scale",
+    "ScaleBy",
+    "ValueStep",
+    "Xielu",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """x = x * factor, in place, the factor rounded to x's type first; or so many of its columns"""
+
+    x: str
+    factor: float
+    first: int = 0
+    num_columns: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleBy:
+    """x = x * weight, in place, a single number"""
+
+    x: str
+    weight: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddPositions:
+    """x[t] += weight[position of token t + offset], in place"""
+
+    x: str
+    weight: Weight
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activate:
+    """x = function(x), in place"""
+
+    x: str
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Xielu:
+    """x = p x^2 + x / 2 above 0, else n (e^x - 1 - x) + x / 2, in place; p = softplus(positive)
+    and n = 1/2 + softplus(negative), one number each (xIELU, https://arxiv.org/abs/2411.13010)"""
+
+    x: str
+    positive: Weight
+    negative: Weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multiply:
+    """x = x * y, in place; y is not wanted again"""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """x = min(x, limit) sigmoid(slope min(x, limit)) (y + 1), y between -limit and limit, in place;
+    y is not wanted again"""
+
+    x: str
+    y: str
+    limit: float
+    slope: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Add:
+    """x = x + y, in place"""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """x = each of its heads over the root of its mean square, in place"""
+
+    x: str
+    num_heads: int
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """x = x, between -limit and limit, in place"""
+
+    x: str
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cap:
+    """x = limit tanh(x / limit), in place"""
+
+    x: str
+    limit: float
+
+
+ValueStep = (
+    Scale | ScaleBy | AddPositions | Activate | Xielu | Multiply | Gate | Add | Level | Clip | Cap
+)
