@@ -144,6 +144,15 @@ SHAPES: list[dict[str, Any]] = [
         "partial_rotary_factor": 1.0,
     },
     {
+        "architectures": ["FalconH1ForCausalLM"],
+        "mamba_d_ssm": 20,
+        "mamba_d_state": 8,
+        "mamba_n_heads": 2,
+        "mamba_rms_norm": False,
+        "mlp_multipliers": [0.5, 2.0],
+        "ssm_out_multiplier": 0.5,
+    },
+    {
         "architectures": ["NemotronHForCausalLM"],
         "hybrid_override_pattern": "ME*-",
         "num_hidden_layers": 4,
