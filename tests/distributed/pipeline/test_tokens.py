@@ -33,7 +33,15 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
-from ...runtime.test_engine_parity import deepseek, four_layers, gemma3, glm4_moe, gpt_oss
+from ...runtime.test_engine_parity import (
+    GEMMA4_EXPERTS,
+    deepseek,
+    four_layers,
+    gemma3,
+    gemma4,
+    glm4_moe,
+    gpt_oss,
+)
 from ...runtime.test_engine_recurrence import CONFIGS
 from .stages import answers, on_ranks
 
@@ -189,6 +197,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     # Layers of two kinds, of which a stage has one alone, or both the other way round.
     "gemma3": gemma3(sliding_window_pattern=4),
+    # Heads of one size on a stage, or of both.
+    "gemma4": gemma4(),
+    "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "glm4-moe": glm4_moe(num_hidden_layers=3),
     "deepseek-v3": deepseek(DeepseekV3Config, n_group=1, topk_group=1),
