@@ -290,12 +290,10 @@ class ModelConfig:
 
     @property
     def all_heads(self) -> tuple[Heads, ...]:
-        """The sizes that heads have in layers, each once."""
+        """The sizes that heads have in layers, each once, of a stage those of the whole model: its
+        pages are as large as the others'."""
         plain, own = Heads(self.num_kv_heads, self.head_dim), self.other_heads
-        if own is None:
-            return (plain,)
-        found = [plain] * (not all(own.layers)) + [own.heads] * any(own.layers)
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys((plain, plain if own is None else own.heads)))
 
     @property
     def widest_head(self) -> int:

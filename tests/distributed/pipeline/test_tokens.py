@@ -36,11 +36,13 @@ from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from ...runtime import tiny
 from ...runtime.test_engine_parity import (
+    GEMMA4_EXPERTS,
     afmoe,
     cohere2_moe,
     deepseek,
     four_layers,
     gemma3,
+    gemma4,
     glm4_moe,
     gpt_oss,
 )
@@ -199,6 +201,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     # Layers of two kinds, of which a stage has one alone, or both the other way round.
     "gemma3": gemma3(sliding_window_pattern=4),
+    # Heads of one size on a stage, or of both.
+    "gemma4": gemma4(),
+    "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "afmoe": afmoe(),
     "command a+": cohere2_moe(),
