@@ -219,6 +219,31 @@ def test_single_queries(case: Case) -> None:
     torch.testing.assert_close(run.attend().double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("window", [None, 4500])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_single_queries_of_long_rows(window: int | None, softcap: float | None) -> None:
+    """Of which some loops take so many tokens at once: the highest scores grow on the way."""
+    lengths = [4095, 4096, 9000]
+    case = Case(
+        kv_lens=lengths,
+        shape=(6, 1, 32),
+        kept=None,
+        dtype=torch.bfloat16,
+        page_tokens=16,
+        padding=0,
+        window=window,
+        softcap=softcap,
+        share=1.0,
+        seed=3,
+    )
+    run = Run(case)
+    grown = torch.cat([torch.linspace(0.1, 2.0, length + 1) for length in lengths])
+    run.k = (run.k * grown[:, None, None]).to(run.k.dtype)
+    run.append()
+    expected, _ = run.expected()
+    torch.testing.assert_close(run.attend().double(), expected, rtol=1e-2, atol=1e-2)
+
+
 @settings(deadline=None, max_examples=150)
 @given(case=cases, num_new=st.sampled_from([2, 3, 16, 41, 130, 300]))
 def test_several_queries(case: Case, num_new: int) -> None:

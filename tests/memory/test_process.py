@@ -17,7 +17,7 @@ from freight.quantities import MIB
 PROT_READ = 1
 
 HOLES = """
-from freight.memory.process import keep_within, process_bytes
+from freight.memory.process import Keeper, process_bytes
 from freight.runtime.device import quiet_allocator
 
 MIB = 1 << 20
@@ -26,9 +26,9 @@ pieces = [bytearray(100_000) for _ in range(2_000)]
 full = process_bytes()
 del pieces[: len(pieces) - 1]  # the last one holds the heap's end
 held = process_bytes()
-keep_within(held + 100 * MIB)
+Keeper(held + 100 * MIB, with_libraries=True).keep()
 far = process_bytes()
-keep_within(held + 8 * MIB)
+Keeper(held + 8 * MIB, with_libraries=True).keep()
 print((full - held) // MIB, (held - far) // MIB, (held - process_bytes()) // MIB)
 """
 
@@ -72,6 +72,48 @@ def test_pages_of_libraries_go_back_and_come_again() -> None:
     assert is_within == is_right == "True"
 
 
+SMAPS = """
+7f00-7f10 r--p 00000000 fe:00 1 /lib/libsame.so.6
+Rss: 4 kB
+Anonymous: 0 kB
+Swap: 0 kB
+VmFlags: rd
+7f10-7f20 r--p 00000000 fe:00 2 /lib/libchanged.so
+Anonymous: 4 kB
+Swap: 0 kB
+VmFlags: rd
+7f20-7f30 r--p 00000000 fe:00 2 /lib/libchanged.so
+Anonymous: 0 kB
+Swap: 4 kB
+VmFlags: rd
+7f30-7f40 rw-p 00000000 fe:00 2 /lib/libchanged.so
+Anonymous: 0 kB
+Swap: 0 kB
+VmFlags: rd wr
+7f40-7f50 r--s 00000000 fe:00 3 /lib/libshared.so
+Anonymous: 0 kB
+Swap: 0 kB
+VmFlags: rd
+7f50-7f60 r-xp 00000000 00:00 0
+Anonymous: 0 kB
+Swap: 0 kB
+VmFlags: rd
+7f60-7f70 r-xp 00000000 fe:00 4 /lib/libother.so
+Anonymous: 0 kB
+Swap: 0 kB
+VmFlags: rd
+"""
+
+
+def test_only_what_a_file_has_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed pages that were swapped out are no longer among those in memory."""
+    (tmp_path / "smaps").write_text(SMAPS)
+    monkeypatch.setattr(process, "_MAPS", tmp_path / "smaps")
+    same, other = (0x7F00, 0x7F10), (0x7F60, 0x7F70)
+    assert list(process._as_in_files("")) == [same, other]
+    assert list(process._as_in_files("libother")) == [other]
+
+
 def test_what_was_changed_of_a_file_stays(tmp_path: Path) -> None:
     """As a loader changes addresses, and then forbids to write: the file does not have them."""
     path = tmp_path / "library.so.1"
@@ -84,6 +126,7 @@ def test_what_was_changed_of_a_file_stays(tmp_path: Path) -> None:
     view = (ctypes.c_char * 8192).from_buffer(changed)
     libc = ctypes.CDLL(None)
     assert libc.mprotect(ctypes.c_void_p(ctypes.addressof(view)), 8192, PROT_READ) == 0
+    give_back("another")
     give_back()
     assert view[:8] == b"new.old."
     assert same[:8] == b"old.old."

@@ -53,6 +53,8 @@ _COLUMNS_AT_ONCE = U(4 * WIDTH)
 """Of values, whose sums stay in registers."""
 _TOKENS_AT_ONCE = U(512)
 """Whose values are in the second cache when their other columns are wanted."""
+_MOST_TOKENS = U(4096)
+"""Whose scores are held at once."""
 _LINE = U(32)
 """Numbers of a cache line."""
 _LOWEST = F(-3e38)
@@ -121,18 +123,35 @@ def _score(raw, shape, table, begin, start, end, pairs, plain, scores):  # type:
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _weigh(scores, count, scale, room, weights, sums, tops):  # type: ignore[no-untyped-def]
+def _rule_out(scores, begin, start, end, scale, limit):  # type: ignore[no-untyped-def]
+    """Scores that are capped, where they have a limit, and none behind the last token."""
+    count = end - begin
+    if limit > 0:
+        for place in range(U(0), count * _WIDTH, _WIDTH):
+            store(scores, place, multiply(load(scores, place), splat(scale)))
+        first = max(start, begin) - begin
+        cap(scores, first * _WIDTH, (count - first) * _WIDTH, limit)
+    for beyond in range(count, (count + _TOKENS - U(1)) // _TOKENS * _TOKENS):
+        store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _weigh(scores, count, scale, room, weights, sums, tops, gains):  # type: ignore[no-untyped-def]
     """Of scores [count, 16] what their softmax would be but for the sum, as pairs of tokens: by 32
-    of them [16 queries, 16 pairs]. Sums and highest scores, scaled, go to ``sums`` and ``tops``."""
+    of them [16 queries, 16 pairs]. Sums and highest scores, scaled, are of all tokens so far;
+    ``gains`` become what earlier sums are to be multiplied by."""
     a = b = splat(_LOWEST)
     for token in range(U(0), count, _TWO):
         at = token * _WIDTH
         a, b = larger(load(scores, at), a), larger(load(scores, at + _WIDTH), b)
     factor = splat(scale)
-    top = multiply(larger(a, b), factor)
+    earlier = load(tops, U(0))
+    top = larger(multiply(larger(a, b), factor), earlier)
     store(tops, U(0), top)
+    gain = exponential(subtract(earlier, top))
+    store(gains, U(0), gain)
     below = subtract(splat(F(0.0)), top)
-    a = b = splat(F(0.0))
+    a, b = multiply(load(sums, U(0)), gain), splat(F(0.0))
     for block in range(U(0), count, _TOKENS):
         for pair in range(_WIDTH):
             at = (block + _TWO * pair) * _WIDTH
@@ -142,6 +161,14 @@ def _weigh(scores, count, scale, room, weights, sums, tops):  # type: ignore[no-
             put_narrowed_pairs(room, pair * _WIDTH, one, other)
         transpose(room, U(0), _WIDTH, weights, block // _TWO * _WIDTH)
     store(sums, U(0), add(a, b))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _shrink(found, width, gains):  # type: ignore[no-untyped-def]
+    """Sums [width / 16, 16 queries, 16] by what their weights are less than they were."""
+    for row in range(width):
+        at = U(row) * _WIDTH
+        store(found, at, multiply(load(found, at), splat(gains[U(row) % _WIDTH])))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -156,12 +183,14 @@ def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-unty
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _sum(raw, shape, table, begin, start, end, weights, plain, values, found):  # type: ignore[no-untyped-def]
-    """The values of these tokens by their weights, as sums [width / 16, 16 queries, 16]."""
+def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
+    """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], and whether
+    they begin; else they are added to what is there."""
+    found, is_first = sums
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
             tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
-            begin_sums(found, first * _WIDTH, tiles, U(some > begin))
+            begin_sums(found, first * _WIDTH, tiles, U(not is_first or some > begin))
             for position in range(some, min(end, some + _TOKENS_AT_ONCE), _WIDTH):
                 half = (position - begin) // _WIDTH % _TWO
                 turn, place = position // shape.page_tokens, position % shape.page_tokens
@@ -207,7 +236,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
     longest = U(0)
     for row in range(starts.shape[0]):
         longest = max(longest, U(ends[row]) - U(starts[row]) // _WIDTH * _WIDTH)
-    longest = (longest + _TOKENS - U(1)) // _TOKENS * _TOKENS
+    longest = min((longest + _TOKENS - U(1)) // _TOKENS * _TOKENS, _MOST_TOKENS)
     scores = whole_lines(longest * _WIDTH)
     weights = whole_lines(longest // _TWO * _WIDTH)
     laid = np.empty(_WIDTH * half, np.uint32)
@@ -217,28 +246,27 @@ def attend_heads(  # type: ignore[no-untyped-def]
     values = whole_lines(_COLUMNS_AT_ONCE * _WIDTH)
     found = whole_lines(_WIDTH * width)
     totals, tops = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
+    gains = np.empty(WIDTH, np.float32)
     configure()
     for job in range(first, last):
         row, head = job // num_heads, job % num_heads
         start, end = U(starts[row]), U(ends[row])
-        begin = start // _WIDTH * _WIDTH
-        table = pages[row, head]
-        seen = (end - begin + _WIDTH - U(1)) // _WIDTH * _WIDTH
+        begin, table = start // _WIDTH * _WIDTH, pages[row, head]
         for query in range(U(0), count, _WIDTH):
             own, some = U(job) * count + query, min(_WIDTH, count - query)
             _lay_queries(queries, own * half, some, shape, laid, pairs)
-            _score(raw, shape, table, begin, start, end, pairs, plain, scores)
-            factor = scale
-            if limit > 0:
-                for place in range(U(0), seen * _WIDTH, _WIDTH):
-                    store(scores, place, multiply(load(scores, place), splat(scale)))
-                cap(scores, (start - begin) * _WIDTH, (end - start) * _WIDTH, limit)
-                factor = F(1.0)
-            whole = (seen + _TOKENS - U(1)) // _TOKENS * _TOKENS
-            for beyond in range(seen, whole):
-                store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
-            _weigh(scores, whole, factor, room, weights, totals, tops)
-            _sum(raw, shape, table, begin, start, end, weights, plain, values, found)
+            totals[:], tops[:] = F(0.0), _LOWEST
+            for position in range(begin, end, _MOST_TOKENS):
+                upto, is_first = U(min(end, position + _MOST_TOKENS)), position == begin
+                _score(raw, shape, table, position, start, upto, pairs, plain, scores)
+                _rule_out(scores, position, start, upto, scale, limit)
+                seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
+                factor = F(1.0) if limit > 0 else scale
+                _weigh(scores, seen, factor, room, weights, totals, tops, gains)
+                if not is_first:
+                    _shrink(found, width, gains)
+                own_sums = found, is_first
+                _sum(raw, shape, table, position, start, upto, weights, plain, values, own_sums)
             for member in range(some):
                 lses[own + member] = tops[member] + np.log(totals[member])
                 share = splat(F(1.0) / totals[member])

@@ -14,8 +14,8 @@ from freight.quantities import MIB
 
 __all__ = [
     "LIBRARY_BYTES",
+    "Keeper",
     "give_back",
-    "keep_within",
     "process_bytes",
     "system_memory_bytes",
 ]
@@ -31,27 +31,37 @@ _NO_LIMIT: Final = 2**63
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 _MAPS: Final = Path("/proc/self/smaps")
-_MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p [0-9a-f]+ \S+ \d+ +/.*\.so[.0-9]*")
-"""Of a library, not to be written, for this process alone: its first byte and its end."""
+_MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p [0-9a-f]+ \S+ \d+ +(/.*\.so[.0-9]*)")
+"""Of a library, not to be written, for this process alone: its first byte, its end, its path."""
 
 
-def give_back() -> None:
-    """Give back what lies free in the heap, and pages of libraries that are as in their files:
-    most are read while a library starts, and count as this process's memory for as long as they
-    are mapped. Those that are wanted again come from the page cache."""
+def give_back(libraries: str = "") -> None:
+    """Give back what lies free in the heap, and pages of libraries that are as in their files, of
+    those whose path has ``libraries`` in it: most are read while a library starts, and count as
+    this process's memory for as long as they are mapped. Those that are wanted again come from the
+    page cache."""
     _trim_heap()
-    _let_go_of_files()
+    _let_go_of_files(libraries)
 
 
-def keep_within(limit_bytes: int) -> None:
-    """Give back what can be, if the process has come near ``limit_bytes``: results of ever new
+class Keeper:
+    """Gives back what can be when the process has come near ``limit_bytes``: results of ever new
     sizes leave holes in the heap, which glibc keeps resident. What is used again is faulted in
-    again."""
-    if process_bytes() < limit_bytes - _MARGIN_BYTES:
-        return
-    _trim_heap()
-    if _resident_pages()[1] * mmap.PAGESIZE > LIBRARY_BYTES:
-        _let_go_of_files()
+    again. Of libraries only ``with_libraries``."""
+
+    def __init__(self, limit_bytes: int, *, with_libraries: bool) -> None:
+        self._limit_bytes = limit_bytes
+        self._library_bytes = LIBRARY_BYTES if with_libraries else None
+
+    def keep(self) -> None:
+        if process_bytes() < self._limit_bytes - _MARGIN_BYTES:
+            return
+        _trim_heap()
+        of_files = _resident_pages()[1] * mmap.PAGESIZE
+        if self._library_bytes is not None and of_files > self._library_bytes:
+            _let_go_of_files("")
+            # A run that wants so much of them would have them brought again and again.
+            self._library_bytes *= 2
 
 
 def _trim_heap() -> None:
@@ -59,23 +69,27 @@ def _trim_heap() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _let_go_of_files() -> None:
+def _let_go_of_files(libraries: str) -> None:
     libc = ctypes.CDLL(None)
     with suppress(OSError, AttributeError):  # another system
-        for first, end in _as_in_files():
+        for first, end in _as_in_files(libraries):
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_DONTNEED)
 
 
-def _as_in_files() -> Iterator[tuple[int, int]]:
-    """Stretches of memory, first byte and end, that are as the files they were read from."""
-    found: re.Match[str] | None = None
+def _as_in_files(libraries: str) -> Iterator[tuple[int, int]]:
+    """Stretches of memory, first byte and end, that are as the files they were read from: no page
+    was changed, as a loader changes addresses, neither one that is here nor one that was swapped
+    out."""
+    found, changed = None, False
     for line in _MAPS.read_text().splitlines():
-        if line.startswith("Anonymous:"):  # pages that were changed, as a loader changes addresses
-            if found is not None and line.split()[1] == "0":
+        if (mapping := _MAPPING.fullmatch(line)) is not None:
+            found, changed = mapping, libraries not in mapping[3]
+        elif line.startswith(("Anonymous:", "Swap:")):
+            changed |= line.split()[1] != "0"
+        elif line.startswith("VmFlags:"):  # the last of a mapping
+            if found is not None and not changed:
                 yield int(found[1], 16), int(found[2], 16)
             found = None
-        else:
-            found = _MAPPING.fullmatch(line) or found
 
 
 def process_bytes() -> int:

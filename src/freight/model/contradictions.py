@@ -85,9 +85,18 @@ def contradictions(config: ModelConfig) -> list[str]:
         problems.append(f"{config.num_heads} heads are not {config.qkv_blocks} equal blocks")
     if config.slope_span is not None and config.max_positions > MOST_POSITIONS:
         problems.append(f"{config.max_positions} positions are more than keys carry")
+    is_stacked = config.fused_qkv or config.qkv_blocks is not None
     others = config.gated_attention, config.latent is not None, config.other_heads is not None
-    if config.slope_span is not None and any(others):
+    if config.slope_span is not None and (any(others) or config.qkv_blocks is not None):
         problems.append("scores that sink with the distance have no gates or latents beside them")
+    if config.gated_attention and is_stacked:
+        problems.append("gates of what is attended are not stacked with queries, keys and values")
+    if config.attends_aside and (
+        config.norm_place != "before" or config.residual_scale is not None
+    ):
+        problems.append(
+            "parts side by side have norms before them, and updates that are not scaled"
+        )
     problems += _latent_problems(config)
     problems += _recurrence_problems(config)
     if config.norm_place == "by_kind" and (config.recurrence is None or config.experts is not None):
@@ -228,8 +237,6 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append("experts beside a layer's own MLP have norms before them and behind")
     if config.layer_scales and not experts.beside_mlp:
         problems.append("layers that end with experts have no scale")
-    if config.parallel and config.norm_place != "before":
-        problems.append("in parallel blocks with experts norms are before them")
     if not experts.shared_scale > 0:
         problems.append(f"the MLP beside the experts counts {experts.shared_scale} times")
     if experts.shared_scale != 1 and (experts.shared_gate or config.norms_sum):

@@ -218,13 +218,13 @@ class _Builder(Parts):
     def head_dims(self, layer: int) -> str:
         """Key/value heads of a layer, and how wide all its heads are."""
         own = self.config.other_heads
-        return "KH" if own is None or not own.layers[layer] else "MI"
+        return "KH" if own is None or not own.layers[layer] else "kh"
 
     def queries_keys_values(self, prefix: str, x: str, layer: int) -> list[Step]:
         c, rope = self.config, self.config.ropes[layer]
         num_kv_heads, dims = c.heads(layer).num_kv, self.head_dims(layer)
         # Keys are normed into a value of their own where values are made of them too.
-        keys = "v" if dims == "MI" and c.other_heads and c.other_heads.keys_are_values else "k"
+        keys = "v" if dims == "kh" and c.other_heads and c.other_heads.keys_are_values else "k"
         steps: list[Step] = []
         if c.qkv_blocks is not None:
             product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)

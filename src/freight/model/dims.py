@@ -1,12 +1,14 @@
 """The letters of a model's dims, and how large each is.
 
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
-width, M and I the same of layers whose heads have another size, V vocabulary, P positions; X
-experts, Y width of one, Z of the MLP beside them, L of
-what they work on where that is narrow. Those of latents and recurrences beside these.
+width, k and h the same of layers whose heads have another size, V vocabulary, P positions; X
+experts, Y width of one, Z of the MLP beside them, L of what they work on where that is narrow.
+Those of latents and recurrences beside these: no letter means two things.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from freight.model.latent_steps import latent_sizes
 from freight.model.recurrent_layers import recurrent_sizes
@@ -17,7 +19,7 @@ __all__ = ["dim_sizes"]
 
 def dim_sizes(config: ModelConfig) -> dict[str, int]:
     """All that the model has."""
-    sizes = {
+    plain = {
         "D": config.hidden_size,
         "E": config.embedding_size,
         "F": config.intermediate_size,
@@ -34,11 +36,14 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         "1": 1,
         "2": 2,
     }
+    parts: list[Mapping[str, int]] = [plain]
     if (latent := config.latent) is not None:
         widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank)
-        sizes |= latent_sizes(config.head_dim, *widths)
+        parts.append(latent_sizes(config.head_dim, *widths))
     if (own := config.other_heads) is not None:
-        sizes |= {"M": own.num_kv_heads, "I": own.head_dim}
+        parts.append({"k": own.num_kv_heads, "h": own.head_dim})
     if config.recurrence is not None:
-        sizes |= recurrent_sizes(config.recurrence)
+        parts.append(recurrent_sizes(config.recurrence))
+    sizes = {letter: size for part in parts for letter, size in part.items()}
+    assert len(sizes) == sum(map(len, parts)), "a letter means two things"
     return sizes

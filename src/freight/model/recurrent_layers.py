@@ -19,7 +19,7 @@ Vector = Callable[[str, str], Weight]
 
 def recurrent_sizes(own: Recurrence) -> Mapping[str, int]:
     """Dims: G heads of queries and keys, R of values, J and I columns of each, M of all that is
-    convolved over T tokens; O of it with the gates; L numbers that rates and gates are made of."""
+    convolved over T tokens; O of it with the gates; r numbers that rates and gates are made of."""
     gates = own.num_heads * own.value_width
     return {
         "G": own.num_key_heads,
@@ -29,7 +29,7 @@ def recurrent_sizes(own: Recurrence) -> Mapping[str, int]:
         "M": own.mixed_columns,
         "O": own.mixed_columns + gates,
         "T": own.taps,
-        "L": own.rate_rank or 0,
+        "r": own.rate_rank or 0,
     }
 
 
@@ -42,7 +42,7 @@ def recurrent_steps(
         return Project(x=x, out=name, weight=matrix(f"{prefix}.{name}", rows, "D"))
 
     def widen(name: str, rows: str) -> Project:
-        return Project(x=f"{name}_down", out=name, weight=matrix(f"{prefix}.{name}", rows, "L"))
+        return Project(x=f"{name}_down", out=name, weight=matrix(f"{prefix}.{name}", rows, "r"))
 
     def wide(name: str, dims: str = "R") -> Weight:
         return replace(vector(f"{prefix}.{name}", dims), is_wide=True)
@@ -64,7 +64,7 @@ def recurrent_steps(
         mixed = [("q", "GJ"), ("k", "GJ"), ("v", "RI")] if own.is_apart else [("mixed", "M")]
         rates = [("gate", "RI"), ("a", of_rates)]
         if is_narrow:
-            rates = [("gate_down", "L"), ("a_down", "L")]
+            rates = [("gate_down", "r"), ("a_down", "r")]
         strengths = [] if is_scan else [("b", "R")]
         steps = [project(*name) for name in (*mixed, *rates, *strengths)]
         steps += [widen("gate", "RI"), widen("a", of_rates)] if is_narrow else []

@@ -210,10 +210,12 @@ def room_on_cpu(budget_bytes: int | None, held_bytes: int = 0) -> tuple[int, int
     """(what may be taken for tensors, what the process has and needs already), in bytes;
     ``held_bytes`` of what it has is held for tensors. Where a budget is given, what the process
     can do without goes back first; beside a CUDA device, whose libraries are many times as large
-    and were not measured, it stays."""
+    and were not measured, the compiler alone."""
     own = _GROWTH_BYTES + _GROWTH_BYTES_PER_CORE * torch.get_num_threads() - held_bytes
     has_device = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    if budget_bytes is not None and not has_device:
+    if budget_bytes is not None and has_device:
+        give_back("libllvmlite")
+    elif budget_bytes is not None:
         give_back()
         own += LIBRARY_BYTES
     own += process_bytes()

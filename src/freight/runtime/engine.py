@@ -16,7 +16,7 @@ import torch
 from freight.errors import BudgetError, InputError
 from freight.kernels.warm_up import warm_up
 from freight.memory.disk import Traffic
-from freight.memory.process import keep_within
+from freight.memory.process import Keeper
 from freight.memory.transfer import Link
 from freight.model.approximation import approximate, describe_groups
 from freight.model.batch import MicroBatch
@@ -199,6 +199,9 @@ class Engine:
         self.tokenizer = model.tokenizer
         self.traffic = Traffic()
         self._options = options = model.options
+        self._memory: Keeper | None = None
+        if (limit := options.cpu_memory_bytes) is not None:
+            self._memory = Keeper(limit, with_libraries=device.kind != "cuda")
         dtype = model.dtype
         self._dummy_dir: tempfile.TemporaryDirectory[str] | None = None
         self.meter = Meter(has_phases=not plan.policy.is_continuous)
@@ -280,8 +283,8 @@ class Engine:
             self._keep_budget()
 
     def _keep_budget(self) -> None:
-        if self._options.cpu_memory_bytes is not None:
-            keep_within(self._options.cpu_memory_bytes)
+        if self._memory is not None:
+            self._memory.keep()
 
     def _lane(
         self, lane: int, requests: Iterator[Request], lengths: Lengths
