@@ -31,6 +31,7 @@ from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, Prefix, Request, SamplingParams
 
 from . import tiny
+from .draws import draw_entering
 
 STEPS = 12
 LONG, SHORT = list(range(5, 53)), list(range(100, 132))
@@ -217,24 +218,16 @@ def test_any_admission_gives_the_same_answers(
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=1, max_size=14))
     asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
-    admission = data.draw(st.sampled_from(["zigzag", "diagonal", "refill", "refill"]))
+    entering, changes = draw_entering(data)
     device, kv, attention = data.draw(homes)
     options = {
         "device": device,
         "kv_percent": kv,
         "cpu_attention_percent": attention,
         "recompute_percent": None if attention else data.draw(st.sampled_from([0.0, 50.0, 100.0])),
-        "admission": admission,
-        "micro_batch_size": data.draw(st.integers(1, 6)),
-        "num_micro_batches": data.draw(st.integers(1, 3)),
-        "batch_tokens": data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+        **entering,
         "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
-    changes: dict[str, Any] = {"entry_pace": data.draw(st.sampled_from([1.0, 2.0, 1000.0]))}
-    if admission != "zigzag":
-        changes["row_tokens"] = data.draw(st.sampled_from([0, 1, 20, 40]))
-    if chunk := data.draw(st.sampled_from([0, 1, 7])):
-        changes["chunk_tokens"] = chunk
     expected_tokens = data.draw(st.integers(1, STEPS))
     work = workload(asked, expected_tokens)
     with engine(model_dir, work, changes, **options) as built:

@@ -21,6 +21,7 @@ from freight.model.heads import Heads
 from freight.plan.page_sizes import page_size
 
 from . import tiny
+from .draws import draw_entering
 from .test_engine_admission import (
     BEGINNINGS,
     PROMPTS,
@@ -70,7 +71,7 @@ def test_any_admission_gives_the_same_answers(
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=1, max_size=14))
     asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
-    admission = data.draw(st.sampled_from(["zigzag", "diagonal", "refill", "refill"]))
+    entering, changes = draw_entering(data)
     device, kv, attention = data.draw(homes)
     again = 0.0 if attention else data.draw(st.sampled_from([0.0, 50.0, 100.0]))
     options = {
@@ -78,17 +79,9 @@ def test_any_admission_gives_the_same_answers(
         "kv_percent": kv,
         "cpu_attention_percent": attention,
         "recompute_percent": again,
-        "admission": admission,
-        "micro_batch_size": data.draw(st.integers(1, 6)),
-        "num_micro_batches": data.draw(st.integers(1, 3)),
-        "batch_tokens": data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+        **entering,
         "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
-    changes: dict[str, Any] = {"entry_pace": data.draw(st.sampled_from([1.0, 2.0, 1000.0]))}
-    if admission != "zigzag":
-        changes["row_tokens"] = data.draw(st.sampled_from([0, 1, 20, 40]))
-    if chunk := data.draw(st.sampled_from([0, 1, 7])):
-        changes["chunk_tokens"] = chunk
     with engine(model_dir, work_of(asked), changes, **options) as built:
         log, before = SweepLog(built), Counter(built.traffic.moved)
         requests = [own.request(index, answers) for index, own in enumerate(asked)]

@@ -39,6 +39,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
+from .draws import draw_entering
 from .test_engine_admission import (
     BEGINNINGS,
     PROMPTS,
@@ -433,22 +434,15 @@ def test_any_admission_gives_the_same_answers(
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=1, max_size=14))
     asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
-    admission = data.draw(st.sampled_from(["zigzag", "diagonal", "refill", "refill"]))
+    entering, changes = draw_entering(data)
     device, kv = data.draw(homes)
     options = {
         "device": device,
         "kv_percent": kv,
-        "admission": admission,
-        "micro_batch_size": data.draw(st.integers(1, 6)),
-        "num_micro_batches": data.draw(st.integers(1, 3)),
-        "batch_tokens": data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+        **entering,
     }
-    changes: dict[str, Any] = {"entry_pace": data.draw(st.sampled_from([1.0, 2.0, 1000.0]))}
-    if admission != "zigzag":
-        changes["row_tokens"] = data.draw(st.sampled_from([0, 1, 20, 40]))
+    if entering["admission"] != "zigzag":
         changes["page_tokens"] = data.draw(st.sampled_from([8, 16]))
-    if chunk := data.draw(st.sampled_from([0, 1, 7])):
-        changes["chunk_tokens"] = chunk
     work = work_of(asked, data.draw(st.integers(1, FEW)))
     with engine(model_dir, work, changes, **options) as built:
         log, before = SweepLog(built), Counter(built.traffic.moved)

@@ -181,7 +181,9 @@ def attend_single_queries(
     num_rows, num_heads, width = q.shape
     by_tiles = share_of_keys == 1 and _fills_tiles(loops, q, pages)
     padded = width if by_tiles else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
-    found = torch.zeros(num_rows, num_heads, padded)
+    # Loops over vectors add to what is there.
+    make = torch.empty if by_tiles else torch.zeros
+    found = make(num_rows, num_heads, padded)
     logs = torch.empty(num_rows, num_heads)
     ends = kv_lens.numpy() + 1
     starts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)

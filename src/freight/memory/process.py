@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 LIBRARY_BYTES: Final = 48 * MIB
-"""What a run wants again of libraries' files after :func:`give_back`: 36 to 40 MiB were seen."""
+"""What a run wants again of libraries' files after :func:`give_back`: 36 to 38 MiB were seen."""
 
 _MARGIN_BYTES: Final = 32 * MIB
 """What a sweep may take between two looks at it."""

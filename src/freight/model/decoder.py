@@ -186,10 +186,6 @@ class _Builder(Parts):
         steps += [last] if c.attends_aside else self.left(layer, "attention", last)
         return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
 
-    def heads(self, width: int) -> dict[str, Any]:
-        c = self.config
-        return {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": width}
-
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
         assert own is not None
@@ -230,10 +226,16 @@ class _Builder(Parts):
             product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)
             steps += [product, deal_blocks("qkv", "qvk", c.qkv_blocks, c.num_heads * c.head_dim)]
         elif c.fused_qkv:
-            steps += [
-                self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias),
-                Split(x="qkv", q="q", k="k", v="v", **self.heads(c.projected_width)),
-            ]
+            split = Split(
+                x="qkv",
+                q="q",
+                k="k",
+                v="v",
+                num_heads=c.num_heads,
+                num_kv_heads=c.num_kv_heads,
+                head_dim=c.projected_width,
+            )
+            steps += [self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias), split]
         else:
             names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
             names += [("v", "v", dims)] if keys == "k" else []
