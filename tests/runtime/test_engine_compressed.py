@@ -12,7 +12,9 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from transformers.pytorch_utils import Conv1D
 from freight.errors import InputError, ModelError
 from freight.model.config import read_config
 from freight.model.number_format import Compression, Grouped
+from freight.plan.default import Planner
+from freight.plan.policy import Policy
 from freight.runtime.compressed_files import compressed_sources
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
@@ -144,6 +148,26 @@ def test_bits_and_groups(
     model = compress(tiny.make_model(tmp_path, **SIZES), bits, group_size, dim)
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     options = {**tiny.ON_CPU, "weight_bits": bits, "group_size": group_size, "group_dim": dim}
+    options["compressed_dir"] = tmp_path / "kept"
+    with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
+        assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_units_that_lie_across_the_end_of_the_ring(
+    device: str, dim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that share scales stay together there."""
+    candidates = Planner._candidates
+
+    def changed(self: Planner) -> Iterator[Policy]:
+        return (replace(policy, piece_bytes=4096) for policy in candidates(self))
+
+    monkeypatch.setattr(Planner, "_candidates", changed)
+    model = compress(tiny.make_model(tmp_path, **SIZES), 4, 64, dim)
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    options = {**POLICIES[f"{device}: odd mix"], "weight_bits": 4, "group_dim": dim}
     options["compressed_dir"] = tmp_path / "kept"
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers

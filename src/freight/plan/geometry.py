@@ -386,7 +386,8 @@ def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> 
     home = policy.compute_tier
     held = layout.held_bytes
     usage[home]["weights"] = held[home]
-    usage[home]["weight slots"] = ring_blocks(layout, policy.piece_bytes) * policy.piece_bytes
+    ring = ring_blocks(layout, policy.piece_bytes) * policy.piece_bytes
+    usage[home]["weight slots"] = ring + layout.seam_bytes
     usage[home]["decoded weights"] = layout.decoded_bytes
     if home == "gpu":
         usage["cpu"]["weights"] = held["cpu"]

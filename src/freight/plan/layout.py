@@ -8,7 +8,6 @@ ranges and tiers, but no tensors and no devices.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +18,17 @@ from freight.model.number_format import (
     Compressed,
     find_compressed,
     is_widened,
-    rows_together,
 )
 from freight.model.programme import Programme, Unit, Weight
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
-from freight.plan.parts import Part, Piece, SlotPart, Stretch, mixed
+from freight.plan.parts import Part, Piece, SlotPart, Stretch, granule_rows, mixed
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
 __all__ = ["UnitLayout", "WeightLayout", "lay_out"]
 
-_GRANULE_ROWS: Final = 64
 _ALIGNMENT: Final = 64
 """Of matrices: a device's products want 16 bytes, copies a line of the cache."""
 
@@ -165,6 +162,13 @@ class WeightLayout:
     def decoded_bytes(self) -> int:
         return max((form.decoded_bytes for form in self.forms), default=0)
 
+    @property
+    def seam_bytes(self) -> int:
+        """What lies behind the end of the ring that units stream through: room for rows that begin
+        before it, and are whole where they began."""
+        own = (streamed.granule_bytes for form in self.forms for streamed in form.streamed)
+        return align_up(max(own, default=0), BLOCK)
+
     def streamed_bytes(self, tier: Tier) -> tuple[int, int]:
         """Bytes that one sweep brings from ``tier``: (wanted, moved with alignment)."""
         wanted = moved = 0
@@ -233,8 +237,8 @@ def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier, dtype: str) -> Unit
 def _split(
     weights: Sequence[Weight], split: Split, sources: Mapping[str, TensorSource], dtype: str
 ) -> list[Part]:
-    """Cut the weights, one after the other, at the split's borders; borders fall between rows, of
-    large matrices between as many as a product's tiles are high, and between groups."""
+    """Cut the weights, one after the other, at the split's borders, which fall between granules of
+    rows."""
     total = sum(weight.num_elements for weight in weights)
     borders = [("gpu", total * split.gpu), ("cpu", total * (split.gpu + split.cpu))]
     parts: list[Part] = []
@@ -244,8 +248,7 @@ def _split(
         own = sources[weight.name].dtype if weight.name in sources else dtype
         stays = is_widened(own, dtype) or find_compressed(own) is not None
         held = own if stays else dtype
-        granule = _GRANULE_ROWS if weight.num_rows >= 16 * _GRANULE_ROWS else 1
-        granule = math.lcm(granule, rows_together(held))
+        granule = granule_rows(weight.num_rows, held)
         for tier, border in (*borders, ("disk", float(total))):
             rows = (border - before) / weight.num_columns
             last = granule * round(rows / granule)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from freight.model.number_format import DTYPE_BYTES, Compressed, find_compressed, row_bytes
+from freight.model.number_format import (
+    DTYPE_BYTES,
+    Compressed,
+    find_compressed,
+    row_bytes,
+    rows_together,
+)
 from freight.model.programme import Weight
 from freight.plan.forms import BLOCK
 from freight.plan.policy import Tier
-from freight.quantities import align_down
+from freight.quantities import align_down, align_up
 
-__all__ = ["Part", "Piece", "SlotPart", "Stretch", "mixed"]
+__all__ = ["Part", "Piece", "SlotPart", "Stretch", "granule_rows", "mixed"]
+
+_GRANULE_ROWS: Final = 64
+
+
+def granule_rows(num_rows: int, dtype: str) -> int:
+    """Between how many rows a matrix may be cut: of large ones as many as a product's tiles are
+    high, and whole groups."""
+    granule = _GRANULE_ROWS if num_rows >= 16 * _GRANULE_ROWS else 1
+    return math.lcm(granule, rows_together(dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +72,23 @@ class SlotPart:
         if self.part.compressed is not None:
             return False
         return self.dtype != self.part.dtype or self.slot_offset % DTYPE_BYTES[self.dtype] > 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in the slot."""
+        return row_bytes(self.dtype, self.part.weight.num_columns)
+
+    @property
+    def granule_bytes(self) -> int:
+        """Of rows that are not cut."""
+        return granule_rows(self.part.weight.num_rows, self.part.dtype) * self.row_bytes
+
+    def rows_to(self, border: int) -> int:
+        """How many rows a part has that begins before a border of its slot, when it is cut there,
+        or else behind it as soon as it can be."""
+        granule = self.granule_bytes
+        reached = align_up(max(0, border - self.slot_offset), granule) // self.row_bytes
+        return min(reached, self.part.num_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -169,13 +169,11 @@ class StreamModel:
         return -(-self.units[unit].slot_bytes // self.block_bytes)
 
     def fit_together(self, unit: int) -> bool:
-        """Whether a unit can stay in the ring until the one after it has been computed too,
-        wherever in the ring it begins."""
+        """Whether a unit can stay in the ring until the one after it has been computed too."""
         first, second = self.units[unit], self.units[unit + 1]
         if first.needs_decode or second.needs_decode:
             return False  # there is room for one decoded unit
-        sizes = self.num_blocks(unit), self.num_blocks(unit + 1)
-        return not sizes[1] or sizes[0] + 2 * sizes[1] - 1 <= self.ring_blocks
+        return self.num_blocks(unit) + self.num_blocks(unit + 1) <= self.ring_blocks
 
     def blocks_of(self, unit: int, number: int) -> list[tuple[int, int, int]]:
         """Blocks that a piece lies in: (block of the unit, pieces that share it, bytes there)."""

@@ -1,8 +1,9 @@
 """The part of the schedule that brings weights: which unit next, where in the ring, how fast.
 
 Streamed units pass through one ring of blocks on the compute tier; each lies in consecutive blocks
-of it. A unit is brought as soon as the blocks it will lie in are free, so loads run as far ahead as
-the ring allows, also into the next sweep; a unit that has been computed frees its blocks. What has
+of it, of which the first one follows the last. A unit is brought as soon as there are blocks enough
+for it, so loads run as far ahead as the ring allows, also into the next sweep; a unit that has been
+computed frees its blocks. What has
 become possible when a unit begins is spread over the unit's micro-batches. Experts come once their
 router has been computed, and only those that were chosen.
 """
@@ -105,12 +106,13 @@ class WeightStream:
         while (target := self._streamed_from(*self.cursor)) is not None:
             if target[0] > sweep + 1 or (target[0] > sweep and not self.expects_more()):
                 return
-            num_blocks = self.model.num_blocks(target[1])
-            first = self.head if self.head + num_blocks <= self.model.ring_blocks else 0
-            if any(_overlap(r, first, num_blocks) for r in self.ring):
+            num_blocks, size = self.model.num_blocks(target[1]), self.model.ring_blocks
+            if num_blocks > size - sum(resident.num_blocks for resident in self.ring):
                 return
-            self.head = first + num_blocks
-            reads = tuple(read("weights", block, target) for block in range(first, self.head))
+            first = self.head if self.ring else 0
+            self.head = (first + num_blocks) % size
+            blocks = ((first + block) % size for block in range(num_blocks))
+            reads = tuple(read("weights", block, target) for block in blocks)
             resident = _Resident(
                 target=target, first_block=first, num_blocks=num_blocks, reads=reads
             )
@@ -150,7 +152,10 @@ class WeightStream:
         if (unit, number) not in self.blocks:
             self.blocks[unit, number] = self.model.blocks_of(unit, number)
         arrivals = [
-            Access(("weights", first + block), target, True, number, num_pieces, num_bytes)
+            Access(
+                ("weights", (first + block) % self.model.ring_blocks),
+                *(target, True, number, num_pieces, num_bytes),
+            )
             for block, num_pieces, num_bytes in self.blocks[unit, number]
         ]
         make = partial(
@@ -168,8 +173,3 @@ class WeightStream:
             reads.append(read("weight staging", staging, (sweep, unit, number)))
         accesses = [*reads, *arrivals]
         yield make(Kind.COPY_WEIGHTS, Lane.TO_DEVICE, accesses, slot=first, source_slot=staging)
-
-
-def _overlap(resident: _Resident, first: int, num_blocks: int) -> bool:
-    end = resident.first_block + resident.num_blocks
-    return resident.first_block < first + num_blocks and first < end

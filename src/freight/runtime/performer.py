@@ -160,7 +160,7 @@ class Performer:
     def _read_weights(self, operation: Operation) -> None:
         piece = self._weights.piece(operation.unit, operation.piece)
         if self._on_device:
-            self._weights.read(piece, self._staging[operation.slot][: piece.num_bytes])
+            self._weights.read(piece, [self._staging[operation.slot][: piece.num_bytes]])
         else:
             self._weights.read_into_slot(piece, operation.slot)
 
@@ -170,9 +170,7 @@ class Performer:
             source = self._weights.host_stretch(operation.unit, piece)
         else:
             source = self._buffers.weight_staging[operation.source_slot, : piece.num_bytes]
-        slot = self._weights.slot(operation.slot)
-        target = slot[piece.slot_offset : piece.slot_offset + piece.num_bytes]
-        self._to_device.move([(source, target)])
+        self._to_device.move(self._weights.bring_into_slot(source, piece, operation.slot))
 
     def _decode_weights(self, operation: Operation) -> None:
         self._weights.decode(operation.unit, operation.source_slot)

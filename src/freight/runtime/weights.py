@@ -25,6 +25,7 @@ from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, to
 
 __all__ = ["EmbeddingTable", "WeightStore"]
 
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 TableRows = torch.Tensor | CompressedRows
 """Rows that are looked up."""
 
@@ -44,7 +45,8 @@ class WeightStore:
     """All weights. ``near`` is the compute tier's memory, ``home`` what of it is for those that
     stay, ``host`` the cpu tier's memory.
 
-    Streamed ones pass through a ring of ``num_blocks`` blocks in the first.
+    Streamed ones pass through a ring of ``num_blocks`` blocks in the first. A unit that reaches its
+    end goes on at its beginning; rows that lie across are made whole in the seam behind the end.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class WeightStore:
         self._files = files
         self._units = [_place_unit(unit, home, host, loader) for unit in layout.all_units]
         self._block_bytes = block_bytes
-        self._ring = near.take(num_blocks * block_bytes, "weight slots")
+        self._ring_size = num_blocks * block_bytes
+        self._ring = near.take(self._ring_size + layout.seam_bytes, "weight slots")
         self._ring_bytes = None if self._ring.is_cuda else host_view(self._ring)
         self._pieces = [unit.pieces for unit in layout.all_units]
         self._decoded = near.take(layout.decoded_bytes, "decoded weights")
@@ -72,11 +75,24 @@ class WeightStore:
 
     @property
     def ring_blocks(self) -> int:
-        return self._ring.numel() // self._block_bytes
+        return self._ring_size // self._block_bytes
 
-    def slot(self, first_block: int) -> torch.Tensor:
-        """The ring from this block on; a unit that begins there lies in it without a gap."""
-        return self._ring[first_block * self._block_bytes :]
+    def places(self, piece: Piece, slot: int) -> list[tuple[int, int]]:
+        """(begin, end) of the bytes of the ring that a piece is brought to, the unit beginning at
+        block ``slot``: two where it reaches over the ring's end."""
+        size, begin = self._ring_size, slot * self._block_bytes + piece.slot_offset
+        end = begin + piece.num_bytes
+        if begin >= size:
+            return [(begin - size, end - size)]
+        return [(begin, end)] if end <= size else [(begin, size), (0, end - size)]
+
+    def bring_into_slot(self, source: torch.Tensor, piece: Piece, slot: int) -> Pairs:
+        """(from, to) of what a copy of a piece moves."""
+        found, left = [], source
+        for begin, end in self.places(piece, slot):
+            found.append((left[: end - begin], self._ring[begin:end]))
+            left = left[end - begin :]
+        return found
 
     def piece(self, unit: int, number: int) -> Piece:
         """Piece of unit ``unit`` of the programme (0, the embedding, has none)."""
@@ -85,14 +101,18 @@ class WeightStore:
     def read_into_slot(self, piece: Piece, slot: int) -> None:
         """Read a piece from disk to its place in the ring, the unit beginning at block ``slot``."""
         assert self._ring_bytes is not None
-        begin = slot * self._block_bytes + piece.slot_offset
-        self.read(piece, self._ring_bytes[begin : begin + piece.num_bytes])
+        self.read(piece, [self._ring_bytes[begin:end] for begin, end in self.places(piece, slot)])
 
-    def read(self, piece: Piece, into: memoryview) -> None:
-        """Read a piece from disk into so many bytes. No tensor is touched: who calls one hands over
-        the interpreter, and between two reads the disk would wait to get it back."""
+    def read(self, piece: Piece, into: Sequence[memoryview]) -> None:
+        """Read a piece from disk into so many bytes, one part after the other. No tensor is
+        touched: who calls one hands over the interpreter, and between two reads the disk would wait
+        to get it back."""
         assert self._files is not None and piece.path is not None
-        self._files.file(piece.path).read(piece.offset, into, piece.logical_bytes)
+        offset, left = piece.offset, piece.logical_bytes
+        for part in into:
+            wanted = min(left, len(part))
+            self._files.file(piece.path).read(offset, part, wanted)
+            offset, left = offset + len(part), left - wanted
 
     def host_stretch(self, unit: int, piece: Piece) -> torch.Tensor:
         """The bytes of a piece that lies on the cpu tier."""
@@ -105,7 +125,8 @@ class WeightStore:
         for streamed in self._layout.all_units[unit].streamed:
             if streamed.is_foreign:
                 target = _view(self._decoded, offset, streamed.part)
-                target.copy_(_raw_view(self.slot(slot), streamed))
+                for first, own in self._raw_rows(streamed, slot):
+                    target[first : first + len(own)].copy_(own)
                 offset = _after(offset, streamed.part)
 
     def parts(self, unit: int, slot: int) -> Mapping[str, WeightParts]:
@@ -121,14 +142,33 @@ class WeightStore:
         for streamed in own_streamed:
             part = streamed.part
             if streamed.is_foreign:
-                tensor = _view(self._decoded, offset, part)
+                given = [(0, _view(self._decoded, offset, part))]
                 offset = _after(offset, part)
             else:
-                tensor = _view(self.slot(slot), streamed.slot_offset, part)
-            own = _as_rows(part, tensor)
-            found.setdefault(part.weight.name, []).append((part.first_row, own))
+                given = self._raw_rows(streamed, slot)
+            own_parts = found.setdefault(part.weight.name, [])
+            own_parts += [(part.first_row + first, _as_rows(part, rows)) for first, rows in given]
         if not own_streamed:
             self._resident[unit] = found
+        return found
+
+    def _raw_rows(self, streamed: SlotPart, slot: int) -> list[tuple[int, torch.Tensor]]:
+        """(first row of the part, rows as they lie in the ring): two of these where the part
+        reaches over the ring's end, the rows that do so being made whole."""
+        size, start = self._ring_size, slot * self._block_bytes
+        count, row_bytes = streamed.part.num_rows, streamed.row_bytes
+        begin = start + streamed.slot_offset
+        end = begin + count * row_bytes
+        if begin >= size:
+            return [(0, _rows_at(self._ring, begin - size, streamed, count))]
+        if end <= size:
+            return [(0, _rows_at(self._ring, begin, streamed, count))]
+        first = streamed.rows_to(size - start)
+        across = begin + first * row_bytes - size
+        self._ring[size : size + across].copy_(self._ring[:across])
+        found = [(0, _rows_at(self._ring, begin, streamed, first))]
+        if first < count:
+            found.append((first, _rows_at(self._ring, across, streamed, count - first)))
         return found
 
     def resident_rows(self, name: str) -> list[tuple[int, TableRows]]:
@@ -193,14 +233,13 @@ def _view(buffer: torch.Tensor, offset: int, part: Part) -> torch.Tensor:
     return buffer[offset:end].view(torch_dtype(part.dtype)).view(part.num_rows, -1)
 
 
-def _raw_view(slot: torch.Tensor, streamed: SlotPart) -> torch.Tensor:
-    """A part as it lies in the slot, in its own dtype."""
+def _rows_at(buffer: torch.Tensor, offset: int, streamed: SlotPart, count: int) -> torch.Tensor:
+    """So many rows of a part as they lie in a buffer, in their own dtype."""
     own = torch_dtype(streamed.dtype)
-    size = streamed.part.num_elements * own.itemsize
-    raw = slot[streamed.slot_offset : streamed.slot_offset + size]
-    if streamed.slot_offset % own.itemsize:
+    raw = buffer[offset : offset + count * streamed.row_bytes]
+    if offset % own.itemsize:
         raw = raw.clone()
-    return raw.view(own).view(streamed.part.num_rows, -1)
+    return raw.view(own).view(count, -1)
 
 
 def _place(
