@@ -41,6 +41,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         patch.setattr(pairs, "_are_faster", lambda tokens, has_plain: by_pairs)
         if request.param in ("pairs", "tiles"):
             patch.setattr(pairs, "_loops_of_many", lambda loops: module[request.param])
+            patch.setattr(loops.pairs, "MOST_TOGETHER", 128)  # several times in turn with more
         patch.setattr(pairs, "_one_by_one", lambda tokens: request.param == "pairs")
         patch.setattr(products, "_LEAST_PRODUCTS", 1)
         for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
@@ -209,7 +210,7 @@ def test_integers_in_groups(
     before = drawn(tokens, num_rows).to(dtype) if adds else None
     found, expected = product(x, rows, bias, before), product(x, plain.to(dtype), bias, before)
     # Fewer tokens may meet plain rows one by one, and more go to torch with them.
-    own, is_many = Product(rows=rows, out=found), 16 < tokens <= 128
+    own, is_many = Product(rows=rows, out=found), 16 < tokens <= 256
     if dtype is torch.bfloat16 and is_many and pairs.pairs_are_better(x, [own]):
         assert size != 48
         assert torch.equal(found, expected)

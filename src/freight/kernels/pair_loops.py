@@ -37,10 +37,10 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
-MOST_TOGETHER = 128
-"""Tokens that are multiplied at once."""
-MOST_TOKENS = MOST_TOGETHER
-"""Up to which plain rows had better be multiplied so."""
+MOST_TOGETHER = 512
+"""Tokens that are multiplied at once: as many as there is room for."""
+MOST_TOKENS = 1 << 30
+"""Up to which plain rows had better be multiplied so: any number."""
 _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
 FEW_TOKENS = 16

@@ -45,6 +45,7 @@ _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
 _FEWEST_TOKENS: Final = 4
+_MANY_TOKENS: Final = 257
 _PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.1
@@ -54,8 +55,9 @@ of tokens."""
 
 def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops take these, and multiply so many tokens about as fast as torch, or faster.
-    With more than they multiply at once torch is as fast, with compressed rows, which it would have
-    to have made plain, only with more still; few tokens had better multiply codes as they are."""
+    Where registers are of sixteen by sixteen torch is as fast with more tokens than they multiply
+    at once, until blocks of rows are worth laying; few tokens had better multiply codes as they
+    are."""
     loops = find_loops()
     if loops is None or loops.pairs is None:
         return False
@@ -274,8 +276,7 @@ def _probe_tokens(tokens: int) -> int:
     """How many are tried in the place of so many."""
     loops = find_loops()
     assert loops is not None
-    is_more = tokens > loops.pairs.FEW_TOKENS
-    is_many = _are_for_blocks(loops, tokens, _PROBE_COLUMNS, has_plain=True)
+    is_more, is_many = tokens > loops.pairs.FEW_TOKENS, tokens >= _MANY_TOKENS
     return _PROBE_TOKENS[(tokens > _FEWEST_TOKENS) + is_more + is_many]
 
 

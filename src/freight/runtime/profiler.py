@@ -64,7 +64,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "8"
+_LOOPS: Final = "9"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
