@@ -252,11 +252,13 @@ class Attention:
 
 
 def attending_queries(rows: int, kv_heads: int, sharing: int, width: int, tokens: int) -> Turns:
-    """Single queries of each row over keys that lie in pages, in no order."""
-    num_pages = -(-tokens // PAGE)
-    numbers = torch.randn(rows * num_pages, 2 * kv_heads * PAGE * width).bfloat16()
+    """Single queries of each row over keys that lie in pages, in no order, in such memory as a run
+    has."""
+    num_pages, page_bytes = -(-tokens // PAGE), 4 * kv_heads * PAGE * width
+    raw = host_arena(rows * num_pages * page_bytes).take(rows * num_pages * page_bytes, "KV cache")
+    raw.view(torch.bfloat16).normal_()
     pages = Pages(
-        raw=numbers.view(torch.uint8),
+        raw=raw.view(rows * num_pages, page_bytes),
         num_heads=kv_heads,
         page_tokens=PAGE,
         width=width,
@@ -267,7 +269,7 @@ def attending_queries(rows: int, kv_heads: int, sharing: int, width: int, tokens
     q = torch.randn(rows, kv_heads * sharing, width).bfloat16()
     earlier, outs = torch.full((rows,), tokens - 1), torch.empty(2, *q.shape, dtype=q.dtype)
     loops = find_loops()
-    tiles = None if loops is None else loops.tile_queries
+    tiles = None if loops is None else loops.pair_queries
 
     def attend(out: torch.Tensor, least: int) -> None:
         with ExitStack() as stack:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from freight.kernels import attention_choice, paged
@@ -60,7 +60,7 @@ cases = st.builds(
     Case,
     kv_lens=st.lists(st.integers(0, 150), min_size=1, max_size=5),
     shape=st.sampled_from(
-        [(4, 2, 64), (5, 1, 32), (14, 2, 48), (3, 3, 80), (8, 2, 96), (9, 1, 128)]
+        [(4, 2, 64), (5, 1, 32), (14, 2, 48), (3, 3, 80), (8, 2, 96), (9, 1, 128), (21, 1, 64)]
     ),
     kept=st.sampled_from(FORMATS),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
@@ -208,7 +208,20 @@ def _empty_pages(case: Case, count: int) -> Pages:
     return pages(torch.full((count, num_bytes), 255, dtype=torch.uint8))
 
 
-@settings(deadline=None, max_examples=150)
+@pytest.fixture(params=[1, 1000], ids=["pairs", "vectors"])
+def least_queries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From how many on a head's queries are attended by pairs, where the processor has these."""
+    loops = paged.find_loops()
+    if loops is not None and loops.pair_queries is not None:
+        monkeypatch.setattr(loops.pair_queries, "LEAST_QUERIES", request.param)
+
+
+@pytest.mark.usefixtures("least_queries")
+@settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(case=cases)
 def test_single_queries(case: Case) -> None:
     run = Run(case)
@@ -219,6 +232,7 @@ def test_single_queries(case: Case) -> None:
     torch.testing.assert_close(run.attend().double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("least_queries")
 @pytest.mark.parametrize("window", [None, 4500])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_single_queries_of_long_rows(window: int | None, softcap: float | None) -> None:

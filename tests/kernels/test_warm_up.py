@@ -69,8 +69,8 @@ used += (product_loops.many_tokens,)
 used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
+    used += (find_loops().pair_queries.attend_heads,)
 if tiles is not None:
-    used += (find_loops().tile_queries.attend_heads,)
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled

@@ -195,7 +195,7 @@ def attend_single_queries(
         pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
         rest: tuple[Any, ...] = (raw, shape, table, starts, ends)
         rest += (pairs, np.float32(scale), limit, sums, lses)
-        own = loops.tile_queries
+        own = loops.pair_queries
     else:
         queries = torch.zeros_like(found)
         queries[..., :width].copy_(q).mul_(scale)
@@ -268,7 +268,7 @@ def attend_queries(
 
 def _fills_tiles(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
     """Whether registers of sixteen by sixteen hold keys as they lie, and queries to meet them."""
-    own = loops.tile_queries
+    own = loops.pair_queries
     is_plain = pages.number_format is None and q.dtype is pages.dtype is torch.bfloat16
     if own is None or not is_plain or q.shape[1] < own.LEAST_QUERIES * pages.num_heads:
         return False

@@ -72,7 +72,7 @@ class Loops:
     tile_blocks: Any
     query_blocks: Any
     tile_attention: Any
-    tile_queries: Any
+    pair_queries: Any
     tokens: Any
     recurrence: Any
 
@@ -114,7 +114,7 @@ def find_loops() -> Loops | None:
         tiles=_tile_loops("tile_loops"),
         tile_blocks=_tile_loops("tile_block_loops"),
         tile_attention=_tile_loops("tile_attention_loops"),
-        tile_queries=_tile_loops("tile_query_loops"),
+        pair_queries=_pair_loops("pair_query_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,
         recurrence=recurrence_loops,

@@ -399,12 +399,12 @@ def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped
 
 
 @intrinsic
-def add_sums(context, weights, at, values, tiles):  # type: ignore[no-untyped-def]
+def add_sums(context, weights, at, values, tiles, sums, place, queries):  # type: ignore[no-untyped-def]
     """Add the products of sixteen rows of pairs from weights[at] on and sixteen times as many
-    columns of values [tiles, 16, 16]."""
+    columns of values [tiles, 16, 16]. Sums are in registers, of however many ``queries``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, _, count = arguments
+        _, start, _, count, _, _, _ = arguments
         own = _Products(context, builder, signature, arguments)
         line = ir.Constant(_LONG, _LINE_BYTES)
         _load_or_store(builder, "tileloadd64", 4, own.address(0, start), line)
@@ -414,7 +414,8 @@ def add_sums(context, weights, at, values, tiles):  # type: ignore[no-untyped-de
             _call(builder, PAIRS, tile, 4, register)
         return context.get_dummy_value()
 
-    return types.none(weights, _INDEX, values, _INDEX), generate
+    kinds = weights, _INDEX, values, _INDEX, sums, _INDEX, _INDEX
+    return types.none(*kinds), generate
 
 
 @intrinsic

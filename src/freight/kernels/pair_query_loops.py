@@ -1,7 +1,8 @@
-"""Attention of single queries over keys and values in pages of bfloat16, whose products are made in
-registers of sixteen by sixteen: a loop that numba compiles. Queries that share a head are columns
-of one register, keys are rows of another as they lie in their page; of values pairs of tokens are
-laid side by side first. Scores and sums are float32, weights are rounded to bfloat16.
+"""Attention of single queries over keys and values in pages of bfloat16, whose products are made of
+pairs of such numbers, in registers of sixteen by sixteen or else in vectors: a loop that numba
+compiles. Queries that share a head are columns, keys are rows as they lie in their page; of values
+pairs of tokens are laid side by side first. Scores and sums are float32, weights are rounded to
+bfloat16.
 """
 
 from __future__ import annotations
@@ -12,15 +13,7 @@ from numba import njit
 from freight.kernels.attention_steps import cap, exponential, head_at
 from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
-from freight.kernels.tile_registers import (
-    add_sums,
-    begin_sums,
-    configure,
-    end_sums,
-    put_scores,
-    release,
-    whole_lines,
-)
+from freight.kernels.tile_registers import may_use_tiles, whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -36,13 +29,32 @@ from freight.kernels.vectors import (
     transpose,
 )
 
+if may_use_tiles():
+    from freight.kernels.tile_registers import (
+        add_sums,
+        begin_sums,
+        configure,
+        end_sums,
+        put_scores,
+        release,
+    )
+else:
+    from freight.kernels.pair_registers import (
+        add_sums,
+        begin_sums,
+        configure,
+        end_sums,
+        put_scores,
+        release,
+    )
+
 __all__ = ["COLUMNS", "LEAST_QUERIES", "attend_heads", "heads_together"]
 
 U = np.uintp
 F = np.float32
 COLUMNS = 2 * WIDTH
 """Of which a head is made up: sixteen pairs."""
-LEAST_QUERIES = 2
+LEAST_QUERIES = 2 if may_use_tiles() else 6
 """Of a head of keys: fewer leave most of a register empty."""
 _WIDTH = U(WIDTH)
 _TWO = U(2)
@@ -184,9 +196,9 @@ def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-unty
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
-    """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], and whether
-    they begin; else they are added to what is there."""
-    found, is_first = sums
+    """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
+    queries there are, and whether they begin; else they are added to what is there."""
+    found, count, is_first = sums
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
             tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
@@ -213,7 +225,7 @@ def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  #
                             store(values, place, splat(F(0.0)))
                 if is_last or half == U(1):
                     own = (position - begin) // _TOKENS * _SQUARE
-                    add_sums(weights, own, values, tiles)
+                    add_sums(weights, own, values, tiles, found, first * _WIDTH, count)
             end_sums(found, first * _WIDTH, tiles)
 
 
@@ -265,7 +277,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 _weigh(scores, seen, factor, room, weights, totals, tops, gains)
                 if not is_first:
                     _shrink(found, width, gains)
-                own_sums = found, is_first
+                own_sums = found, some, is_first
                 _sum(raw, shape, table, position, start, upto, weights, plain, values, own_sums)
             for member in range(some):
                 lses[own + member] = tops[member] + np.log(totals[member])
