@@ -268,7 +268,7 @@ def test_several_queries(case: Case, num_new: int) -> None:
     # Scores of 20 are off by units of 1e-6 in float32, weights by as much of themselves.
     tolerance = 1e-4 if case.dtype is torch.float32 else 1e-2
     loops = paged.find_loops()
-    if loops is not None and paged._query_blocks(loops, case.dtype) is loops.tile_attention:
+    if loops is not None and paged._query_blocks(loops, case.dtype) is loops.pair_attention:
         run.keeps = torch.bfloat16
     expected, sums = run.expected()
     found, found_sums = run.attend_several()

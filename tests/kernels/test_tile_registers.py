@@ -46,5 +46,5 @@ def test_by_what_the_system_answers(answer: int, monkeypatch: pytest.MonkeyPatch
 def test_loops_are_there_where_they_may_be_used() -> None:
     loops = find_loops()
     assert loops is not None
-    found = {own is not None for own in (loops.tiles, loops.tile_attention)}
+    found = {own is not None for own in (loops.tiles, loops.tile_blocks)}
     assert found == {tile_registers.may_use_tiles()}

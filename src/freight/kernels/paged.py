@@ -277,8 +277,8 @@ def _fills_tiles(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
 
 def _query_blocks(loops: Loops, dtype: torch.dtype) -> Any:
     """The loop that attends several queries of a row of a type fastest."""
-    by_tiles = dtype is torch.bfloat16 and loops.tile_attention is not None
-    return loops.tile_attention if by_tiles else loops.query_blocks
+    by_pairs = dtype is torch.bfloat16 and loops.pair_attention is not None
+    return loops.pair_attention if by_pairs else loops.query_blocks
 
 
 def _tokens(loops: Loops, x: torch.Tensor) -> Any:

@@ -1,21 +1,40 @@
-"""What single queries of heads that share keys are attended with, by an instruction that multiplies
-sixteen pairs of bfloat16 at once: the same steps as ``tile_registers`` has for registers of sixteen
-by sixteen. Sums lie in memory, in the nearest cache, but for those at hand.
+"""What queries are attended with, by an instruction that multiplies sixteen pairs of bfloat16 at
+once: the same steps as ``tile_registers`` has for registers of sixteen by sixteen. Sums lie in
+memory, in the nearest cache, but for those at hand.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.llvm import FLOATS, WIDTH, WORD, address_of, pair_products, splat
+from freight.kernels.pair_blocks import ROWS as PANEL_ROWS
+from freight.kernels.pair_blocks import add_pair_products
+from freight.kernels.vectors import splat as repeat
+from freight.kernels.vectors import store
 
-__all__ = ["add_sums", "begin_sums", "configure", "end_sums", "put_scores", "release"]
+__all__ = [
+    "ROWS",
+    "TILES",
+    "add_products",
+    "add_sums",
+    "begin_sums",
+    "configure",
+    "end_sums",
+    "put_products",
+    "put_scores",
+    "release",
+]
 
+ROWS: Final = 5 * PANEL_ROWS
+"""Of a panel of queries."""
+TILES: Final = 2
 _INDEX = types.uintp
 _ROWS_AT_ONCE: Final = 8
 _QUERIES_AT_ONCE: Final = 4
@@ -23,6 +42,9 @@ _TILES_AT_ONCE: Final = 2
 """Enough sums to be added to in turn: each waits for what was added to it before. With more, where
 they begin takes registers that are wanted."""
 _SQUARE: Final = WIDTH * WIDTH
+_INT: Final = np.uintp
+_ZERO: Final = np.float32(0.0)
+_TWO: Final = add_pair_products(TILES)
 
 
 @njit(nogil=True, cache=True)
@@ -33,6 +55,25 @@ def configure():  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def release():  # type: ignore[no-untyped-def]
     """Nothing."""
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
+    """Add to sums[place + 16 r + i] the products of rows[start + pitch r + k] and x[at + 16 k + i],
+    over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of a second tile, x lies
+    ``apart``, and sums ``sums_apart``."""
+    for row in range(0, ROWS, PANEL_ROWS):
+        first, own = start + _INT(row) * pitch, place + _INT(row * WIDTH)
+        _TWO(rows, first, pitch, _INT(0), x, at, apart, count, sums, own, sums_apart)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
+    """The same in place of what is there."""
+    for row in range(ROWS):
+        store(sums, place + _INT(row * WIDTH), repeat(_ZERO))
+        store(sums, place + sums_apart + _INT(row * WIDTH), repeat(_ZERO))
+    add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart)
 
 
 class _Step:

@@ -71,7 +71,7 @@ class Loops:
     tiles: Any
     tile_blocks: Any
     query_blocks: Any
-    tile_attention: Any
+    pair_attention: Any
     pair_queries: Any
     tokens: Any
     recurrence: Any
@@ -113,7 +113,7 @@ def find_loops() -> Loops | None:
         pairs=_pair_loops("pair_loops"),
         tiles=_tile_loops("tile_loops"),
         tile_blocks=_tile_loops("tile_block_loops"),
-        tile_attention=_tile_loops("tile_attention_loops"),
+        pair_attention=_pair_loops("pair_attention_loops"),
         pair_queries=_pair_loops("pair_query_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,

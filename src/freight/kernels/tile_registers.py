@@ -29,6 +29,7 @@ __all__ = [
     "PAIRS",
     "ROWS",
     "TILES",
+    "add_products",
     "add_sums",
     "add_tile_products",
     "begin_sums",
@@ -37,9 +38,9 @@ __all__ = [
     "end_sums",
     "has_integers",
     "may_use_tiles",
+    "put_products",
     "put_scores",
     "release",
-    "tile_products",
     "whole_lines",
 ]
 
@@ -272,7 +273,7 @@ def add_tile_products(num_tiles: int, instruction: str) -> Any:
     return add
 
 
-def tile_products(num_tiles: int, *, adds: bool) -> Any:
+def _tile_products(num_tiles: int, *, adds: bool) -> Any:
     """What makes sums[place + 16 r + i] the products of rows[start + pitch r + k] and
     x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r, or adds
     them to what is there. Of a second tile, x lies ``apart``, and sums ``sums_apart``."""
@@ -301,6 +302,9 @@ def tile_products(num_tiles: int, *, adds: bool) -> Any:
         return types.none(*kinds), generate
 
     return put
+
+
+put_products, add_products = (_tile_products(TILES, adds=adds) for adds in (False, True))
 
 
 def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:

@@ -1,6 +1,7 @@
 """Attention of several queries a row over keys and values in pages, whose products are made of
-bfloat16 in registers of sixteen by sixteen: a loop that numba compiles. Scores and sums are
-float32; weights are rounded to bfloat16, as are keys and values that are kept in fewer bits.
+pairs of bfloat16, in registers of sixteen by sixteen or else in vectors: a loop that numba
+compiles. Scores and sums are float32; weights are rounded to bfloat16, as are keys and values that
+are kept in fewer bits.
 """
 
 from __future__ import annotations
@@ -23,14 +24,7 @@ from freight.kernels.query_blocks import (
     seen_of_block,
     weigh_panel,
 )
-from freight.kernels.tile_registers import (
-    ROWS,
-    TILES,
-    configure,
-    release,
-    tile_products,
-    whole_lines,
-)
+from freight.kernels.tile_registers import may_use_tiles, whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     load,
@@ -42,6 +36,25 @@ from freight.kernels.vectors import (
     store,
     transpose,
 )
+
+if may_use_tiles():
+    from freight.kernels.tile_registers import (
+        ROWS,
+        TILES,
+        add_products,
+        configure,
+        put_products,
+        release,
+    )
+else:
+    from freight.kernels.pair_registers import (
+        ROWS,
+        TILES,
+        add_products,
+        configure,
+        put_products,
+        release,
+    )
 
 __all__ = [
     "COLUMNS",
@@ -55,7 +68,7 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
-PART_ROWS = 256
+PART_ROWS = 8 * ROWS
 """Queries of all heads that share keys which meet a block of keys once it is laid out."""
 COLUMNS = 2 * WIDTH
 """Of which a head is made up, with zeros where it has no more: sixteen pairs."""
@@ -66,8 +79,6 @@ _TWICE = U(2 * WIDTH)
 _PAIRS = U(KEYS // 2)
 _TILE = U(ROWS * WIDTH)
 """Numbers of sixteen columns of a panel's sums."""
-
-_PUT, _ADD = tile_products(TILES, adds=False), tile_products(TILES, adds=True)
 
 
 class _Room(NamedTuple):
@@ -115,7 +126,7 @@ def _new_room(padded):  # type: ignore[no-untyped-def]
         weights.view(np.uint16),
         weights,
         np.empty(ROWS, np.float32),
-        np.zeros(ROWS, np.float32),
+        np.zeros((ROWS + WIDTH - 1) // WIDTH * WIDTH, np.float32),
     )
 
 
@@ -157,7 +168,9 @@ def _attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-un
     rows, apart = first * pairs, pairs * _WIDTH
     for tile in range(0, num_tiles, TILES):
         at, to = U(tile) * apart, U(tile) * _TILE
-        _PUT(room.query_pairs, rows, pairs, room.keys, at, apart, pairs, room.scores, to, _TILE)
+        put_products(
+            *(room.query_pairs, rows, pairs, room.keys, at, apart, pairs, room.scores, to, _TILE)
+        )
     scale = rule.scale
     if rule.limit > 0:
         for place in range(0, num_tiles * _TILE, WIDTH):
@@ -173,7 +186,7 @@ def _attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-un
     counted, apart = num_tiles * _WIDTH // U(2), _PAIRS * _WIDTH
     for column in range(0, columns, TILES):
         at, to = U(column) * apart, first * padded + U(column) * _TILE
-        _ADD(
+        add_products(
             room.weight_pairs,
             U(0),
             _PAIRS,
