@@ -12,16 +12,15 @@ from typing import Any, Final
 
 import numba
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, llvm_version_info
 from numba import types
 from numba.core import cgutils
+
+from freight.kernels.features import HAS_WIDE_REGISTERS, compiled_for
 
 __all__ = [
     "BYTE",
     "FLOAT",
     "FLOATS",
-    "HAS_PAIR_PRODUCTS",
-    "HAS_WIDE_REGISTERS",
     "LOADERS",
     "SHORT",
     "WIDTH",
@@ -49,26 +48,8 @@ WORD: Final = ir.IntType(32)
 FLOATS: Final = ir.VectorType(FLOAT, WIDTH)
 WORDS: Final = ir.VectorType(WORD, WIDTH)
 
-HAS_WIDE_REGISTERS: Final = bool(get_host_cpu_features().get("avx512f"))
-"""Whether sixteen floats are one register, of which there are 32; else they are two of 16, or
-more."""
-
-
-HAS_PAIR_PRODUCTS: Final = HAS_WIDE_REGISTERS and bool(
-    get_host_cpu_features().get("avx512bf16") and llvm_version_info >= (16,)
-)
-"""Whether one instruction multiplies sixteen pairs of bfloat16 and adds both products to sixteen
-floats. (Before its sixteenth version LLVM knew it by other types.)"""
-
-
-def _use_wide_registers() -> None:
-    """LLVM splits these vectors in two where it takes a processor for one that slows down with
-    wide ones, which those that are sold now do not."""
-    if HAS_WIDE_REGISTERS and not numba.config.CPU_FEATURES:
-        numba.config.CPU_FEATURES = f"{get_host_cpu_features().flatten()},-prefer-256-bit"
-
-
-_use_wide_registers()
+if HAS_WIDE_REGISTERS and not numba.config.CPU_FEATURES:
+    numba.config.CPU_FEATURES = compiled_for()
 
 
 def constant(kind: ir.Type, value: float) -> ir.Constant:

@@ -14,6 +14,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
+from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
     KEYS,
@@ -24,7 +25,7 @@ from freight.kernels.query_blocks import (
     seen_of_block,
     weigh_panel,
 )
-from freight.kernels.tile_registers import may_use_tiles, whole_lines
+from freight.kernels.tile_registers import whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     load,

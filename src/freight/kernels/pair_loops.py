@@ -42,7 +42,8 @@ MOST_TOGETHER = 512
 MOST_TOKENS = 1 << 30
 """Up to which plain rows had better be multiplied so: any number."""
 _MOST_COLUMNS = 1024
-"""Pairs of a row that meet all tokens before the next ones do: these stay in a core's own cache."""
+"""Pairs of a row that meet all tokens before the next ones do: of 128 tokens these stay in a core's
+own cache."""
 FEW_TOKENS = 16
 """Up to which rows had better meet them one by one."""
 FEW_TOKENS_OF_CODES = 10

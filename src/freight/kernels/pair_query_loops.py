@@ -11,9 +11,10 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.features import may_use_tiles
 from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
-from freight.kernels.tile_registers import may_use_tiles, whole_lines
+from freight.kernels.tile_registers import whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     add,

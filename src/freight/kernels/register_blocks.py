@@ -11,10 +11,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.llvm import (
     FLOAT,
     FLOATS,
-    HAS_WIDE_REGISTERS,
     LOADERS,
     WIDTH,
     address_of,

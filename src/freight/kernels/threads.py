@@ -122,13 +122,13 @@ def find_loops() -> Loops | None:
 
 
 def _pair_loops(name: str) -> Any:
-    from freight.kernels.llvm import HAS_PAIR_PRODUCTS
+    from freight.kernels.features import HAS_PAIR_PRODUCTS
 
     return import_module(f"freight.kernels.{name}") if HAS_PAIR_PRODUCTS else None
 
 
 def _tile_loops(name: str) -> Any:
-    from freight.kernels.tile_registers import may_use_tiles
+    from freight.kernels.features import may_use_tiles
 
     return import_module(f"freight.kernels.{name}") if may_use_tiles() else None
 

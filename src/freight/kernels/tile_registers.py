@@ -9,10 +9,7 @@ volume 2). A pair, or four, is what lies in four bytes.
 
 from __future__ import annotations
 
-import ctypes
-import platform
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +19,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from freight.kernels.llvm import BYTE, FLOATS, HAS_PAIR_PRODUCTS, WIDTH, address_of, fetch
+from freight.kernels.features import may_use_tiles
+from freight.kernels.llvm import BYTE, FLOATS, WIDTH, address_of, fetch
 
 __all__ = [
     "INTEGERS",
@@ -37,7 +35,6 @@ __all__ = [
     "configure",
     "end_sums",
     "has_integers",
-    "may_use_tiles",
     "put_products",
     "put_scores",
     "release",
@@ -61,23 +58,6 @@ _PAIR_BYTES: Final = 4
 _ROW_REGISTERS: Final = (4, 5)
 _TOKEN_REGISTERS: Final = (6, 7)
 _MOST_SUMS: Final = 4
-
-_ARCH_PRCTL: Final = 158
-_ARCH_REQ_XCOMP_PERM: Final = 0x1023
-_XFEATURE_XTILEDATA: Final = 18
-
-
-@cache
-def may_use_tiles() -> bool:
-    """Whether there are such registers, and this process may use them: its threads all may, once it
-    has asked."""
-    features = get_host_cpu_features()
-    if not (HAS_PAIR_PRODUCTS and features.get("amx-tile") and features.get("amx-bf16")):
-        return False
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
-    system_call = ctypes.CDLL(None).syscall
-    return bool(system_call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
 def has_integers() -> bool:
@@ -304,7 +284,8 @@ def _tile_products(num_tiles: int, *, adds: bool) -> Any:
     return put
 
 
-put_products, add_products = (_tile_products(TILES, adds=adds) for adds in (False, True))
+put_products = _tile_products(TILES, adds=False)
+add_products = _tile_products(TILES, adds=True)
 
 
 def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:

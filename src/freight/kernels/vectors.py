@@ -12,11 +12,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, models, register_model
 
+from freight.kernels.features import HAS_PAIR_PRODUCTS
 from freight.kernels.llvm import (
     BYTE,
     FLOAT,
     FLOATS,
-    HAS_PAIR_PRODUCTS,
     LOADERS,
     SHORT,
     WIDTH,

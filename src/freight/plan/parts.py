@@ -80,8 +80,9 @@ class SlotPart:
 
     @property
     def granule_bytes(self) -> int:
-        """Of rows that are not cut."""
-        return granule_rows(self.part.weight.num_rows, self.part.dtype) * self.row_bytes
+        """Of rows that are not cut where a slot is: what comes behind them is to begin where a
+        product's results begin lines of a cache, of small matrices, too."""
+        return math.lcm(_GRANULE_ROWS, rows_together(self.part.dtype)) * self.row_bytes
 
     def rows_to(self, border: int) -> int:
         """How many rows a part has that begins before a border of its slot, when it is cut there,
