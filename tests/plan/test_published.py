@@ -150,8 +150,11 @@ def search_for(
     wishes: Wishes,
     machine: Machine | None = None,
     bits: int | None = None,
+    *,
+    needs_all: bool = True,
 ) -> Search:
-    """With the paper's schedule; ``bits``: of weights, keys and values, in groups of 64."""
+    """With the paper's schedule, and all tokens computed in all layers, as the paper's system
+    ``needs_all`` of them; ``bits``: of weights, keys and values, in groups of 64."""
     config = config_of(model)
     wishes = replace(wishes, admission="zigzag")
     sources = imagined_sources(config, "float16")
@@ -161,7 +164,7 @@ def search_for(
         sources = compressed_places(sources, formats, Path("compressed"))
     planner = Planner(
         config=config,
-        programme=build_programme(config),
+        programme=replace(build_programme(config), needs_all=needs_all),
         sources=sources,
         dtype="float16",
         workload=Workload.of_alike(rows, prompt, NEW),

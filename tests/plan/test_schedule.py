@@ -102,9 +102,11 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
     attended = [work for unit, _, work in runs if unit.kind == "attention"]
     far = [work.passed(unit) for unit, _, work in runs if unit.kind == "attention"]
     embedded = [work for _, number, work in runs if number == 0]
-    first_head = next(i for i, unit in enumerate(units) if unit.kind == "head")
-    # In before all units but the embedding, out after all but the head.
-    passed = [work for _, number, work in runs if 0 < number <= first_head]
+    mixing = "embedding", "attention", "recurrence"
+    picks_at = 1 + max(i for i, unit in enumerate(units) if unit.kind in mixing)
+    # In before all units but the embedding until what the head needs is picked, out after all
+    # before that.
+    passed = [work for _, number, work in runs if 0 < number <= picks_at]
     on_device = case.model.compute_tier == "gpu"
     expected = {
         Kind.READ_KV: sum(own.load.disk for own in far),

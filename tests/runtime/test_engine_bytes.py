@@ -193,10 +193,11 @@ class ClosedForm:
         self.moved["disk write"] += after // page * size * (target == "disk")
 
     def add_activations(self, num_tokens: int, begun: int) -> None:
-        """In before and out after every unit between the embedding and the head; in once more for
-        those that are begun, and finished when the CPU has attended."""
+        """Out after every unit from the embedding to the last attention, and in before the next,
+        where what the head needs is picked; in once more for those that are begun, and finished
+        when the CPU has attended."""
         on_gpu, on_cpu = cut(num_tokens, self.policy.activations)
-        crossings = 2 * LAYERS + 1
+        crossings = 2 * LAYERS
         disk = up((num_tokens - on_gpu - on_cpu) * WIDTH * ELEMENT, BLOCK)
         cpu = on_cpu * WIDTH * ELEMENT
         self.moved["disk read"] += disk * (crossings + begun)

@@ -46,7 +46,9 @@ ON_SIM: dict[str, Any] = {
 
 
 def chosen_experts(model: PreTrainedModel, prompt: Sequence[int]) -> list[dict[int, set[int]]]:
-    """Per step: layer -> experts that the row's new tokens chose."""
+    """Per step: layer -> experts that the row's new tokens chose, in the last layer its last one,
+    behind which none is attended."""
+    last_layer = len(model.model.layers) - 1
     steps: list[dict[int, set[int]]] = []
     current: dict[int, set[int]] = {}
     hooks = []
@@ -56,7 +58,7 @@ def chosen_experts(model: PreTrainedModel, prompt: Sequence[int]) -> list[dict[i
                 hooks.append(
                     module.register_forward_hook(
                         lambda _m, _i, out, layer=layer: current.update(
-                            {layer: set(out[2].flatten().tolist())}
+                            {layer: set(out[2][-(layer == last_layer) :].flatten().tolist())}
                         )
                     )
                 )

@@ -6,6 +6,7 @@ rest on disk. Offloaded rows pass through a slot. Knows no layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,7 +112,7 @@ class Activations:
         return slot[offset : offset + align_up(cut.disk * self.row_bytes, BLOCK)]
 
 
-def gather(parts: list[tuple[int, torch.Tensor]], start: int, out: torch.Tensor) -> None:
+def gather(parts: Sequence[tuple[int, torch.Tensor]], start: int, out: torch.Tensor) -> None:
     """Copy tokens from ``start`` on into ``out`` [n, D]."""
     for first, last, rows in _overlaps(parts, start, out.shape[0]):
         out[first - start : last - start].copy_(rows)
@@ -124,7 +125,7 @@ def scatter(parts: list[tuple[int, torch.Tensor]], start: int, values: torch.Ten
 
 
 def _overlaps(
-    parts: list[tuple[int, torch.Tensor]], start: int, count: int
+    parts: Sequence[tuple[int, torch.Tensor]], start: int, count: int
 ) -> list[tuple[int, int, torch.Tensor]]:
     overlaps = []
     for begin, rows in parts:

@@ -158,6 +158,11 @@ class MicroBatch:
     def num_scored(self) -> int:
         return sum(len(span.scored) for span in self.rows)
 
+    @property
+    def num_picked(self) -> int:
+        """Tokens that the head needs, once for each thing that it needs them for."""
+        return self.num_logits + self.num_scored
+
     def logit_indices(self) -> list[int]:
         """Places in the flat batch after which tokens are sampled, rows in order."""
         return [span.start + place for span in self.rows for place in span.logit_positions]

@@ -9,9 +9,9 @@ Dims are letters, which ``dims`` lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from freight.model.expert_steps import Clear, Combine, Dispatch, ExpertStep, Route, Weigh
 from freight.model.latent_steps import (
@@ -78,9 +78,12 @@ __all__ = [
     "Weight",
     "Xielu",
     "changed_values",
+    "picking_unit",
 ]
 
 UnitKind = Literal["embedding", "attention", "recurrence", "mlp", "router", "expert", "head"]
+_MIXING: Final[tuple[UnitKind, ...]] = ("embedding", "attention", "recurrence")
+"""Kinds that make of one token what others need, or begin with it."""
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"]
 
 
@@ -325,6 +328,15 @@ def _form_of(unit: Unit) -> tuple[object, ...]:
     return unit.kind, len(unit.steps), shapes, windows
 
 
+def picking_unit(kinds: Sequence[UnitKind], *, needs_all: bool) -> int:
+    """The first unit behind the last one in which tokens see each other: what it would make of a
+    token that is neither sampled after nor scored is of no use to any other. Where all are needed
+    the first of the head."""
+    if needs_all:
+        return kinds.index("head")
+    return 1 + max((n for n, kind in enumerate(kinds) if kind in _MIXING), default=-1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
@@ -332,12 +344,16 @@ class Programme:
     ``carried`` has the values that pass from unit to unit, side by side: the name and the columns
     of each, the residual stream ``x`` first. ``kinds`` is one unit of each form,
     ``forms`` has for each unit a number that units of one form share: they take equally long.
+    From unit ``picks_at`` on, see :func:`picking_unit`, no token is computed but those that the
+    head needs; ``needs_all`` of them where the residual stream goes on to other layers.
     """
 
     units: tuple[Unit, ...]
     carried: tuple[tuple[str, int], ...]
+    needs_all: bool = False
     kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
     forms: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    picks_at: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         kinds: dict[tuple[object, ...], Unit] = {}
@@ -349,6 +365,10 @@ class Programme:
             forms.append(numbers.setdefault(form, len(numbers)))
         object.__setattr__(self, "kinds", tuple(kinds.values()))
         object.__setattr__(self, "forms", tuple(forms))
+        kinds_of_units = [unit.kind for unit in self.units]
+        object.__setattr__(self, "needs_all", self.needs_all or self.sends)
+        picks_at = picking_unit(kinds_of_units, needs_all=self.needs_all)
+        object.__setattr__(self, "picks_at", picks_at)
 
     @property
     def stream_columns(self) -> int:

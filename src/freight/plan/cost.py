@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
-from freight.model.programme import Attend, Programme, Unit
+from freight.model.programme import Attend, Programme, Unit, picking_unit
 from freight.model.switches import ModelConfig
 from freight.plan.geometry import lie_in_extents
 from freight.plan.layout import WeightLayout
@@ -56,7 +56,7 @@ _COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
-_Key = tuple[Kind, int, int, int, bool, bool]
+_Key = tuple[Kind, int, int, int, bool, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +80,14 @@ class Cost:
     """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
     """How weights are compressed that are, by their names in one unit of each form."""
+    picks_at: int = field(init=False)
+    """The unit of the schedule from which on those tokens alone are computed that the head needs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressed", self.layout.compressed)
+        kinds = [self.programme.units[number].kind for number in self.units]
+        picks_at = picking_unit(kinds, needs_all=self.programme.needs_all)
+        object.__setattr__(self, "picks_at", picks_at)
 
     @property
     def forms(self) -> tuple[int, ...]:
@@ -144,9 +149,10 @@ class Cost:
     def sweep_s(self, sweep: Sweep) -> float:
         """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
         seconds = sum(self._finish_s(work.batch) for work in sweep.works)
-        for unit, count in self._counted():
+        for unit, is_picked, count in self._counted():
             seconds += count * sum(
-                self._unit_s(unit, work.batch, work.batch.rows) for work in sweep.works
+                self._unit_s(unit, work.batch, work.batch.rows, is_picked=is_picked)
+                for work in sweep.works
             )
         return seconds
 
@@ -154,17 +160,19 @@ class Cost:
         """The part of ``sweep_s`` that goes by the number of keys."""
         return sum(
             count * self._keys_s(step, work.batch.rows)
-            for unit, count in self._counted()
+            for unit, _, count in self._counted()
             for step in unit.steps
             if isinstance(step, Attend)
             for work in sweep.works
         )
 
-    def _counted(self) -> Iterator[tuple[Unit, int]]:
-        """One unit of each form, with the number of its units."""
-        counts = Counter(self.forms)
-        for form, unit in enumerate(self.programme.kinds):
-            yield unit, counts[form]
+    def _counted(self) -> Iterator[tuple[Unit, bool, int]]:
+        """One unit of each form, whether it works on what the head has picked alone, and the number
+        of such units."""
+        picks_at = self.programme.picks_at
+        counts = Counter((form, n >= picks_at) for n, form in enumerate(self.forms))
+        for (form, is_picked), count in counts.items():
+            yield self.programme.kinds[form], is_picked, count
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -174,18 +182,19 @@ class Cost:
 
     def _computation(self, operation: Operation) -> Demand:
         assert operation.batch is not None
-        form = self.forms[self.units[operation.unit]]
+        number = self.units[operation.unit]
+        form, is_picked = self.forms[number], operation.unit >= self.picks_at
         kind, batch = operation.kind, operation.batch
         is_again = operation.num_recomputed > 0
-        key = (kind, form, operation.sweep, batch.index, operation.is_last, is_again)
+        key = (kind, form, operation.sweep, batch.index, is_picked, operation.is_last, is_again)
         if key not in self.kept:
             unit = self.programme.kinds[form]  # units of one form take equally long
-            rows = self._rows_of(unit, batch)
+            rows = self._rows_of(unit, batch, is_picked=is_picked)
             spans = batch.rows
             if kind is not Kind.COMPUTE:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
-            seconds = self._unit_s(unit, batch, spans)
+            seconds = self._unit_s(unit, batch, spans, is_picked=is_picked)
             seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
@@ -195,29 +204,30 @@ class Cost:
     def _attention(self, operation: Operation) -> Demand:
         assert operation.batch is not None
         form = self.forms[self.units[operation.unit]]
-        key = operation.kind, form, operation.sweep, operation.batch.index, False, False
+        key = operation.kind, form, operation.sweep, operation.batch.index, False, False, False
         if key not in self.kept:
             self.kept[key] = Demand(seconds=self._attend_on_cpu_s(operation))
         return self.kept[key]
 
-    def _rows_of(self, unit: Unit, batch: MicroBatch) -> list[int]:
-        """How many tokens each chunk of a micro-batch has in a unit."""
+    def _rows_of(self, unit: Unit, batch: MicroBatch, *, is_picked: bool) -> list[int]:
+        """How many tokens each chunk of a micro-batch has in a unit, which may work on those alone
+        that the head has picked."""
         if unit.kind in ("attention", "recurrence"):
             ranges = chunk_rows(batch.rows, self.policy.chunk_tokens)
             return [batch.rows[last - 1].end - batch.rows[first].start for first, last in ranges]
-        total = batch.num_tokens
-        if unit.kind == "head":
-            total = batch.num_logits + batch.num_scored
-        elif unit.expert is not None and self.config.experts is not None:
+        total = batch.num_picked if is_picked else batch.num_tokens
+        if unit.expert is not None and self.config.experts is not None:
             share = self.config.experts.per_token / self.config.experts.num_experts
             total = max(1, round(total * share))
         chunk = total if unit.kind == "head" else self.policy.chunk_tokens
         whole, rest = divmod(total, max(1, chunk))
         return [chunk] * whole + [rest] * bool(rest) or [1]
 
-    def _unit_s(self, unit: Unit, batch: MicroBatch, spans: Sequence[RowSpan]) -> float:
+    def _unit_s(
+        self, unit: Unit, batch: MicroBatch, spans: Sequence[RowSpan], *, is_picked: bool
+    ) -> float:
         """A unit, or half of one, in which the keys of some rows are attended."""
-        rows = self._rows_of(unit, batch)
+        rows = self._rows_of(unit, batch, is_picked=is_picked)
         seconds = sum(self._chunk_s(unit, count) for count in rows)
         seconds += self._state_s(unit, spans)
         return seconds + sum(
@@ -344,7 +354,7 @@ class Cost:
 
     def _finish_s(self, batch: MicroBatch) -> float:
         """Tokens are chosen from the logits, in float32."""
-        logits = 4 * self.config.vocab_size * (batch.num_logits + batch.num_scored)
+        logits = 4 * self.config.vocab_size * batch.num_picked
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
 
 

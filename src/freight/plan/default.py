@@ -253,7 +253,9 @@ class Planner:
         sizes = [size - size % samples if size > samples else size for size in sizes]
         if self.wishes.micro_batch_size:
             sizes = [self.wishes.micro_batch_size]
-        for size in sizes:
+        if self.wishes.admission in (None, "zigzag"):  # prompts come whole
+            sizes = [self.workload.whole_rows(size, self.wishes.batch_tokens) for size in sizes]
+        for size in dict.fromkeys(sizes):
             for count in self.counts(size, (1, 2, 4, 8)):
                 yield size, count
 

@@ -91,7 +91,7 @@ class Geometry:
     departing_bytes: int
     logit_rows: int
     logits_bytes: int
-    last_bytes: int
+    picked_bytes: int
     scored_tokens: int
     score_bytes: int
     workspace_bytes: int
@@ -303,7 +303,7 @@ def measure(
         departing_bytes=policy.max_batch_tokens * config.hidden_size * size if sends else 0,
         logit_rows=logit_rows,
         logits_bytes=block * logit_rows * config.vocab_size * 4,
-        last_bytes=block * (logit_rows + scored) * config.hidden_size * size,
+        picked_bytes=block * (logit_rows + scored) * row_bytes,
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
@@ -416,7 +416,7 @@ def _count_block(
     near["recomputed KV"] = g.kv_slot_pages * g.page_bytes * any(recomputes)
     near["activations"] = block * align_up(g.activation_rows[home] * row_bytes, BLOCK)
     near["activation slots"] = RING_SLOTS["activation slot"] * g.activation_slot_bytes
-    near["logits"] = g.logits_bytes + g.last_bytes
+    near["logits"] = g.logits_bytes + g.picked_bytes
     near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
     host["KV tails"] = sum(g.far_page_bytes) * g.num_tails

@@ -273,7 +273,7 @@ class Parallel:
             )
         planner = Planner(
             config=own,
-            programme=build_programme(own),
+            programme=replace(build_programme(own), needs_all=not is_last),
             sources=sources,
             dtype=self.dtype,
             workload=workload,

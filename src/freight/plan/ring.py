@@ -124,6 +124,7 @@ def stream_model(
         staging_slots=min(policy.staging_pieces, slots),
         receives=layout.programme.receives,
         sends=layout.programme.sends,
+        needs_all=layout.programme.needs_all,
     )
 
 

@@ -260,7 +260,7 @@ class _Stream:
         kind = self.model.units[unit].kind
         if kind == "embedding":
             yield from self.load_embedding(sweep, work)
-        if not work.activation_slot_bytes or self.is_late_head(unit):
+        if not work.activation_slot_bytes or unit > self.model.picks_at:
             return
         k = work.batch.index
         make = partial(self.board.make, sweep=sweep, unit=unit, batch=work.batch)
@@ -321,7 +321,7 @@ class _Stream:
 
     def store_activations(self, sweep: int, step: Step) -> Iterator[Operation]:
         unit, work = step.unit, step.work
-        if self.model.units[unit].kind == "head" or not work.activation_slot_bytes:
+        if unit >= self.model.picks_at or not work.activation_slot_bytes:
             return
         k = work.batch.index
         slot = self.activation_slots.pop(k)
@@ -420,8 +420,8 @@ class _Stream:
     def activation_accesses(self, sweep: int, step: Step) -> list[Access]:
         unit, work = step.unit, step.work
         k = work.batch.index
-        if self.is_late_head(unit):
-            return [read("last activations", k, (sweep,))]
+        if unit > self.model.picks_at:
+            return [read("picked activations", k, (sweep,))]
         accesses: list[Access] = []
         kind = self.model.units[unit].kind
         if kind == "embedding" and work.embedding_bytes:
@@ -432,15 +432,9 @@ class _Stream:
             if step.part == "begin":
                 return [*accesses, read("activation slot", slot, (sweep, unit, k, 2))]
             accesses += self.board.in_place("activation slot", slot, (sweep, unit, k), loaded)
-        if kind == "head" and self.model.sends:
-            accesses.append(self.handover.departure(sweep, work))
-        elif kind == "head":
-            accesses.append(write("last activations", k, (sweep,), 0))
-        if kind == "head":
+        if unit == self.model.picks_at:
             self.activation_slots.pop(k, None)
+            departs = self.model.sends
+            picked = write("picked activations", k, (sweep,), 0)
+            accesses.append(self.handover.departure(sweep, work) if departs else picked)
         return accesses
-
-    def is_late_head(self, unit: int) -> bool:
-        """Whether an earlier chunk of the head has already picked the activations it needs."""
-        units = self.model.units
-        return units[unit].kind == "head" and units[unit - 1].kind == "head"

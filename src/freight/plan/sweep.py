@@ -5,11 +5,11 @@ Plain values, all sizes in bytes. Who makes up a sweep is the scheduler's busine
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from freight.model.batch import MicroBatch
-from freight.model.programme import UnitKind
+from freight.model.programme import UnitKind, picking_unit
 from freight.plan.policy import LEAST_STAGED, Tier
 
 __all__ = [
@@ -151,7 +151,9 @@ class StreamModel:
     """The units in order, the embedding first, where they are computed, and the ring of weights:
     ``ring_blocks`` blocks of ``block_bytes``. So many pieces from the disk as ``staging_slots`` may
     wait in RAM for the link to a device. A stage of a pipeline ``receives`` what its first unit
-    enters into the residual stream, or ``sends`` what its last one picks, or both."""
+    enters into the residual stream, or ``sends`` what its last one picks, or both. Unit
+    ``picks_at`` is the first that works on what the head needs alone, kept for each micro-batch;
+    it may be that the head ``needs_all``."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
@@ -160,8 +162,13 @@ class StreamModel:
     staging_slots: int = LEAST_STAGED
     receives: bool = False
     sends: bool = False
+    needs_all: bool = False
+    picks_at: int = field(init=False)
 
     def __post_init__(self) -> None:
+        kinds = [unit.kind for unit in self.units]
+        picks_at = picking_unit(kinds, needs_all=self.needs_all or self.sends)
+        object.__setattr__(self, "picks_at", picks_at)
         most = max((self.num_blocks(unit) for unit in range(len(self.units))), default=0)
         assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
 

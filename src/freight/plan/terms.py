@@ -344,7 +344,7 @@ class Terms:
         # Of a row in RAM or on disk the whole page in progress comes back.
         back = max(kv_out, self.far_share * self.page_bytes_per_sweep) + states_out
         kv_in, kv_out = kv_in + states_in, kv_out + states_out
-        crossings = sum(unit.kind != "head" for unit in self.planner.programme.units)
+        crossings = self.planner.programme.picks_at
         stream = self.base.layout.stream_columns * self.base.layout.element_bytes
         moved = tokens * stream * crossings
         seconds: dict[str, dict[Placed, float]] = {

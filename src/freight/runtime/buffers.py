@@ -1,4 +1,4 @@
-"""The rings of slots that tensors pass through, and what a block's head leaves."""
+"""The rings of slots that tensors pass through, and what is kept for a block's head and by it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ __all__ = ["Buffers"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffers:
-    """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes], and what a
-    block's head leaves: ``last`` [K, B + S, D], ``logits`` [K, B, V] float32, and ``scores``
+    """Rings of uint8 slots, [slots, bytes] or for KV [slots, pages, page bytes]; ``picked``
+    [K, B + S, columns], the residual stream of the tokens that the head needs; and what the head
+    leaves: ``logits`` [K, B, V] float32, and ``scores``
     [K, S, ...] float32, the running state of S scored positions. ``delegated`` and its like on the
     host [K, bytes] hold queries, keys and values of rows that the CPU attends, then what it has
     attended; ``attended`` [K, bytes] that of all rows. ``recomputed_kv`` [pages, bytes] holds keys
@@ -35,6 +36,6 @@ class Buffers:
     activation_slot: torch.Tensor
     activations_in: torch.Tensor
     activations_out: torch.Tensor
-    last: torch.Tensor
+    picked: torch.Tensor
     logits: torch.Tensor
     scores: torch.Tensor

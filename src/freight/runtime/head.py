@@ -1,12 +1,13 @@
 """The output head of a micro-batch, chunk by chunk: what it is computed on, and what it leaves.
 
 Positions that a token is sampled after leave whole rows of logits; positions that are scored leave
-running sums. Both are picked from the residual stream before the first chunk. Knows no operations.
+running sums. Both are picked from the residual stream as soon as no other token needs it. Knows no
+operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -20,27 +21,31 @@ from freight.plan.policy import Policy
 from freight.plan.scratch import scored_chunk
 from freight.runtime.batches import PreparedBatch
 from freight.runtime.buffers import Buffers
+from freight.runtime.residual import Parts
 from freight.runtime.scores import RunningScores, Scores
 
 __all__ = ["Head"]
 
 
 class Head:
-    """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks."""
+    """Picks, computes and hands over; ``buffers`` hold what it leaves between chunks. Of what it
+    picks, rows of the whole residual stream, it needs the first ``columns``."""
 
-    def __init__(self, policy: Policy, *, buffers: Buffers, workspace: Workspace) -> None:
+    def __init__(
+        self, policy: Policy, columns: int, *, buffers: Buffers, workspace: Workspace
+    ) -> None:
         self._policy = policy
+        self._columns = columns
         self._buffers = buffers
         self._workspace = workspace
 
-    def pick(self, prepared: PreparedBatch, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def pick(self, prepared: PreparedBatch, parts: Parts) -> None:
         """Keep what the head needs of the residual stream's ``parts``: the positions that are
         sampled after, then those that are scored."""
         batch = prepared.batch
-        last = self._buffers.last[batch.index]
-        stream = [(first, rows[:, : last.shape[1]]) for first, rows in parts]
-        picked = last[: batch.num_logits]
-        for first, rows in stream:
+        kept = self._buffers.picked[batch.index]
+        picked = kept[: batch.num_logits]
+        for first, rows in parts:
             inside = (prepared.logit_places >= first) & (
                 prepared.logit_places < first + rows.shape[0]
             )
@@ -49,10 +54,14 @@ class Head:
         for span in batch.rows:
             if span.scored:
                 end = place + len(span.scored)
-                gather(stream, span.start + span.scored.start, last[place:end])
+                gather(parts, span.start + span.scored.start, kept[place:end])
                 place = end
         if batch.num_scored:
             self._scores(batch).clear()
+
+    def picked(self, batch: MicroBatch) -> Parts:
+        """What it has picked, for those units that are left to work on it."""
+        return [(0, self._buffers.picked[batch.index, : batch.num_picked])]
 
     def compute(
         self, prepared: PreparedBatch, unit: Unit, weights: Mapping[str, WeightParts]
@@ -74,7 +83,7 @@ class Head:
     def _sampled(self, batch: MicroBatch, unit: Unit, weights: Mapping[str, WeightParts]) -> None:
         matrix, k, count = unit.last_matrix, batch.index, batch.num_logits
         with self._workspace.frame():
-            columns = self._logits(unit, weights, self._buffers.last[k, :count])
+            columns = self._logits(unit, weights, self._buffers.picked[k, :count])
             end = matrix.first_row + matrix.num_rows
             self._buffers.logits[k, :count, matrix.first_row : end].copy_(columns)
 
@@ -83,12 +92,12 @@ class Head:
     ) -> None:
         batch, matrix = prepared.batch, unit.last_matrix
         first, count = batch.num_logits, batch.num_scored
-        last = self._buffers.last[batch.index, first : first + count]
+        picked = self._buffers.picked[batch.index, first : first + count]
         scores = self._scores(batch)
         step = scored_chunk(self._policy, matrix.num_rows)
         for start in range(0, count, step):
             with self._workspace.frame():
-                columns = self._logits(unit, weights, last[start : start + step])
+                columns = self._logits(unit, weights, picked[start : start + step])
                 wide = columns
                 if columns.dtype != torch.float32:
                     wide = self._workspace.take(*columns.shape, dtype=torch.float32)
@@ -99,8 +108,9 @@ class Head:
     def _logits(
         self, unit: Unit, weights: Mapping[str, WeightParts], x: torch.Tensor
     ) -> torch.Tensor:
-        """The unit's logits [n, c] of rows x [n, D], in the workspace's present frame."""
+        """The unit's logits [n, c] of rows of the residual stream, in the workspace's present
+        frame."""
         columns = self._workspace.take(x.shape[0], unit.last_matrix.num_rows, dtype=x.dtype)
-        values = {"x": x, "logits": columns}
+        values = {"x": x[:, : self._columns], "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
         return columns

@@ -30,7 +30,7 @@ from freight.runtime.cpu_attention import CPUAttention
 from freight.runtime.head import Head
 from freight.runtime.placement import Placement
 from freight.runtime.recurrence_work import RecurrenceWork
-from freight.runtime.residual import ResidualStream
+from freight.runtime.residual import Parts, ResidualStream
 from freight.runtime.routing import Routing
 from freight.runtime.scores import Scores
 
@@ -64,7 +64,9 @@ class Performer:
         self._activations = placement.activations
         self._buffers = placement.buffers
         self._workspace = placement.workspace
-        self._head = Head(self._policy, buffers=self._buffers, workspace=self._workspace)
+        self._head = Head(
+            self._policy, config.hidden_size, buffers=self._buffers, workspace=self._workspace
+        )
         self._batches = batches
         self._to_device = to_device
         self._from_device = from_device
@@ -269,6 +271,8 @@ class Performer:
     def _compute(self, operation: Operation) -> NewTokens | None:
         prepared = self._prepared(operation)
         unit = self._programme.units[operation.unit]
+        if operation.unit == self._programme.picks_at:
+            self._head.pick(prepared, self._residual.parts(operation, prepared))
         if unit.kind == "embedding":
             self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
@@ -280,7 +284,8 @@ class Performer:
         elif unit.kind in ("mlp", "router"):
             self._mlp(operation, prepared, unit)
         else:
-            self._run_head(operation, prepared, unit)
+            weights = self._weights.parts(operation.unit, operation.slot)
+            self._head.compute(prepared, unit, weights)
         if not operation.is_last:
             return None
         return self._finish(prepared.batch, *self._head.result(prepared.batch))
@@ -339,8 +344,8 @@ class Performer:
     def _mlp(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
         """An MLP, or a router, which leaves what it chose in the batch's routes."""
         weights = self._weights.parts(operation.unit, operation.slot)
-        parts = self._residual.parts(operation, prepared)
-        k, count = prepared.batch.index, prepared.batch.num_tokens
+        parts = self._left(operation, prepared)
+        k, count = prepared.batch.index, sum(rows.shape[0] for _, rows in parts)
         routes = self._routing.begin(k, count) if unit.kind == "router" else None
         for start, end in _ranges(count, self._policy.chunk_tokens):
             with self._residual.rows(parts, start, end) as x:
@@ -366,7 +371,7 @@ class Performer:
         own, routes = self._routing.tokens_of(k, unit.expert), self._routing.of(k)
         tokens = own.places // routes.weights.shape[1]
         shares = routes.weights.flatten()[own.places]
-        for first, rows in self._residual.parts(operation, prepared):
+        for first, rows in self._left(operation, prepared):
             begin, behind = np.searchsorted(own.tokens, (first, first + rows.shape[0])).tolist()
             for start, end in _ranges(behind - begin, self._policy.chunk_tokens):
                 some = slice(begin + start, begin + end)
@@ -379,11 +384,11 @@ class Performer:
                 )
                 run_unit(unit, frame)
 
-    def _run_head(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        if self._programme.units[operation.unit - 1].kind != "head":
-            self._head.pick(prepared, self._residual.parts(operation, prepared))
-        weights = self._weights.parts(operation.unit, operation.slot)
-        self._head.compute(prepared, unit, weights)
+    def _left(self, operation: Operation, prepared: PreparedBatch) -> Parts:
+        """The residual stream of those tokens that are left to compute."""
+        if operation.unit < self._programme.picks_at:
+            return self._residual.parts(operation, prepared)
+        return self._head.picked(prepared.batch)
 
 
 def _ranges(total: int, step: int) -> Iterator[tuple[int, int]]:

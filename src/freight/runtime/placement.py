@@ -252,14 +252,14 @@ class Placement:
         embedding_bytes = g.embedding_bytes
         departing_bytes = g.departing_bytes
         block, rows = policy.num_micro_batches, g.logit_rows
-        width, vocab = self._config.hidden_size, self._config.vocab_size
+        columns, vocab = self.plan.layout.stream_columns, self._config.vocab_size
 
         def ring(arena: Arena, purpose: str, name: str, *shape: int) -> torch.Tensor:
             return _take(arena, purpose, RING_SLOTS[name], *shape)
 
         queries = align_up(g.query_bytes, BLOCK)
-        picked, state = rows + g.scored_tokens, g.score_bytes
-        last = _take(near, "logits", block, picked, width * self.dtype.itemsize)
+        needed, state = rows + g.scored_tokens, g.score_bytes
+        picked = _take(near, "logits", block, needed, columns * self.dtype.itemsize)
         scores = _take(near, "scores", block, g.scored_tokens, state)
         recomputed_pages = pages * any(policy.recomputes(self._config.num_layers))
         return Buffers(
@@ -287,7 +287,7 @@ class Placement:
             ),
             activations_in=ring(host, "activation staging", "activations in", in_bytes),
             activations_out=ring(host, "activation staging", "activations out", in_bytes),
-            last=last.view(self.dtype).view(block, picked, width),
+            picked=picked.view(self.dtype).view(block, needed, columns),
             logits=_take(near, "logits", block, rows, vocab * 4).view(torch.float32),
             scores=scores.view(torch.float32),
         )

@@ -101,7 +101,8 @@ costs = st.builds(
     ModelCost,
     weight_bytes=st.integers(1, 10**4),
     first_unit_bytes=st.integers(0, 100),
-    layer_flops=st.integers(1, 10**4),
+    layer_flops=st.integers(1000, 10**4),
+    spared_flops=st.integers(0, 1000),
     head_flops=st.integers(0, 10**3),
     attention=st.tuples(
         st.tuples(st.none() | st.integers(1, 9), st.integers(0, 50), st.integers(0, 50))
@@ -157,6 +158,7 @@ def zig_zag_s(
             moved += 0 if keep_kv else rows * cost.kv_bytes(had)
             tokens = 1 if step else work.prompt_tokens
             flops = rows * (tokens * cost.layer_flops + cost.head_flops)
+            flops -= rows * (tokens - 1) * cost.spared_flops
             attention = rows * cost.attention_flops(had + 1, tokens)
             compute = flops / rates[rows if step else chunk] + attention / max(rates.values())
             seconds += max(moved / path.bytes_per_s, compute)
@@ -208,3 +210,5 @@ def test_cost_of_experts(tmp_path: FilePath) -> None:
     attention, router, expert, head = 32 * (32 + 16 + 16 + 32), 8 * 32, 3 * 32 * 48, 320 * 32
     assert cost.weight_bytes == 2 * (attention + router + 2 * expert + head)
     assert cost.layer_flops == 2 * (attention + router + 2 * expert)
+    keys = 32 * (16 + 16)
+    assert cost.spared_flops == cost.layer_flops - 2 * keys, "all but keys and values, of one layer"

@@ -15,7 +15,8 @@ rows per sweep on average:
   together at least max(0, S (W - M) + R sum_j k(j)) bytes, at the path's rate B. (What of the keys
   and values is not in memory is read as weights are: trading one for the other gains nothing.)
 - **computing.** Products of prompts, C, at the best rate at any number of rows; of new tokens at
-  the rate of products of b rows; attention's products at the best rate.
+  the rate of products of b rows; attention's products at the best rate. In the last layer a
+  prompt's tokens but the last one need keys and values alone.
 - **the last prompt.** When the last prompt is done, all of C is; its row still needs N - 1 sweeps,
   of lengths that differ the least N.
   A later pass of any row either was computed before that, which adds its arithmetic c to C, or
@@ -55,8 +56,9 @@ _MOST_CANDIDATES: Final = 1024
 class ModelCost:
     """A model in numbers: bytes of all matrices but the embedding table, of the first unit's, FLOPs
     of the products of one token in the layers and in the head, of all layers with the same
-    attention window (the window, FLOPs per query and key, bytes of keys and values per token), and
-    the bytes of what a row keeps in layers without keys."""
+    attention window (the window, FLOPs per query and key, bytes of keys and values per token), the
+    bytes of what a row keeps in layers without keys, and of the layers' FLOPs those that can be
+    spared where nothing comes of a token but what others see of it."""
 
     weight_bytes: float
     first_unit_bytes: float
@@ -64,6 +66,7 @@ class ModelCost:
     head_flops: float
     attention: Sequence[tuple[int | None, float, float]]
     state_bytes: float = 0.0
+    spared_flops: float = 0.0
 
     def attention_flops(self, first_keys: int, num_queries: int) -> float:
         """Of one row's queries, the first of which sees ``first_keys`` keys."""
@@ -114,11 +117,17 @@ def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) ->
     Of experts it counts as many as a token takes, also of their bytes: a sweep of rows that all
     choose the same ones brings no more, and what rows choose is not known before.
     """
-    units = build_programme(config).units[1:]
+    programme = build_programme(config)
+    units = programme.units[1:]
     sizes = [weight_size * sum(w.num_elements for w in u.weights if w.is_matrix) for u in units]
     shares = [_share(config, unit) for unit in units]
     flops = [share * unit.matmul_flops(1) for unit, share in zip(units, shares, strict=True)]
     head = sum(own for unit, own in zip(units, flops, strict=True) if unit.kind == "head")
+    picks_at = programme.picks_at - 1
+    seen = units[picks_at - 1]
+    keys = seen.keys() if seen.kind == "attention" else None
+    spared = sum(flops[picks_at:]) - head
+    spared += 0.0 if keys is None else seen.matmul_flops(1) - keys.matmul_flops(1)
     return ModelCost(
         weight_bytes=sum(size * share for size, share in zip(sizes, shares, strict=True)),
         first_unit_bytes=sizes[0],
@@ -126,6 +135,7 @@ def model_cost(config: ModelConfig, *, weight_size: float, element_size: int) ->
         head_flops=head,
         attention=_attention(config, units, element_size),
         state_bytes=config.state_bytes_per_row(element_size),
+        spared_flops=spared,
     )
 
 
@@ -192,6 +202,7 @@ class _Sums:
         best = max(product_flops.values())
         lengths = Counter(work.lengths())
         flops = work.total_prompt_tokens * cost.layer_flops + work.num_rows * cost.head_flops
+        flops -= (work.total_prompt_tokens - work.num_rows) * cost.spared_flops
         flops += sum(n * cost.attention_flops(1, prompt) for (prompt, _), n in lengths.items())
         attention = sum(
             n * cost.attention_flops(prompt + 1, new - 1) for (prompt, new), n in lengths.items()

@@ -231,10 +231,10 @@ class _ClosedForm:
                 self.moved["disk write"] += (after // page - kept) * size + states
 
     def add_activations(self, num_tokens: int, *, is_begun: bool) -> None:
-        """Out and in again between any two units up to the head; in once more for attention that
-        begins, and is finished when the CPU has attended."""
+        """Out and in again between any two units, until what the head needs is picked; in once more
+        for attention that begins, and is finished when the CPU has attended."""
         kinds = [unit.unit.kind for unit in self._plan.layout.units]
-        crossings = len(kinds) - kinds.count("head") + 1
+        crossings = self._plan.layout.programme.picks_at
         on_gpu, on_cpu = _cut(num_tokens, self._plan.policy.activations)
         on_disk = num_tokens - on_gpu - on_cpu
         again = crossings + kinds.count("attention") * is_begun
