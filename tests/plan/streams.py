@@ -86,6 +86,10 @@ class Case:
         rings = {name: Ring(num_slots=n, slot_bytes=PLENTY) for name, n in RING_SLOTS.items()}
         weights = Ring(num_slots=self.model.ring_blocks, slot_bytes=self.model.block_bytes)
         staging = Ring(num_slots=self.model.staging_slots, slot_bytes=PLENTY)
+        if self.model.embeds_in_place:
+            places = {work.batch.index for own in self.sweeps for work in own.works}
+            most = max(places, default=0) + 1
+            rings["embedding rows"] = Ring(num_slots=most, slot_bytes=PLENTY)
         return {**rings, "weights": weights, "weight staging": staging}
 
 
@@ -104,6 +108,7 @@ def cases(draw: st.DrawFn) -> Case:
         ring_blocks=most + spare,
         block_bytes=BLOCK_BYTES,
         staging_slots=draw(st.integers(1, 6)),
+        embeds_in_place=tier == "cpu" and draw(st.booleans()),
     )
     return Case(model=model, sweeps=draw(_sweeps(tier)), seed=draw(st.integers(0, 99)))
 

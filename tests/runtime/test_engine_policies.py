@@ -54,6 +54,7 @@ POLICIES: dict[str, Options] = {
     "cpu: all in memory": options("cpu", CPU, CPU, CPU, 12, 1),
     "cpu: row by row": options("cpu", CPU, CPU, CPU, 1, 1),
     "cpu: weights on disk": options("cpu", DISK, CPU, CPU, 4, 3),
+    "cpu: weights on both": options("cpu", ODD, CPU, CPU, 4, 3),
     "cpu: KV on disk": options("cpu", CPU, DISK, CPU, 4, 3),
     "cpu: activations on disk": options("cpu", CPU, CPU, DISK, 4, 3),
     "cpu: all on disk": options("cpu", DISK, DISK, DISK, 2, 6),
@@ -150,6 +151,14 @@ def test_tiny_model(name: str, tiny_dir: Path, tiny_tokens: list[list[int]]) -> 
     assert run_tiny(tiny_dir, POLICIES[name]) == tiny_tokens
 
 
+def test_rows_of_the_table_are_read_to_the_residual_stream(tiny_dir: Path) -> None:
+    """Where it is in RAM: nothing is taken for them apart."""
+    for name, is_apart in (("cpu: weights on both", False), ("cpu: odd mix", True)):
+        with tiny.engine(tiny_dir, PROMPTS, MOST_TOKENS, **POLICIES[name]) as engine:
+            assert any(part.tier == "disk" for part in engine.plan.layout.embedding)
+            assert bool(engine.plan.geometry.usage["cpu"]["embedding rows"]) == is_apart
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_an_engine_can_be_used_again(device: str, tiny_dir: Path) -> None:
     chosen = POLICIES[f"{device}: odd mix"]
@@ -158,7 +167,7 @@ def test_an_engine_can_be_used_again(device: str, tiny_dir: Path) -> None:
         assert tiny.run(engine, PROMPTS[::-1], 5) == first[::-1]
 
 
-@pytest.mark.parametrize("name", ["cpu: odd mix", "sim: odd mix"])
+@pytest.mark.parametrize("name", ["cpu: odd mix", "cpu: weights on both", "sim: odd mix"])
 @pytest.mark.parametrize(
     "grain",
     [

@@ -55,7 +55,7 @@ class Activations:
         num_columns: int,
         dtype: torch.dtype,
     ) -> None:
-        self._resident = resident
+        self.resident = resident
         self._cpu = cpu
         self._file = file
         self._disk_stride = disk_stride
@@ -67,7 +67,7 @@ class Activations:
         self, k: int, cut: TokenCut, slot: torch.Tensor | None
     ) -> list[tuple[int, torch.Tensor]]:
         """(first token, rows [n, D]) of micro-batch k on the compute tier, in order."""
-        places = [(0, self._resident[k], 0, cut.resident)]
+        places = [(0, self.resident[k], 0, cut.resident)]
         if slot is not None:
             offset = align_up(cut.cpu * self.row_bytes, BLOCK)
             places.append((cut.resident, slot, 0, cut.cpu))

@@ -16,7 +16,7 @@ from freight.plan.forms import BLOCK
 from freight.plan.layout import WeightLayout
 from freight.plan.page_sizes import far_page_sizes, page_size, state_size
 from freight.plan.policy import Policy, Split, Tier
-from freight.plan.ring import ring_blocks
+from freight.plan.ring import embeds_in_place, ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
@@ -68,7 +68,8 @@ class Geometry:
     ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
     micro-batch's prompts that are scored, each with ``score_bytes`` of running state. Of a stage
     of a pipeline ``departing_bytes`` go on with each micro-batch, and ``embedding_bytes`` come,
-    into one of ``embedding_slots``: as many as there are micro-batches.
+    into one of ``embedding_slots``: as many as there are micro-batches. Where the model
+    ``embeds_in_place`` rows of the table need none, they are read to the activations.
     """
 
     page_bytes: int
@@ -88,6 +89,7 @@ class Geometry:
     activation_disk_stride: int
     embedding_bytes: int
     embedding_slots: int
+    embeds_in_place: bool
     departing_bytes: int
     logit_rows: int
     logits_bytes: int
@@ -299,6 +301,7 @@ def measure(
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
         embedding_bytes=policy.max_batch_tokens * columns * size if elsewhere else 0,
+        embeds_in_place=embeds_in_place(layout, policy),
         embedding_slots=block if receives else RING_SLOTS["embedding rows"],
         departing_bytes=policy.max_batch_tokens * config.hidden_size * size if sends else 0,
         logit_rows=logit_rows,
@@ -420,7 +423,7 @@ def _count_block(
     near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
     host["KV tails"] = sum(g.far_page_bytes) * g.num_tails
-    host["embedding rows"] = g.embedding_slots * g.embedding_bytes
+    host["embedding rows"] = g.embedding_slots * g.embedding_bytes * (not g.embeds_in_place)
     host["departing rows"] = block * g.departing_bytes
     if home == "gpu":
         near["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes

@@ -83,6 +83,17 @@ def forecast_pieces(policy: Policy) -> int:
     return max(fewest, min(most, policy.num_micro_batches))
 
 
+def embeds_in_place(layout: WeightLayout, policy: Policy) -> bool:
+    """Whether rows of the embedding's table that must be fetched are read to where the residual
+    stream of their micro-batch will be, for there is room: all of it is in RAM, and no narrower."""
+    programme, home = layout.programme, policy.compute_tier
+    is_near = home == "cpu" and policy.activations.share(home) == 1
+    is_far = any(part.tier != home for part in layout.embedding)
+    if programme.receives or not is_near or not is_far:
+        return False
+    return programme.embedding.weights[0].num_columns <= layout.stream_columns
+
+
 def stream_model(
     layout: WeightLayout,
     policy: Policy,
@@ -125,6 +136,7 @@ def stream_model(
         receives=layout.programme.receives,
         sends=layout.programme.sends,
         needs_all=layout.programme.needs_all,
+        embeds_in_place=embeds_in_place(layout, policy),
     )
 
 

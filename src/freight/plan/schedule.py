@@ -302,10 +302,11 @@ class _Stream:
         make = partial(
             self.board.make, sweep=sweep, unit=0, batch=work.batch, num_bytes=work.embedding_bytes
         )
-        slot = k  # where it was received
+        slot = k  # where it was received, or will be computed on
         if not self.model.receives:
             accesses = [self.board.home("tokens", k)] if work.continues else []
-            slot = self.board.take_slot("embedding rows")
+            if not self.model.embeds_in_place:
+                slot = self.board.take_slot("embedding rows")
             accesses.append(write("embedding rows", slot, (sweep, k), work.embedding_bytes))
             yield make(Kind.READ_EMBEDDING, Lane.DISK_READ, accesses, slot=slot)
         self.embedding_slots[k] = slot
@@ -427,6 +428,8 @@ class _Stream:
         if kind == "embedding" and work.embedding_bytes:
             ring = "embedding slot" if self.on_device else "embedding rows"
             accesses.append(read(ring, self.embedding_slots[k], (sweep, k)))
+        elif kind == "embedding" and self.model.embeds_in_place:
+            accesses.append(write("embedding rows", k, (sweep, k), 0))
         if work.activation_slot_bytes:
             slot, loaded = self.activation_slots[k], kind != "embedding"
             if step.part == "begin":
@@ -434,6 +437,8 @@ class _Stream:
             accesses += self.board.in_place("activation slot", slot, (sweep, unit, k), loaded)
         if unit == self.model.picks_at:
             self.activation_slots.pop(k, None)
+            if self.model.embeds_in_place:
+                accesses.append(read("embedding rows", k, (sweep, k)))
             departs = self.model.sends
             picked = write("picked activations", k, (sweep,), 0)
             accesses.append(self.handover.departure(sweep, work) if departs else picked)

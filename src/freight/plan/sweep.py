@@ -153,7 +153,8 @@ class StreamModel:
     wait in RAM for the link to a device. A stage of a pipeline ``receives`` what its first unit
     enters into the residual stream, or ``sends`` what its last one picks, or both. Unit
     ``picks_at`` is the first that works on what the head needs alone, kept for each micro-batch;
-    it may be that the head ``needs_all``."""
+    it may be that the head ``needs_all``. ``embeds_in_place``: rows of the table are read to where
+    the residual stream will be."""
 
     units: tuple[StreamUnit, ...]
     compute_tier: Tier
@@ -163,6 +164,7 @@ class StreamModel:
     receives: bool = False
     sends: bool = False
     needs_all: bool = False
+    embeds_in_place: bool = False
     picks_at: int = field(init=False)
 
     def __post_init__(self) -> None:

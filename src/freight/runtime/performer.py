@@ -304,7 +304,10 @@ class Performer:
         far_rows = self._rows(ring[operation.source_slot], len(far)) if len(far) else None
         table, weights = unit.weights[0], self._weights.parts(operation.unit, -1)
         dtype = self._activations.dtype
-        for start, end in _ranges(prepared.batch.num_tokens, self._policy.chunk_tokens):
+        ranges = [*_ranges(prepared.batch.num_tokens, self._policy.chunk_tokens)]
+        # From the last on: rows that were fetched may lie where these tokens' own will, and no
+        # further behind.
+        for start, end in reversed(ranges):
             with self._workspace.frame():
                 rows = self._workspace.take(end - start, table.num_columns, dtype=dtype)
                 self._look_up(prepared.token_ids[start:end], rows)

@@ -266,7 +266,9 @@ class Placement:
             weight_staging=_take(
                 host, "weight staging", staging_slots, staged // staging_slots if staged else 0
             ),
-            embedding_rows=_take(host, "embedding rows", g.embedding_slots, embedding_bytes),
+            embedding_rows=self.activations.resident
+            if g.embeds_in_place
+            else _take(host, "embedding rows", g.embedding_slots, embedding_bytes),
             embedding_slot=ring(
                 near, "embedding rows", "embedding slot", embedding_bytes if on_device else 0
             ),
