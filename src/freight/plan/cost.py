@@ -81,7 +81,7 @@ class Cost:
     compressed: Mapping[str, Compressed] = field(init=False)
     """How weights are compressed that are, by their names in one unit of each form."""
     picks_at: int = field(init=False)
-    """The unit of the schedule from which on those tokens alone are computed that the head needs."""
+    """The unit of the schedule from which on only those tokens are computed that the head needs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compressed", self.layout.compressed)

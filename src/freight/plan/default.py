@@ -245,17 +245,15 @@ class Planner:
     def _block_shapes(self) -> Iterator[tuple[int, int]]:
         """(rows per micro-batch, micro-batches), no larger than the dataset."""
         rows = self.workload.num_rows
-        most = max(1, min(rows, _MOST_BATCH_ROWS))
         prompts = max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens)
-        most = min(most, prompts * self.workload.min_samples)
+        most = max(1, min(rows, _MOST_BATCH_ROWS, prompts * self.workload.min_samples))
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
         samples = self.workload.max_samples  # whole families leave no row of a batch empty
         sizes = [size - size % samples if size > samples else size for size in sizes]
-        if self.wishes.micro_batch_size:
-            sizes = [self.wishes.micro_batch_size]
-        if self.wishes.admission in (None, "zigzag"):  # prompts come whole
-            sizes = [self.workload.whole_rows(size, self.wishes.batch_tokens) for size in sizes]
-        for size in dict.fromkeys(sizes):
+        own = self.wishes
+        sizes = [own.micro_batch_size] if own.micro_batch_size else sizes
+        tokens = own.batch_tokens if own.admission in (None, "zigzag") else None
+        for size in dict.fromkeys(self.workload.whole_rows(n, tokens) for n in sizes):
             for count in self.counts(size, (1, 2, 4, 8)):
                 yield size, count
 

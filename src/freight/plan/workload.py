@@ -199,10 +199,10 @@ class Workload:
         return found
 
     def whole_rows(self, size: int, num_tokens: int | None) -> int:
-        """``size``, or fewer rows, one at least, whose prompts have so many tokens at most."""
+        """``size``, or fewer rows, one at least, whose prompts have so many tokens on average."""
         if num_tokens is None:
             return size
-        return min(size, max(1, num_tokens // self.max_prompt_tokens * self.min_samples))
+        return min(size, max(1, int(num_tokens / max(1.0, self.mean_prompt_tokens))))
 
     def max_prompts(self, num_rows: int) -> int:
         """The most prompts that a micro-batch of so many rows computes.

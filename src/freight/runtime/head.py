@@ -44,12 +44,7 @@ class Head:
         sampled after, then those that are scored."""
         batch = prepared.batch
         kept = self._buffers.picked[batch.index]
-        picked = kept[: batch.num_logits]
-        for first, rows in parts:
-            inside = (prepared.logit_places >= first) & (
-                prepared.logit_places < first + rows.shape[0]
-            )
-            picked[inside] = rows[prepared.logit_places[inside] - first]
+        _select(parts, prepared.logit_places, kept[: batch.num_logits])
         place = batch.num_logits
         for span in batch.rows:
             if span.scored:
@@ -114,3 +109,13 @@ class Head:
         values = {"x": x[:, : self._columns], "logits": columns}
         run_unit(unit, Frame(weights=weights, workspace=self._workspace, values=values))
         return columns
+
+
+def _select(parts: Parts, places: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows at ``places`` [n], on the device of the parts, to ``out`` [n, columns]."""
+    if len(parts) == 1:  # a mask of places would be waited for on a device
+        torch.index_select(parts[0][1], 0, places, out=out)
+        return
+    for first, rows in parts:
+        inside = (places >= first) & (places < first + rows.shape[0])
+        out[inside] = rows[places[inside] - first]
