@@ -5,7 +5,7 @@ torch."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -30,7 +30,7 @@ from freight.model.number_format import EightFloats, Grouped, MicroFloats
 from freight.model.tiles import laid_tokens
 from freight.quantities import align_up
 
-__all__ = ["multiply_pairs", "pairs_are_better"]
+__all__ = ["multiply_pairs", "pairs_are_always_better", "pairs_are_better"]
 
 _TILE: Final = 16
 _COUNTERS: Final = 3
@@ -46,6 +46,7 @@ _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
 _FEWEST_TOKENS: Final = 4
 _MANY_TOKENS: Final = 257
+_ANY_TOKENS: Final = 1 << 30
 _PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.1
@@ -71,6 +72,17 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
         )
         and _are_pairs(x, products)
         and _are_faster(tokens, has_plain=has_plain)
+    )
+
+
+def pairs_are_always_better(columns: Collection[int]) -> bool:
+    """Whether these loops multiply plain rows of so many columns by any number of tokens, so that
+    torch keeps no code for each."""
+    loops = find_loops()
+    if loops is None or loops.pairs is None or _loops_of_many(loops).MOST_TOKENS < _ANY_TOKENS:
+        return False
+    return all(own % (2 * _TILE) == 0 for own in columns) and all(
+        _are_faster(tokens, has_plain=True) for tokens in _PROBE_TOKENS
     )
 
 

@@ -16,7 +16,7 @@ from freight.model.config import ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import BLOCK, Forms, find_forms
-from freight.plan.geometry import Geometry, may_forget_kv, measure
+from freight.plan.geometry import SHAPES_BYTES, Geometry, may_forget_kv, measure
 from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.page_sizes import fitting_page_tokens
 from freight.plan.policy import Admission, Policy, Split, Tier
@@ -68,10 +68,9 @@ class Plan:
         self, config: ModelConfig, sources: Mapping[str, TensorSource], dtype: str
     ) -> Plan:
         """The same plan for weights that lie elsewhere."""
-        tied = config.tied_embeddings
-        programme = self.layout.programme
-        layout = lay_out(programme, sources, self.policy, dtype=dtype, tied_embeddings=tied)
-        geometry = measure(config, layout, self.policy, self.workload)
+        own, tied = self.layout.programme, config.tied_embeddings
+        layout = lay_out(own, sources, self.policy, dtype=dtype, tied_embeddings=tied)
+        geometry = measure(config, layout, self.policy, self.workload, self.geometry.shapes_bytes)
         return replace(self, layout=layout, geometry=geometry)
 
 
@@ -81,7 +80,7 @@ class Planner:
     ``taken`` of their budgets is what the process and the device's context have. KV goes to
     disk only where ``has_disk_dir`` or the user says so. ``layouts`` are those made so far: of a
     policy they depend on the splits alone. ``elements`` are those of all experts, and before them
-    those of all else."""
+    those of all else. Libraries keep ``shapes_bytes`` for sweeps of many numbers of tokens."""
 
     config: ModelConfig
     programme: Programme
@@ -94,6 +93,7 @@ class Planner:
     has_disk_dir: bool
     wishes: Wishes
     blocks_in_flight: int = 1
+    shapes_bytes: int = SHAPES_BYTES
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
@@ -244,9 +244,9 @@ class Planner:
 
     def _block_shapes(self) -> Iterator[tuple[int, int]]:
         """(rows per micro-batch, micro-batches), no larger than the dataset."""
-        rows = self.workload.num_rows
-        prompts = max(1, _MOST_BATCH_TOKENS // self.workload.max_prompt_tokens)
-        most = max(1, min(rows, _MOST_BATCH_ROWS, prompts * self.workload.min_samples))
+        rows, prompt = self.workload.num_rows, self.workload.max_prompt_tokens
+        prompts = max(1, _MOST_BATCH_TOKENS // prompt) * self.workload.min_samples
+        most = max(1, min(rows, _MOST_BATCH_ROWS, prompts))
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
         samples = self.workload.max_samples  # whole families leave no row of a batch empty
         sizes = [size - size % samples if size > samples else size for size in sizes]
@@ -356,7 +356,7 @@ class Planner:
                 found=self.forms,
             )
         layout = self.layouts[splits]
-        geometry = measure(self.config, layout, policy, self.workload)
+        geometry = measure(self.config, layout, policy, self.workload, self.shapes_bytes)
         return Plan(policy=policy, layout=layout, geometry=geometry, workload=self.workload)
 
     def _excess(self, plan: Plan) -> dict[Tier, int]:

@@ -23,6 +23,7 @@ from freight.plan.workload import Workload
 from freight.quantities import align_up
 
 __all__ = [
+    "SHAPES_BYTES",
     "Geometry",
     "held_beginnings",
     "held_pages",
@@ -34,7 +35,7 @@ __all__ = [
     "shared_tokens",
 ]
 
-_SHAPES_BYTES: Final = 128 << 20
+SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for bfloat16 products of each, and memory in pieces of many sizes."""
 
@@ -62,7 +63,8 @@ class Geometry:
     take, ``num_tails`` the rows on disk of all
     micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
-    buffers. ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
+    buffers, and libraries, ``shapes_bytes`` of it if sweeps vary.
+    ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
     rows that the CPU attends ``query_bytes`` of queries, keys and values go there;
     ``delegated_pages`` are the pages of those on disk, ``attention_bytes`` its scratch;
     ``attended_bytes`` is what is attended of all rows. ``scored_tokens`` are the most tokens of one
@@ -98,6 +100,7 @@ class Geometry:
     score_bytes: int
     workspace_bytes: int
     index_bytes: int
+    shapes_bytes: int
     query_bytes: int
     attended_bytes: int
     delegated_pages: int
@@ -249,7 +252,7 @@ def held_beginnings(policy: Policy, workload: Workload) -> int:
 
 
 def measure(
-    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload
+    config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload, shapes_bytes: int
 ) -> Geometry:
     """Size everything for ``policy`` on ``workload``."""
     size = layout.element_bytes
@@ -312,9 +315,10 @@ def measure(
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
         index_bytes=_index_bytes(config, size, policy, row_pages)
         + _turns_bytes(config, size, policy, workload)
-        + _shapes_bytes(policy, workload, size)
+        + _is_varied(policy, workload, size) * shapes_bytes
         + _record_bytes(policy, workload, scored)
         + _recurrence_bytes(config),
+        shapes_bytes=shapes_bytes,
         query_bytes=num_delegated * (attended + token_bytes),
         attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
         delegated_pages=min(slot_pages, delegated["disk"] * row_pages),
@@ -376,12 +380,12 @@ def _turns_bytes(config: ModelConfig, size: int, policy: Policy, workload: Workl
     return bool(policy.recomputed) * positions * config.rotary_columns * (size + 3 * 4)
 
 
-def _shapes_bytes(policy: Policy, workload: Workload, size: int) -> int:
-    """Where the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
+def _is_varied(policy: Policy, workload: Workload, size: int) -> bool:
+    """Whether the CPU computes sweeps of many numbers of tokens in 16 bits: rows come, or leave, at
     any time, or bring several."""
     is_varied = policy.is_continuous or workload.has_many_lengths or workload.is_structured
     is_varied |= policy.draft_tokens > 0
-    return _SHAPES_BYTES if is_varied and policy.compute_tier == "cpu" and size == 2 else 0
+    return is_varied and policy.compute_tier == "cpu" and size == 2
 
 
 def _count_weights(geometry: Geometry, layout: WeightLayout, policy: Policy) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import torch
 
 from freight.hardware.machine import Machine
+from freight.kernels.pairs import pairs_are_always_better
 from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme
@@ -16,16 +18,21 @@ from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
-from freight.plan.geometry import may_forget_kv
+from freight.plan.geometry import SHAPES_BYTES, may_forget_kv
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Search
 from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
+from freight.quantities import MIB
 from freight.runtime.device import ComputeDevice, room_on_cpu
 from freight.runtime.loaders import bounce_bytes
 from freight.runtime.options import EngineOptions, Shares
 
 __all__ = ["plan_run"]
+
+_SHAPES_OF_LOOPS_BYTES: Final = 32 * MIB
+"""What is kept for sweeps of many numbers of tokens where loops of ours make all products: results
+of as many sizes. No more than 10 MiB were seen."""
 
 
 def plan_run(
@@ -87,6 +94,7 @@ def plan_run(
             overlap=options.overlap,
         ),
         blocks_in_flight=blocks_in_flight,
+        shapes_bytes=_shapes_bytes(programme or build_programme(config), sources, dtype),
     )
     machine = None if options.machine is None else rates_for(options, device)
     if machine is None or dtype not in machine.compute_unit.products:
@@ -94,6 +102,17 @@ def plan_run(
     search = Search(planner=planner, machine=machine)
     choice = search.price(planner.plan()) if _is_fixed(options, device) else search.best()
     return choice.plan, choice.forecast
+
+
+def _shapes_bytes(programme: Programme, sources: Mapping[str, TensorSource], dtype: str) -> int:
+    """What torch keeps for products of many numbers of tokens, where it makes any: not of plain
+    rows that are pairs."""
+    weights = [weight for unit in programme.kinds for weight in unit.weights if weight.is_matrix]
+    is_plain = all(sources[weight.name].dtype == "bfloat16" for weight in weights)
+    columns = {weight.num_columns for weight in weights}
+    if dtype == "bfloat16" and is_plain and pairs_are_always_better(columns):
+        return _SHAPES_OF_LOOPS_BYTES
+    return SHAPES_BYTES
 
 
 def _is_fixed(options: EngineOptions, device: ComputeDevice) -> bool:
