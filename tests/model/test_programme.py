@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from freight.model.config import ModelConfig, parse_config
 from freight.model.decoder import build_programme, count_parameters
-from freight.model.programme import Programme
+from freight.model.programme import Programme, Unit
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1500,
@@ -103,3 +104,15 @@ def test_order_of_computation() -> None:
     order = [(unit.kind, unit.layer) for unit in units if unit.kind != "head"]
     layers = [(kind, layer) for layer in range(3) for kind in ("attention", "mlp")]
     assert order == [("embedding", None), *layers]
+
+
+def test_tokens_are_picked_behind_the_last_attention() -> None:
+    """The last layer's MLP and the head work on what the head needs; a stage that sends the
+    residual stream on, or must not pick, works on all up to its last unit."""
+    whole = build_programme(freight_config(CONFIGS["llama"]))
+    kinds = [unit.kind for unit in whole.units]
+    assert kinds[whole.picks_at :] == ["mlp", *["head"] * kinds.count("head")]
+    assert replace(whole, needs_all=True).picks_at == kinds.index("head")
+    departure = Unit(name="departure", kind="head", layer=None, steps=())
+    units = (*whole.units[: kinds.index("head")], departure)
+    assert Programme(units=units, carried=whole.carried).picks_at == len(units) - 1
