@@ -203,15 +203,6 @@ def test_so_many_micro_batches_as_were_asked_for(count: int) -> None:
     assert search("opt-6.7b", machine, room, **shape).plan.policy.num_micro_batches > count
 
 
-@pytest.mark.parametrize("size", [None, 64])
-def test_rows_that_enter_together_bring_whole_prompts(size: int | None) -> None:
-    """A micro-batch of more rows than the tokens allow would be a plan that no run keeps to."""
-    room: dict[Tier, int] = {"gpu": 4 * GIB, "cpu": 30 * GIB, "disk": 500 * GIB}
-    wishes = Wishes(micro_batch_size=size, batch_tokens=2048, admission="zigzag")
-    policy = search("opt-6.7b", find_machine("t4"), room, wishes=wishes, rows=256).plan.policy
-    assert 128 * policy.micro_batch_size <= policy.max_batch_tokens <= 2048
-
-
 def test_what_fits_nowhere_is_refused_with_reasons() -> None:
     room: dict[Tier, int] = {"gpu": 256 << 20, "cpu": 1 * GIB, "disk": 500 * GIB}
     with pytest.raises(BudgetError, match="on gpu"):

@@ -34,8 +34,6 @@ def block_shapes(own: Planner, rule: Admission) -> Iterator[Policy]:
         sizes = {size - size % workload.max_samples or size for size in sizes}
     if wishes.micro_batch_size:
         sizes = {wishes.micro_batch_size}
-    if rule == "zigzag":  # prompts come whole
-        sizes = {workload.whole_rows(size, wishes.batch_tokens) for size in sizes}
     for size in sorted(sizes):
         for count in own.counts(size, _COUNTS):
             for shares in own.sharing():

@@ -250,10 +250,9 @@ class Planner:
         sizes = sorted({max(1, -(-most // 2**halving)) for halving in range(9)}, reverse=True)
         samples = self.workload.max_samples  # whole families leave no row of a batch empty
         sizes = [size - size % samples if size > samples else size for size in sizes]
-        own = self.wishes
-        sizes = [own.micro_batch_size] if own.micro_batch_size else sizes
-        tokens = own.batch_tokens if own.admission in (None, "zigzag") else None
-        for size in dict.fromkeys(self.workload.whole_rows(n, tokens) for n in sizes):
+        if self.wishes.micro_batch_size:
+            sizes = [self.wishes.micro_batch_size]
+        for size in sizes:
             for count in self.counts(size, (1, 2, 4, 8)):
                 yield size, count
 

@@ -198,12 +198,6 @@ class Workload:
             return [(own, _expected(new, row)) for row, (own, new) in enumerate(found, first)]
         return found
 
-    def whole_rows(self, size: int, num_tokens: int | None) -> int:
-        """``size``, or fewer rows, one at least, whose prompts have so many tokens on average."""
-        if num_tokens is None:
-            return size
-        return min(size, max(1, int(num_tokens / max(1.0, self.mean_prompt_tokens))))
-
     def max_prompts(self, num_rows: int) -> int:
         """The most prompts that a micro-batch of so many rows computes.
 
