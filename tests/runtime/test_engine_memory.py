@@ -25,7 +25,7 @@ from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
 from freight.plan import scratch
 from freight.quantities import MIB, align_up, parse_bytes
-from freight.runtime import batches, device
+from freight.runtime import batches, device, planning
 from freight.runtime import engine as engine_module
 from freight.runtime.engine import Engine
 from freight.runtime.request import Prefix, Request, SamplingParams
@@ -416,3 +416,19 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_nonsense_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in refusal(tmp_path, InputError, **options)
+
+
+@pytest.mark.parametrize(("dtype", "spared"), [("bfloat16", 96 * MIB), ("float32", 0)])
+def test_less_is_kept_for_libraries_whose_products_are_ours(
+    dtype: str, spared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that enter at any time, in a number format that torch would keep code for."""
+    tiny.make_model(tmp_path, dtype=getattr(torch, dtype))
+    prompts, kept = tiny.prompts(6, 30), []
+    for is_ours in (False, True):
+        monkeypatch.setattr(planning, "pairs_are_always_better", lambda _, own=is_ours: own)
+        with tiny.engine(
+            tmp_path, prompts, 5, device="cpu", dtype=dtype, admission="refill"
+        ) as own:
+            kept.append(own.plan.geometry.index_bytes)
+    assert kept[0] - kept[1] == spared

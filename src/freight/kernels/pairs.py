@@ -46,7 +46,6 @@ _PROBE_ROWS: Final = 2046
 _PROBE_COLUMNS: Final = 2048
 _FEWEST_TOKENS: Final = 4
 _MANY_TOKENS: Final = 257
-_ANY_TOKENS: Final = 1 << 30
 _PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.1
@@ -77,9 +76,9 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
 
 def pairs_are_always_better(columns: Collection[int]) -> bool:
     """Whether these loops multiply plain rows of so many columns by any number of tokens, so that
-    torch keeps no code for each."""
+    torch keeps no code for each: where registers are of sixteen by sixteen it has some numbers."""
     loops = find_loops()
-    if loops is None or loops.pairs is None or _loops_of_many(loops).MOST_TOKENS < _ANY_TOKENS:
+    if loops is None or loops.pairs is None or loops.tiles is not None:
         return False
     return all(own % (2 * _TILE) == 0 for own in columns) and all(
         _are_faster(tokens, has_plain=True) for tokens in _PROBE_TOKENS

@@ -32,7 +32,7 @@ __all__ = ["plan_run"]
 
 _SHAPES_OF_LOOPS_BYTES: Final = 32 * MIB
 """What is kept for sweeps of many numbers of tokens where loops of ours make all products: results
-of as many sizes. No more than 10 MiB were seen."""
+of as many sizes."""
 
 
 def plan_run(
@@ -51,6 +51,9 @@ def plan_run(
     finds then, but what the user has fixed stays. A stage of a pipeline has a ``programme`` of its
     own, and several blocks of such a workload in flight. ``held_bytes`` of the process's memory are
     weights of an earlier run, in whose place this one's may be."""
+    programme = programme or build_programme(config)
+    # Before memory is measured: loops that were not tried yet are, which takes some.
+    shapes_bytes = _shapes_bytes(device, programme, sources, dtype)
     # Keys can be shared where the lengths of the prompts do not change how they are rotated.
     shares_prefixes = options.share_prefixes and all(
         is_same_up_to(rope, workload.max_prompt_tokens, config.max_positions)
@@ -70,7 +73,7 @@ def plan_run(
     room["cpu"] = room_bytes - bounce_bytes(sources)
     planner = Planner(
         config=config,
-        programme=programme or build_programme(config),
+        programme=programme,
         sources=sources,
         dtype=dtype,
         workload=workload,
@@ -94,7 +97,7 @@ def plan_run(
             overlap=options.overlap,
         ),
         blocks_in_flight=blocks_in_flight,
-        shapes_bytes=_shapes_bytes(programme or build_programme(config), sources, dtype),
+        shapes_bytes=shapes_bytes,
     )
     machine = None if options.machine is None else rates_for(options, device)
     if machine is None or dtype not in machine.compute_unit.products:
@@ -104,15 +107,17 @@ def plan_run(
     return choice.plan, choice.forecast
 
 
-def _shapes_bytes(programme: Programme, sources: Mapping[str, TensorSource], dtype: str) -> int:
+def _shapes_bytes(
+    device: ComputeDevice, programme: Programme, sources: Mapping[str, TensorSource], dtype: str
+) -> int:
     """What torch keeps for products of many numbers of tokens, where it makes any: not of plain
     rows that are pairs."""
+    if device.tier != "cpu" or dtype != "bfloat16":
+        return SHAPES_BYTES
     weights = [weight for unit in programme.kinds for weight in unit.weights if weight.is_matrix]
-    is_plain = all(sources[weight.name].dtype == "bfloat16" for weight in weights)
-    columns = {weight.num_columns for weight in weights}
-    if dtype == "bfloat16" and is_plain and pairs_are_always_better(columns):
-        return _SHAPES_OF_LOOPS_BYTES
-    return SHAPES_BYTES
+    is_plain = all(sources[weight.name].dtype == dtype for weight in weights)
+    is_ours = is_plain and pairs_are_always_better({weight.num_columns for weight in weights})
+    return _SHAPES_OF_LOOPS_BYTES if is_ours else SHAPES_BYTES
 
 
 def _is_fixed(options: EngineOptions, device: ComputeDevice) -> bool:
