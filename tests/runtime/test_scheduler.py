@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from freight.memory.kv_cache import KVCache
@@ -290,8 +290,29 @@ def test_a_row_brings_its_prompt_and_then_its_last_token(case: Case) -> None:
                 lengths[row] = span.total_len
 
 
+NEARER = Case(
+    rows=[
+        *[(1, 1, 0), (2, 8, 7), (3, 1, 0), (8, 6, 5), (8, 6, 4), (1, 1, 0), (1, 5, 4)],
+        *[(1, 1, 0), (1, 1, 0), (1, 5, 4), (1, 3, 2), (1, 1, 0), (4, 2, 1), (4, 1, 0)],
+    ],
+    size=10,
+    count=1,
+    max_batch_tokens=10,
+    kv=Split(gpu=0.4, cpu=0.2, disk=0.4),
+    admission="refill",
+    entry_pace=2.0,
+    num_pages=9,
+    slot_pages=10,
+    ignore_eos=False,
+    expected=1.0,
+    draft_tokens=1,
+)
+"""A row comes nearer, through a slot whose pages are lent for guesses."""
+
+
 @settings(deadline=None, max_examples=120)
 @given(case=guessing)
+@example(case=NEARER)
 def test_keys_of_wrong_guesses_do_not_count(case: Case) -> None:
     bench = Bench(case)
     bench.run()

@@ -183,7 +183,7 @@ class Continuous(Admission):
     def lend(self, k: int, row: Row, most: int) -> int:
         own = row.num_tokens - row.num_shared_tokens
         count = self._kv.pages_for(own + most) - self._kv.pages_for(own)
-        rooms = self._rooms(k, self._kv.rows[row.key].home)
+        rooms = self._rooms_passed(k, row)
         if count and (
             any(self._spare[room] < count for room in rooms)
             or not self._kv.grow(row.key, row.num_tokens + most)
@@ -195,10 +195,12 @@ class Continuous(Admission):
 
     def _spare_pages(self, room: Room) -> int:
         """Pages that nobody needs in the next sweep, nor in the one after it."""
-        rows = self._rows_in(room)
         if isinstance(room, int):
-            own = (row.num_tokens - row.num_shared_tokens for row in rows)
-            return self._num_pages[room] - sum(self._kv.pages_for(count + 1) for count in own)
+            held = (row for row in self.block[room].values() if not row.is_prefix)
+            own = (row for row in held if room in self._rooms_passed(room, row))
+            counts = (row.num_tokens - row.num_shared_tokens for row in own)
+            return self._num_pages[room] - sum(self._kv.pages_for(count + 1) for count in counts)
+        rows = self._rows_in(room)
         is_whole = room == "disk" and self._kv.has_extents
         return self._num_pages[room] if is_whole else self._kv.num_free_pages(room) - len(rows)
 
@@ -241,6 +243,11 @@ class Continuous(Admission):
     def _rooms(k: int, home: Home) -> tuple[Room, ...]:
         """Where the pages of a row of micro-batch ``k`` count."""
         return (home,) if home == "compute" else (home, k)
+
+    def _rooms_passed(self, k: int, row: Row) -> tuple[Room, ...]:
+        """Likewise in the next sweep: one that comes nearer passes through the slot yet."""
+        own = self._kv.rows[row.key]
+        return self._rooms(k, own.home) if own.is_near or own.home != "compute" else (own.home, k)
 
     # -- rows that enter -------------------------------------------------------------------------
 
