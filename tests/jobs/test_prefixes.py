@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from operator import mul
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,49 +15,99 @@ from freight.jobs.prefixes import PREFIX_BLOCK, SharedPrefixes, find_prefixes
 Prompt = list[int]
 
 
-def find(prompts: Sequence[Prompt]) -> SharedPrefixes:
+def find(prompts: Sequence[Prompt], samples: Sequence[int] | None = None) -> SharedPrefixes:
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     tokens = np.array([token for prompt in prompts for token in prompt], dtype=np.int32)
-    return find_prefixes(tokens, np.cumsum(lengths) - lengths, lengths)
+    rows = None if samples is None else np.array(samples, dtype=np.int64)
+    return find_prefixes(tokens, np.cumsum(lengths) - lengths, lengths, rows)
 
 
-def by_hand(prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    """For each prompt the beginning at which most is spared in all, the shorter of equal ones."""
-    chosen = []
-    for prompt in prompts:
-        best, spared = (), 64
-        for length in range(PREFIX_BLOCK, len(prompt), PREFIX_BLOCK):
-            first = prompt[:length]
-            alike = sum(len(own) > length and own[:length] == first for own in prompts)
-            if (alike - 1) * length > spared:
-                best, spared = tuple(first), (alike - 1) * length
-        chosen.append(best)
-    return [own if chosen.count(own) > 1 else () for own in chosen]
+def most_spared(prompts: Sequence[Prompt], samples: Sequence[int]) -> tuple[int, int]:
+    """By all choices of beginnings, each of which costs what it has and 64 tokens more: what is
+    spared, and how many tokens those beginnings that spare most save at least."""
+    beginnings = {
+        tuple(prompt[:length])
+        for prompt in prompts
+        for length in range(PREFIX_BLOCK, len(prompt), PREFIX_BLOCK)
+    }
+    alike = [
+        own
+        for own in sorted(beginnings)
+        if sum(n for p, n in zip(prompts, samples, strict=True) if has(p, own)) > 1
+    ]
+    found = [
+        (own, own + 64 * count)
+        for count in range(len(alike) + 1)
+        for chosen in combinations(alike, count)
+        for own in [spared(prompts, samples, chosen)]
+    ]
+    best = max(own for own, _ in found)
+    return best, min(saved for own, saved in found if own == best)
+
+
+def has(prompt: Prompt, beginning: tuple[int, ...]) -> bool:
+    return len(prompt) > len(beginning) and tuple(prompt[: len(beginning)]) == beginning
+
+
+def spared(
+    prompts: Sequence[Prompt], samples: Sequence[int], chosen: Sequence[tuple[int, ...]]
+) -> int:
+    kept = sum(
+        count * max((len(own) for own in chosen if has(prompt, own)), default=0)
+        for prompt, count in zip(prompts, samples, strict=True)
+    )
+    return kept - sum(len(own) + 64 for own in chosen)
 
 
 # Blocks of one token each, so that prompts often agree for a while.
-blocks = st.lists(st.sampled_from([1, 2]), max_size=6)
+blocks = st.lists(st.sampled_from([1, 2]), max_size=4)
 prompts = st.builds(
     lambda own, rest: [token for token in own for _ in range(PREFIX_BLOCK)] + [9] * rest,
     blocks,
     st.integers(0, 20),
 )
+datasets = st.lists(st.tuples(prompts, st.integers(1, 5)), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=200)
-@given(dataset=st.lists(prompts, min_size=1, max_size=12))
-def test_each_prompt_takes_what_spares_most(dataset: list[Prompt]) -> None:
+@settings(deadline=None, max_examples=300)
+@given(dataset=datasets, all_alone=st.booleans())
+def test_no_other_beginnings_spare_more(dataset: list[tuple[Prompt, int]], all_alone: bool) -> None:
+    own = [prompt for prompt, _ in dataset]
+    samples = [1 if all_alone else count for _, count in dataset]
+    found = find(own, None if all_alone else samples)
+    beginnings: dict[int, tuple[int, ...]] = {}
+    for prompt, key, count in zip(own, found.keys.tolist(), found.num_tokens.tolist(), strict=True):
+        assert (key >= 0) == (count > 0)
+        if key >= 0:
+            assert count % PREFIX_BLOCK == 0 and has(prompt, tuple(prompt[:count]))
+            assert beginnings.setdefault(key, tuple(prompt[:count])) == tuple(prompt[:count])
+    assert sorted(beginnings) == list(range(len(beginnings)))
+    best, least_saved = most_spared(own, samples)
+    if not beginnings:
+        assert least_saved < 0.05 * sum(map(mul, samples, map(len, own))) or not least_saved
+    else:
+        assert spared(own, samples, [*beginnings.values()]) == best
+        held = sum(map(mul, samples, found.num_tokens.tolist()))
+        assert held == best + sum(len(beginning) + 64 for beginning in beginnings.values())
+
+
+def test_documents_with_questions_behind_one_system_prompt() -> None:
+    """What all share spares more tokens than any one document, but fewer of each row."""
+    system = list(range(32))
+    documents = [[*system, *range(1000 * d, 1000 * d + 480)] for d in range(20)]
+    dataset = [[*document, 7, q, d] for d, document in enumerate(documents) for q in range(10)]
     found = find(dataset)
-    expected = by_hand(dataset)
-    spared = sum(map(len, expected)) - sum(len(own) for own in set(expected))
-    if spared < 0.05 * sum(map(len, dataset)) or not spared:
-        assert not found.are_any
-        return
-    assert found.num_tokens.tolist() == [len(own) for own in expected]
-    keys = dict(zip(expected, found.keys.tolist(), strict=True))
-    assert found.keys.tolist() == [keys[own] for own in expected]
-    assert sorted(key for own, key in keys.items() if own) == list(range(len(keys) - (() in keys)))
-    assert keys.get((), -1) == -1
+    assert set(found.num_tokens.tolist()) == {512}
+    assert len(set(found.keys.tolist())) == 20
+
+
+def test_samples_share_their_prompt() -> None:
+    dataset = [[*range(100 * row, 100 * row + 90 + row)] for row in range(6)]
+    found = find(dataset, [8, 8, 1, 2, 8, 2])
+    assert found.num_tokens.tolist() == [80, 80, 0, 80, 80, 80]
+    assert found.keys.tolist() == [0, 1, -1, 2, 3, 4]
+    # Not where it is short, and nothing else is shared.
+    assert not find([[1] * 30, [2] * 30], [4, 4]).are_any
 
 
 def test_a_common_beginning_of_all() -> None:

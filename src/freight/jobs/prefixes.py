@@ -1,13 +1,15 @@
-"""Beginnings that many prompts have alike, found over a whole dataset.
+"""Beginnings that many rows have alike, found over a whole dataset.
 
-A radix tree over tokens whose edges are blocks of them, grown level by level for all prompts at
-once: only those that still have a companion go on. Each prompt takes the node on its path at which
-most tokens are spared in all. Knows tokens, no rows' formats and no pages.
+A radix tree over tokens, grown block of tokens by block for all prompts at once: only those that
+still have a companion go on, and a stretch without a fork is one node. Of its nodes those are taken
+as beginnings with which most tokens are spared in all, each row having the deepest on its path.
+Samples of one prompt are rows that have all of it alike. Knows tokens, no rows' formats and no
+pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -36,50 +38,163 @@ class SharedPrefixes:
         return bool((self.keys >= 0).any())
 
 
-def find_prefixes(tokens: npt.NDArray[np.int32], offsets: Ints, lengths: Ints) -> SharedPrefixes:
-    """Of prompts that are ``lengths`` tokens of ``tokens`` from ``offsets`` on. A beginning is
-    shorter than each prompt that has it. None where little would be spared of all."""
-    count = len(offsets)
-    keys = np.full(count, -1, dtype=np.int64)
-    best = np.zeros(count, dtype=np.int64)
-    depth = np.zeros(count, dtype=np.int64)
-    active, group, num_nodes, length = np.arange(count), np.zeros(count, dtype=np.int64), 0, 0
-    while True:
+def find_prefixes(
+    tokens: npt.NDArray[np.int32], offsets: Ints, lengths: Ints, samples: Ints | None = None
+) -> SharedPrefixes:
+    """Of prompts that are ``lengths`` tokens of ``tokens`` from ``offsets`` on, each that of
+    ``samples`` rows, or of one. A beginning is shorter than each prompt that has it. None where
+    little would be spared of all."""
+    rows = np.ones(len(offsets), dtype=np.int64) if samples is None else samples
+    tree = _grow(tokens, offsets, lengths, rows)
+    taken = _choose(tree)
+    depth = tree.depths[taken[tree.places]]
+    found, key = np.unique(taken[tree.places], return_inverse=True)
+    spared = (np.bincount(key, weights=rows) - 1) * tree.depths[found]
+    if spared.sum() < _LEAST_SHARE * (rows * lengths).sum():
+        depth = np.zeros_like(depth)
+    # The root is the first of those found, unless all prompts have a beginning.
+    keys = np.where(depth > 0, key - (found[:1] == 0).sum(), -1)
+    return SharedPrefixes(keys=keys.astype(np.int64), num_tokens=depth)
+
+
+# -- the tree ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tree:
+    """Nodes by number, parents before their children, the root first. Of each its parent, how many
+    tokens its path has, how many rows go through it, and how many nodes are above it; ``places``
+    are the deepest nodes on the prompts' paths."""
+
+    parents: Ints
+    depths: Ints
+    num_rows: Ints
+    ranks: Ints
+    places: Ints
+
+
+@dataclass(kw_only=True, slots=True)
+class _Nodes:
+    """Nodes that there are so far, as lists that grow by levels."""
+
+    parents: list[Ints] = field(default_factory=list)
+    depths: list[Ints] = field(default_factory=list)
+    num_rows: list[Ints] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, parents: Ints, depths: Ints, num_rows: Ints) -> Ints:
+        """Their numbers."""
+        self.parents.append(parents)
+        self.depths.append(depths)
+        self.num_rows.append(num_rows)
+        first, self.count = self.count, self.count + len(parents)
+        return np.arange(first, self.count)
+
+
+def _grow(tokens: npt.NDArray[np.int32], offsets: Ints, lengths: Ints, rows: Ints) -> _Tree:
+    """A stretch in which nobody leaves is one node, which is added when it ends."""
+    nodes = _Nodes()
+    nodes.add(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([rows.sum()]))
+    places = np.zeros(len(offsets), dtype=np.int64)
+    active, length = np.arange(len(offsets)), 0
+    # Stretches that go on: the prompts' groups, and of each the node above and its rows.
+    group = np.zeros(len(offsets), dtype=np.int64)
+    above, weight = np.zeros(1, dtype=np.int64), np.array([-1])
+    while len(active):
         going = lengths[active] > length + PREFIX_BLOCK
-        active, group = active[going], group[going]
-        if len(active) < 2:
-            break
-        node, sizes = _branches(tokens, offsets[active] + length, group)
+        goes = active[going]
+        branch, first = _branches(tokens, offsets[goes] + length, group[going])
+        came_from = group[going][first]
+        size = np.bincount(branch, minlength=len(first))
+        new_weight = np.bincount(branch, weights=rows[goes], minlength=len(first)).astype(np.int64)
+        is_same = np.zeros(len(above), dtype=bool)
+        is_same[came_from[new_weight == weight[came_from]]] = True
+        # Groups that somebody leaves end here, and what goes on begins below them.
+        ends = np.flatnonzero(~is_same & (weight > 0))
+        node = above.copy()
+        node[ends] = nodes.add(above[ends], np.full(len(ends), length), weight[ends])
+        ended = ~is_same[group]
+        places[active[ended]] = node[group[ended]]
+        above = node[came_from]
+        # A prompt that is alone goes on where it has samples, all the way.
+        alone = (size == 1)[branch]
+        several = alone & (rows[goes] > 1)
+        last = (lengths[goes[several]] - 1) // PREFIX_BLOCK * PREFIX_BLOCK
+        places[goes[several]] = nodes.add(above[branch[several]], last, rows[goes[several]])
+        left, group = np.unique(branch[~alone], return_inverse=True)
+        above, weight, active = above[left], new_weight[left], goes[~alone]
         length += PREFIX_BLOCK
-        shared = sizes[node] > 1
-        active, group = active[shared], node[shared]
-        spared = (sizes[group] - 1) * length
-        better = spared > np.maximum(best[active], _LEAST_SPARED)
-        chosen = active[better]
-        best[chosen], depth[chosen] = spared[better], length
-        keys[chosen] = num_nodes + group[better]
-        num_nodes += len(sizes)
-    return _counted(keys, depth, int(lengths.sum()))
+    parents, depths, num_rows = map(np.concatenate, (nodes.parents, nodes.depths, nodes.num_rows))
+    return _Tree(
+        parents=parents, depths=depths, num_rows=num_rows, ranks=_ranks(parents), places=places
+    )
 
 
 def _branches(tokens: npt.NDArray[np.int32], starts: Ints, group: Ints) -> tuple[Ints, Ints]:
-    """The next node of each prompt by its next block, and how many go to each node."""
+    """The next branch of each prompt by its group and next block; where each is first met."""
     edges = np.empty((len(starts), PREFIX_BLOCK + 1), dtype=np.int32)
     edges[:, 0] = group
     edges[:, 1:] = tokens[starts[:, None] + np.arange(PREFIX_BLOCK)]
     whole = edges.view(np.dtype((np.void, edges.itemsize * edges.shape[1]))).ravel()
-    _, node, sizes = np.unique(whole, return_inverse=True, return_counts=True)
-    return node.astype(np.int64), sizes.astype(np.int64)
+    _, first, branch = np.unique(whole, return_index=True, return_inverse=True)
+    return branch.astype(np.int64), first.astype(np.int64)
 
 
-def _counted(keys: Ints, depth: Ints, num_prompt_tokens: int) -> SharedPrefixes:
-    """Numbers from 0 on, of beginnings that more than one prompt has taken."""
-    _, node, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    depth = np.where((keys >= 0) & (sizes[node] > 1), depth, 0)
-    spared = depth.sum() - depth[np.unique(node, return_index=True)[1]].sum()
-    if spared < _LEAST_SHARE * num_prompt_tokens:
-        depth = np.zeros_like(depth)
-    keys = np.where(depth > 0, keys, -1)
-    found = np.unique(keys[keys >= 0])
-    numbered = np.where(keys >= 0, np.searchsorted(found, keys), -1)
-    return SharedPrefixes(keys=numbered, num_tokens=depth)
+def _ranks(parents: Ints) -> Ints:
+    """How many nodes are above each."""
+    ranks = np.zeros(len(parents), dtype=np.int64)
+    here = np.flatnonzero(np.arange(len(parents)) > 0)
+    above = parents[here]
+    while len(here):
+        ranks[here] += 1
+        going = above > 0
+        here, above = here[going], parents[above[going]]
+    return ranks
+
+
+# -- the choice ----------------------------------------------------------------------------------
+
+
+def _choose(tree: _Tree) -> Ints:
+    """For each node the beginning of the rows that are there and no deeper: itself, one above it,
+    or the root for none.
+
+    From the leaves up, for each node and each that may be the nearest beginning above it: what is
+    spared below if the node is one too, and if it is not. A beginning costs its own tokens, and as
+    many as are the least worth sparing. From the root down, what was better.
+    """
+    passing = np.bincount(
+        tree.parents[1:], weights=tree.num_rows[1:], minlength=len(tree.parents)
+    ).astype(np.int64)
+    staying = tree.num_rows - passing
+    members = [np.flatnonzero(tree.ranks == rank) for rank in range(int(tree.ranks.max()) + 1)]
+    is_taken: list[npt.NDArray[np.bool_]] = []
+    # By (node of the rank, rank of the beginning), what all below spare.
+    below = np.zeros((len(members[-1]), len(members)), dtype=np.int64)
+    for rank in range(len(members) - 1, 0, -1):
+        own = members[rank]
+        depths = _depths_above(tree, own, rank)
+        without = staying[own, None] * depths + below[:, :rank]
+        cost = tree.depths[own] + _LEAST_SPARED
+        with_it = staying[own] * tree.depths[own] + below[:, rank] - cost
+        is_taken.append(with_it[:, None] > without)
+        spared = np.maximum(without, with_it[:, None])
+        below = np.zeros((len(members[rank - 1]), rank), dtype=np.int64)
+        np.add.at(below, np.searchsorted(members[rank - 1], tree.parents[own]), spared)
+    taken = np.zeros(len(tree.parents), dtype=np.int64)
+    for rank, is_better in enumerate(reversed(is_taken), start=1):
+        own = members[rank]
+        nearest = taken[tree.parents[own]]
+        is_own = is_better[np.arange(len(own)), tree.ranks[nearest]]
+        taken[own] = np.where(is_own, own, nearest)
+    return taken
+
+
+def _depths_above(tree: _Tree, nodes: Ints, rank: int) -> Ints:
+    """Of nodes that have so many above them, the tokens of these, the root's first."""
+    depths = np.empty((len(nodes), rank), dtype=np.int64)
+    above = nodes
+    for column in range(rank - 1, -1, -1):
+        above = tree.parents[above]
+        depths[:, column] = tree.depths[above]
+    return depths
