@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from freight.memory.kv_cache import KVCache
-from freight.plan.geometry import pages_together
+from freight.plan.kept_pages import pages_together
 from freight.plan.policy import Policy, Split
 from freight.plan.sweep import BatchWork
 from freight.plan.workload import Workload

@@ -101,8 +101,8 @@ def test_order_and_workload(tmp_path: Path, tokenizer: Tokenizer) -> None:
     ]
     assert workload.ends_early
     most = replace(workload, ends_early=False)
-    assert most.row_lengths(0, 5) == in_order
-    assert most.row_lengths(1, 3) == in_order[1:3]
+    assert [row[:2] for row in most.row_lengths(0, 5)] == in_order
+    assert [row[:2] for row in most.row_lengths(1, 3)] == in_order[1:3]
     spool.close()
 
 

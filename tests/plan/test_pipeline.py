@@ -23,7 +23,7 @@ from freight.plan.stages import stage_model
 from freight.plan.sweep import Awaited, Sweep
 from freight.plan.verify import IllegalSchedule, verify
 from freight.plan.wishes import Wishes
-from freight.plan.workload import Workload
+from freight.plan.workload import RowLength, Workload
 from freight.quantities import GIB
 
 from .test_parallel import FOUR, NEW, ONE, PIPELINE, PROMPT, chips
@@ -216,7 +216,7 @@ def test_latency_over_tokens() -> None:
 def turns(stage: PlannedStage, blocks: int, steps: int) -> list[Sweep | Awaited]:
     own = stage.plan
     sizes = WorkSizes.of(own, stage.model.config)
-    lengths = [(PROMPT, steps)] * own.policy.block_rows
+    lengths = [RowLength(PROMPT, steps)] * own.policy.block_rows
     sweeps = zigzag_story(lengths, range(steps))(sizes)
     found: list[Sweep | Awaited] = []
     for n, sweep in enumerate(sweeps):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from freight.memory.passage import RowPages, num_pages_of, plan_passage, plan_state_passage
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block, work_of
+from freight.plan.workload import RowLength
 
 PAGE_BYTES, STATE_BYTES = 4096, 5 * 4096
 
@@ -37,7 +38,8 @@ def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 
     )
 
 
-LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 40)), min_size=1, max_size=12)
+ROWS = st.tuples(st.integers(1, 70), st.integers(1, 40)).map(lambda own: RowLength(*own))
+LENGTHS = st.lists(ROWS, min_size=1, max_size=12)
 
 
 @settings(deadline=None, max_examples=150)
@@ -47,7 +49,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 40)), min_size=1
     kv=st.sampled_from([Split(cpu=1.0), Split(disk=1.0), Split(gpu=0.25, cpu=0.25, disk=0.5)]),
 )
 def test_pages_are_those_of_a_real_passage(
-    lengths: Sequence[tuple[int, int]], step: int, kv: Split
+    lengths: Sequence[RowLength], step: int, kv: Split
 ) -> None:
     own = sizes("gpu", kv, Split(gpu=1.0))
     for k, members in enumerate(rows_of_block(lengths, own)):
@@ -81,25 +83,25 @@ def test_pages_are_those_of_a_real_passage(
 
 @settings(deadline=None, max_examples=100)
 @given(lengths=LENGTHS)
-def test_every_row_makes_all_its_tokens(lengths: Sequence[tuple[int, int]]) -> None:
+def test_every_row_makes_all_its_tokens(lengths: Sequence[RowLength]) -> None:
     own = sizes("cpu", Split(cpu=1.0), Split(cpu=1.0))
     block = rows_of_block(lengths, own)
     made: dict[int, int] = {}
     brought = 0
-    for step in range(max(new for _, new in lengths)):
+    for step in range(max(row.new for row in lengths)):
         for work in make_sweep(step, block, step, own).works:
             assert work.continues == (step > 0)
             for span in work.batch.rows:
                 made[span.row.request] = made.get(span.row.request, 0) + 1
                 brought += span.num_new
                 assert span.total_len == lengths[span.row.request][0] + step
-    assert made == {number: new for number, (_, new) in enumerate(lengths)}
-    assert brought == sum(prompt + new - 1 for prompt, new in lengths)
+    assert made == {number: row.new for number, row in enumerate(lengths)}
+    assert brought == sum(row.prompt + row.new - 1 for row in lengths)
 
 
 def test_what_is_elsewhere_is_counted() -> None:
     own = sizes("gpu", Split(gpu=1.0), Split(gpu=0.5, cpu=0.25, disk=0.25), far_share=0.5)
-    (work,) = make_sweep(0, rows_of_block([(8, 2), (8, 2)], own), 0, own).works
+    (work,) = make_sweep(0, rows_of_block([RowLength(8, 2)] * 2, own), 0, own).works
     assert work.embedding_bytes == 8 * 128
     assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4096)
     assert work.activation_slot_bytes == 2 * 4096

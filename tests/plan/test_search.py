@@ -52,11 +52,7 @@ def search(
         programme=build_programme(config),
         sources=sources,
         dtype="bfloat16",
-        workload=replace(
-            Workload.of_alike(rows, prompt, new),
-            least_prefix_tokens=shared_tokens,
-            held_prefix_tokens=shared_tokens,
-        ),
+        workload=Workload.of_alike(rows, prompt, new).with_beginning(shared_tokens),
         compute_tier="gpu" if "gpu" in room else "cpu",
         room=room,
         taken={},

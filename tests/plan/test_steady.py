@@ -15,7 +15,7 @@ import pytest
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.wishes import Wishes
-from freight.plan.workload import Workload
+from freight.plan.workload import RowLength, Workload
 
 from .test_published import search_for, tell
 
@@ -43,7 +43,9 @@ def rolled(
     count = 5 * max(rows, shape[1])
     own = policy(rows, page, admission)
     pages = {"gpu": 0, "cpu": num_pages, "disk": 0}
-    return roll_out([shape] * count, own, num_pages=pages, slot_pages=0, mean_answer=shape[1])
+    return roll_out(
+        [RowLength(*shape)] * count, own, num_pages=pages, slot_pages=0, mean_answer=shape[1]
+    )
 
 
 def steady(sweeps: list[RolledSweep], answer: int) -> list[RolledSweep]:

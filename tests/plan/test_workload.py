@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freight.plan.workload import Workload
+from freight.plan.workload import RowLength, Workload
 
 
 def _workload(lengths: tuple[tuple[int, int, int], ...], *, ends_early: bool) -> Workload:
@@ -35,11 +35,11 @@ def test_expected_answers_are_spread_evenly(lengths: tuple[tuple[int, int, int],
     bounds = [(prompt, new) for count, prompt, new in lengths for _ in range(count)]
     assert all(
         prompt == most_prompt and 1 <= new <= most
-        for (prompt, new), (most_prompt, most) in zip(rows, bounds, strict=True)
+        for (prompt, new, *_), (most_prompt, most) in zip(rows, bounds, strict=True)
     )
     begin = 0
     for count, _, most in lengths:
-        own = [new for _, new in rows[begin : begin + count]]
+        own = [row.new for row in rows[begin : begin + count]]
         # Multiples of the golden ratio: the error of a mean falls nearly as 1 / n.
         slack = most * (2 + 2 * count.bit_length()) / count + 1
         assert sum(own) / count == pytest.approx((most + 1) / 2, abs=slack)
@@ -67,7 +67,7 @@ def test_held_tokens_are_those_of_all_lengths(
 
 def test_known_answers_are_as_long_as_told() -> None:
     work = _workload(((3, 5, 7), (2, 4, 9)), ends_early=False)
-    assert work.row_lengths(0, 5) == [(5, 7)] * 3 + [(4, 9)] * 2
+    assert work.row_lengths(0, 5) == [RowLength(5, 7)] * 3 + [RowLength(4, 9)] * 2
     assert work.expected_new_tokens == 39
 
 

@@ -82,10 +82,8 @@ def workload(asked: Sequence[Asked], expected_tokens: int | None = None) -> Work
     prompts = [len(PROMPTS[own.prompt]) for own in asked]
     new = [own.max_tokens for own in asked]
     total = sum(own.samples * own.max_tokens for own in asked)
-    keys = {KEYS[own.prompt] if own.is_shared else None for own in asked}
-    is_shared = None not in keys and not any(own.is_scored for own in asked)
-    shared = {KEYS[own.prompt]: len(BEGINNINGS[own.prompt]) for own in asked} if is_shared else {}
-    return Workload(
+    sharing = [own for own in asked if own.is_shared and not own.is_scored]
+    work = Workload(
         num_rows=rows,
         max_prompt_tokens=max(prompts),
         max_new_tokens=max(new),
@@ -98,8 +96,14 @@ def workload(asked: Sequence[Asked], expected_tokens: int | None = None) -> Work
             (n - 1 for n, own in zip(prompts, asked, strict=True) if own.is_scored), default=0
         ),
         ends_early=any(own.stops or own.might_stop for own in asked),
-        least_prefix_tokens=min(shared.values(), default=0),
-        held_prefix_tokens=sum(shared.values()),
+    )
+    return tiny.begin_alike(
+        work,
+        keys=[KEYS[own.prompt] if own in sharing else None for own in asked],
+        tokens=[len(BEGINNINGS[own.prompt]) if own in sharing else 0 for own in asked],
+        prompts=prompts,
+        new=new,
+        samples=[own.samples for own in asked],
     )
 
 
@@ -285,7 +289,7 @@ def test_rows_that_move_go_on_as_they_would_have(
         moved = Counter(built.traffic.moved)
         moved.subtract(before)
         if max(own.samples for own in asked) == 1 and not (
-            attention or built.plan.geometry.shared_tokens
+            attention or built.plan.geometry.shared_page
         ):
             assert dict(+moved) == logged_bytes(built, log)
 
@@ -508,9 +512,7 @@ def test_scratch_for_beginnings_beside_rows(admission: str, tmp_path: Path) -> N
         max_total_tokens=98,
         total_prompt_tokens=96,
         total_new_tokens=2,
-        least_prefix_tokens=48,
-        held_prefix_tokens=48,
-    )
+    ).with_beginning(48)
     params, prefix = SamplingParams(max_tokens=2), Prefix(key=0, num_tokens=48)
     request = Request(index=0, prompt_ids=prompt, params=params, prefix=prefix)
     with engine(

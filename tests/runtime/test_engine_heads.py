@@ -89,7 +89,7 @@ def test_any_admission_gives_the_same_answers(
         moved = Counter(built.traffic.moved)
         moved.subtract(before)
         is_plain = max(own.samples for own in asked) == 1 and not again and not attention
-        if is_plain and not built.plan.geometry.shared_tokens:
+        if is_plain and not built.plan.geometry.shared_page:
             assert dict(+moved) == logged_bytes(built, log)
 
 

@@ -202,12 +202,16 @@ def run_alike(
     directory: Path, params: SamplingParams, *, shares: bool, **options: Any
 ) -> tuple[dict[int, list[list[int]]], Counter[int], Engine]:
     """Tokens of each output, tokens that each row brought, and the closed engine."""
-    held = len(LONG) + len(SHORT)
-    told = replace(
-        tiny.workload([PROMPTS[row] for row in ALIKE], STEPS, params),
-        least_prefix_tokens=len(SHORT) * shares,
-        held_prefix_tokens=held * shares,
-    )
+    told = tiny.workload([PROMPTS[row] for row in ALIKE], STEPS, params)
+    if shares:
+        told = tiny.begin_alike(
+            told,
+            keys=[KEYS[row] for row in ALIKE],
+            tokens=[len(BEGINNINGS[row]) for row in ALIKE],
+            prompts=[len(PROMPTS[row]) for row in ALIKE],
+            new=[STEPS] * len(ALIKE),
+            samples=[params.n] * len(ALIKE),
+        )
     chosen = EngineOptions(
         **{
             "device": "cpu",
@@ -412,7 +416,7 @@ def test_scores_behind_a_beginning(name: str, model_dir: Path) -> None:
         options = EngineOptions(
             device="cpu", dtype="float32", verify=True, share_prefixes=shares, **POLICIES[name]
         )
-        told = replace(work, least_prefix_tokens=48, held_prefix_tokens=48)
+        told = work.with_beginning(48)
         engine = build_engine(model_dir, options=options, workload=told)
         done = {own.index: own for own in engine.run(iter(requests), note)}
         engine.close()
@@ -526,7 +530,7 @@ def test_a_plan_counts_pages_once(
     """All rows begin alike: their own pages, and those of the beginning once."""
     own = [prompt for prompt, key in zip(PROMPTS, KEYS, strict=True) if key == 0]
     plain = tiny.workload(own, STEPS)
-    shared = replace(plain, least_prefix_tokens=48, held_prefix_tokens=48)
+    shared = plain.with_beginning(48)
     pages = {}
     for name, work in (("plain", plain), ("shared", shared)):
         options = EngineOptions(

@@ -450,7 +450,7 @@ def test_any_admission_gives_the_same_answers(
         check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
         moved = Counter(built.traffic.moved)
         moved.subtract(before)
-        if max(own.samples for own in asked) == 1 and not built.plan.geometry.shared_tokens:
+        if max(own.samples for own in asked) == 1 and not built.plan.geometry.shared_page:
             assert dict(+moved) == logged_bytes(built, log)
 
 

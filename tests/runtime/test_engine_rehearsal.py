@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from freight.model.batch import MicroBatch
 from freight.model.config import ModelConfig
+from freight.plan.beginnings import Shared
 from freight.plan.default import Plan
-from freight.plan.rollout import WorkSizes, computing_rows
+from freight.plan.rollout import WorkSizes
 from freight.plan.samples import continuous_story, roll, zigzag_story
 from freight.plan.sweep import Sweep
 from freight.plan.workload import Workload
@@ -29,26 +30,33 @@ from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
 
-BEGINNING = list(range(5, 37))
+BEGINNINGS = [list(range(5, 37)), list(range(100, 148)), list(range(50, 66))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """Rows of (own tokens, new tokens), that all have a beginning or have none; of a scored row all
-    of its own tokens but the first are."""
+    """Rows of (own tokens, new tokens), which have so many beginnings, neighbours the same; of a
+    scored row all of its own tokens but the first are."""
 
     rows: tuple[tuple[int, int], ...]
-    begins_alike: bool
+    num_beginnings: int
     is_scored: bool
 
-    @property
-    def num_shared(self) -> int:
-        return len(BEGINNING) if self.begins_alike else 0
+    def keys(self) -> list[int]:
+        """Of each row, what it begins with."""
+        count = min(self.num_beginnings, len(self.rows))
+        return [i * count // len(self.rows) if count else -1 for i in range(len(self.rows))]
+
+    def shared(self) -> list[int]:
+        return [len(BEGINNINGS[key]) if key >= 0 else 0 for key in self.keys()]
 
     def prompts(self) -> list[list[int]]:
-        first = BEGINNING[: self.num_shared]
+        firsts = [BEGINNINGS[key] if key >= 0 else [] for key in self.keys()]
         owns = [own for own, _ in self.rows]
-        return [[*first, *(40 + (7 * i + j) % 200 for j in range(n))] for i, n in enumerate(owns)]
+        return [
+            [*first, *(40 + (7 * i + j) % 200 for j in range(n))]
+            for i, (first, n) in enumerate(zip(firsts, owns, strict=True))
+        ]
 
     def scored(self) -> list[int]:
         return [self.is_scored * (own - 1) for own, _ in self.rows]
@@ -56,7 +64,7 @@ class Dataset:
     def workload(self) -> Workload:
         prompts = [len(prompt) for prompt in self.prompts()]
         new = [most for _, most in self.rows]
-        return Workload(
+        work = Workload(
             num_rows=len(new),
             max_prompt_tokens=max(prompts),
             max_new_tokens=max(new),
@@ -66,12 +74,20 @@ class Dataset:
             max_scored_tokens=max(self.scored()),
             total_scored_tokens=sum(self.scored()),
             lengths=tuple((1, prompt, most) for prompt, most in zip(prompts, new, strict=True)),
-            least_prefix_tokens=self.num_shared,
-            held_prefix_tokens=self.num_shared,
         )
+        keys, shared = self.keys(), self.shared()
+        if not self.num_beginnings:
+            return work
+        alike = tiny.begin_alike(
+            work, keys=keys, tokens=shared, prompts=prompts, new=new, samples=[1] * len(new)
+        )
+        assert alike.beginnings is not None
+        groups = tuple(
+            Shared(n, keys.index(k) == i) for i, (k, n) in enumerate(zip(keys, shared, strict=True))
+        )
+        return replace(work, beginnings=replace(alike.beginnings, groups=groups))
 
     def requests(self) -> list[Request]:
-        prefix = Prefix(key=0, num_tokens=self.num_shared) if self.num_shared else None
         return [
             Request(
                 index=index,
@@ -81,10 +97,12 @@ class Dataset:
                     ignore_eos=True,
                     prompt_logprobs=0 if self.is_scored else None,
                 ),
-                prefix=prefix,
-                score_from=self.num_shared + 1,
+                prefix=Prefix(key=key, num_tokens=shared) if shared else None,
+                score_from=shared + 1,
             )
-            for index, (prompt, (_, most)) in enumerate(zip(self.prompts(), self.rows, strict=True))
+            for index, (prompt, (_, most), key, shared) in enumerate(
+                zip(self.prompts(), self.rows, self.keys(), self.shared(), strict=True)
+            )
         ]
 
 
@@ -105,12 +123,11 @@ def told(plan: Plan, config: ModelConfig) -> Counter[str]:
     if plan.policy.is_continuous:
         rolled = roll(plan, rows)
         sweeps += continuous_story(rolled, range(len(rolled)))(sizes)
-    computing = computing_rows(rows, plan.workload.sharers(plan.geometry.shared_tokens))
     for first in range(0, 0 if plan.policy.is_continuous else rows, plan.policy.block_rows):
-        lengths = plan.workload.row_lengths(first, min(rows, first + plan.policy.block_rows))
-        longest = max(1, max(new for _, new in lengths))
-        own = {row - first for row in computing}
-        sweeps += zigzag_story(lengths, range(longest), own)(sizes)
+        last, page = min(rows, first + plan.policy.block_rows), plan.geometry.shared_page
+        lengths = plan.workload.row_lengths(first, last, page)
+        longest = max(1, max(row.new for row in lengths))
+        sweeps += zigzag_story(lengths, range(longest))(sizes)
     return counted([work.batch for sweep in sweeps for work in sweep.works])
 
 
@@ -131,7 +148,7 @@ def datasets() -> st.SearchStrategy[Dataset]:
                 lambda rows: tuple(sorted(rows, key=lambda own: -sum(own)))
             )
         ),
-        begins_alike=st.booleans(),
+        num_beginnings=st.integers(0, 3),
         is_scored=st.booleans(),
     )
 
@@ -185,7 +202,9 @@ def test_sweeps_bring_what_was_told(
     # How long each row's scored part is, is told by the mean share alone.
     assert found["scored"] == pytest.approx(expected["scored"], abs=len(data.rows))
     # The row that computes the beginning comes as one with it, where the run has two.
-    assert found["keys"] == pytest.approx(expected["keys"], abs=data.num_shared)
+    assert found["keys"] == pytest.approx(
+        expected["keys"], abs=sum(map(len, BEGINNINGS[: data.num_beginnings]))
+    )
 
 
 @pytest.mark.parametrize("admission", ["zigzag", "refill"])

@@ -22,9 +22,10 @@ from freight.memory.passage import Home
 from freight.model.batch import MicroBatch, RowSpan
 from freight.plan.admission import Lengths
 from freight.plan.continuous import roll_out
-from freight.plan.geometry import most_rows
+from freight.plan.kept_pages import most_rows
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.sweep import BatchWork
+from freight.plan.workload import RowLength
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Completion, CompletionOutput, Request, SamplingParams
 from freight.runtime.scheduler import Row, Scheduler
@@ -743,7 +744,7 @@ def test_the_forecast_lets_rows_enter_as_the_run_does(data: st.DataObject, case:
         return
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
     told = roll_out(
-        [(prompt, most) for prompt, most, _ in rows],
+        [RowLength(prompt, most) for prompt, most, _ in rows],
         case.policy(),
         num_pages=dict.fromkeys(tiers, case.num_pages),
         slot_pages=case.slot_pages,

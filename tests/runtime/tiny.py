@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from freight.model.batch import MicroBatch
+from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.workload import Workload
 from freight.runtime.answers import NewTokens
 from freight.runtime.engine import Engine, build_engine
@@ -113,6 +115,35 @@ def workload(
         max_listed_tokens=0 if asked.logprobs is None else max_tokens,
         max_logprobs=max(asked.logprobs or 0, asked.prompt_logprobs or 0),
         is_structured=asked.structured_outputs is not None,
+    )
+
+
+def begin_alike(
+    work: Workload,
+    *,
+    keys: Sequence[int | None],
+    tokens: Sequence[int],
+    prompts: Sequence[int],
+    new: Sequence[int],
+    samples: Sequence[int],
+) -> Workload:
+    """A workload of requests with these lengths and samples whose prompts begin with so many tokens
+    that all have that have the same key."""
+    if all(key is None for key in keys):
+        return work
+    rows = sum(samples)
+    mean = round(sum(count * n for count, n in zip(tokens, samples, strict=True)) / rows)
+    groups = (Shared(mean, len({key for key in keys if key is not None})),)
+    return replace(
+        work,
+        beginnings=Beginnings.of(
+            groups,
+            keys=np.array([-1 if key is None else key for key in keys]),
+            tokens=np.array(tokens),
+            prompts=np.array(prompts),
+            totals=np.array(prompts) + np.array(new),
+            rows=np.array(samples),
+        ),
     )
 
 

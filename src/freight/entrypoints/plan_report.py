@@ -195,8 +195,10 @@ def describe_work(work: Workload) -> str:
     prompt = _length(work.max_prompt_tokens, _mean_prompt(work))
     new = _length(work.max_new_tokens, work.expected_new_tokens / work.num_rows)
     told = f"{work.num_rows} rows of {prompt} prompt and {new} new tokens"
-    if work.least_prefix_tokens:
-        told += f"; prompts begin alike, with {work.least_prefix_tokens} tokens or more"
+    if (own := work.beginnings) is not None:
+        mean = round(work.mean_shared_tokens(1))
+        told += f"; rows begin alike, with {_length(own.most_tokens, mean)} tokens"
+        told += f" of {own.all.beginnings} beginnings" * (own.all.beginnings > 1)
     return told
 
 
@@ -224,7 +226,7 @@ def as_record(question: Question, choice: Choice) -> dict[str, Any]:
         "new_tokens": question.workload.max_new_tokens,
         "mean_prompt_tokens": _mean_prompt(question.workload),
         "expected_new_tokens": question.workload.expected_new_tokens / question.workload.num_rows,
-        "shared_prefix_tokens": question.workload.least_prefix_tokens,
+        "shared_prefix_tokens": round(question.workload.mean_shared_tokens(1)),
         "policy": policy_record(question, policy),
         "seconds": {
             "load": told.load_s,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from freight.entrypoints.bench.work import parse_shape
@@ -70,7 +69,7 @@ def _of_lengths(arguments: argparse.Namespace) -> Workload:
         workload = work.workload()
     else:
         workload = Workload.of_alike(num_rows, work.prompt_tokens, work.new_tokens)
-    return replace(workload, least_prefix_tokens=shared, held_prefix_tokens=shared)
+    return workload.with_beginning(shared)
 
 
 def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig) -> Workload:

@@ -26,6 +26,7 @@ from freight.jobs.api_names import Batch
 from freight.jobs.formats import RowId
 from freight.jobs.pairs import SCORING
 from freight.jobs.prefixes import SharedPrefixes, find_prefixes
+from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.workload import Workload
 from freight.runtime.request import Prefix, Request, SamplingParams
 
@@ -54,14 +55,27 @@ _MOST_PREFIXES: Final = 8
 Indices = npt.NDArray[np.int64]
 
 
-def _prefix_tokens(prefixes: SharedPrefixes, indices: Indices) -> tuple[int, int]:
-    """The shortest beginning that these rows have, and the tokens of all their beginnings; 0 where
-    some row has none, or there are many."""
+def _beginnings(
+    prefixes: SharedPrefixes, indices: Indices, prompts: Indices, new: Indices, samples: Indices
+) -> Beginnings | None:
+    """What these rows begin with, if any do alike. Where no keys are kept only a few beginnings
+    that all have: others are shared by the rows of one micro-batch, see ``_brought``."""
     keys, tokens = prefixes.keys[indices], prefixes.num_tokens[indices]
     found, first = np.unique(keys, return_index=True)
-    if not len(keys) or found[0] < 0 or len(found) > _MOST_PREFIXES:
-        return 0, 0
-    return int(tokens.min()), int(tokens[first].sum())
+    if found[-1] < 0:
+        return None
+    if new.max() <= 1 and (found[0] < 0 or len(found) > _MOST_PREFIXES):
+        return None
+    is_first = np.zeros(len(keys), dtype=bool)
+    is_first[first[found >= 0]] = True
+    groups = tuple(
+        Shared(round(np.average(tokens[own], weights=samples[own])), int(is_first[own].sum()))
+        for own in _groups(prompts, new, samples)
+    )
+    totals = prompts + new
+    return Beginnings.of(
+        groups, keys=keys, tokens=tokens, prompts=prompts, totals=totals, rows=samples
+    )
 
 
 def _brought(
@@ -70,20 +84,34 @@ def _brought(
     """Groups of rows by what they bring where the first that has a beginning computes it for all:
     where no keys are kept, and rows with one beginning are in one micro-batch."""
     keys, shared = prefixes.keys[indices], prefixes.num_tokens[indices].astype(np.int64)
-    if new.max() > 1 or not (keys >= 0).any():
+    if new.max() > 1 or samples.max() > 1 or not (keys >= 0).any():
         return ()
     shared[np.unique(keys, return_index=True)[1]] = 0
     own = prompts - np.where(keys >= 0, shared, 0)
-    return _group_lengths(np.repeat(own, samples), np.repeat(new, samples))
+    return _group_lengths(own, new, samples)
 
 
-def _group_lengths(prompts: Indices, new: Indices) -> tuple[tuple[int, int, int], ...]:
-    """(rows, prompt, new) of a few groups of neighbouring rows, with the groups' means."""
+def _groups(prompts: Indices, new: Indices, samples: Indices) -> list[Indices]:
+    """A few groups of neighbouring requests with about as many rows each, one if all are alike."""
     if (prompts == prompts[0]).all() and (new == new[0]).all():
-        return ((len(prompts), int(prompts[0]), int(new[0])),)
-    groups = np.array_split(np.arange(len(prompts)), min(_MOST_GROUPS, len(prompts)))
+        return [np.arange(len(prompts))]
+    reached = np.cumsum(samples)
+    count = min(_MOST_GROUPS, len(prompts))
+    borders = 1 + np.searchsorted(reached, reached[-1] * np.arange(1, count) / count)
+    return [own for own in np.split(np.arange(len(prompts)), borders) if len(own)]
+
+
+def _group_lengths(
+    prompts: Indices, new: Indices, samples: Indices
+) -> tuple[tuple[int, int, int], ...]:
+    """(rows, prompt, new) of these groups, with means of their rows."""
+
+    def mean(values: Indices, own: Indices) -> int:
+        return round(np.average(values[own], weights=samples[own]))
+
     return tuple(
-        (len(own), max(1, round(prompts[own].mean())), round(new[own].mean())) for own in groups
+        (int(samples[own].sum()), max(1, mean(prompts, own)), mean(new, own))
+        for own in _groups(prompts, new, samples)
     )
 
 
@@ -177,7 +205,6 @@ class Spool:
         new = records["max_tokens"].astype(np.int64)
         samples = records["num_samples"].astype(np.int64)
         listed, scored = records["logprobs"], records["prompt_logprobs"]
-        least_prefix, held_prefix = _prefix_tokens(self.prefixes, indices)
         num_scored = prompts - np.maximum(1, records["score_from"])
         return Workload(
             num_rows=int(samples.sum()),
@@ -192,11 +219,10 @@ class Spool:
             total_scored_tokens=int(num_scored[scored >= 0].sum()),
             max_listed_tokens=int(new[listed >= 0].max(initial=0)),
             max_logprobs=int(max(listed.max(), scored.max(), 0)),
-            lengths=_group_lengths(np.repeat(prompts, samples), np.repeat(new, samples)),
+            lengths=_group_lengths(prompts, new, samples),
             brought=_brought(self.prefixes, indices, prompts, new, samples),
             ends_early=bool(records["ends_early"].any()),
-            least_prefix_tokens=least_prefix,
-            held_prefix_tokens=held_prefix,
+            beginnings=_beginnings(self.prefixes, indices, prompts, new, samples),
             is_structured=bool(records["is_structured"].any()),
         )
 

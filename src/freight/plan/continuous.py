@@ -7,7 +7,6 @@ and none moves to a slower one. Knows no token ids, no tensors and no seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -18,8 +17,9 @@ import numpy.typing as npt
 
 from freight.plan.admission import Lengths, Outlook, Pace, Pages, fit
 from freight.plan.policy import TIERS, Policy, Tier
-from freight.plan.rollout import BlockRow, Brought, WorkSizes, computing_rows, work_of
+from freight.plan.rollout import Brought, WorkSizes, row_of, work_of
 from freight.plan.sweep import Sweep
+from freight.plan.workload import RowLength
 
 __all__ = ["Census", "RolledSweep", "roll_out"]
 
@@ -44,9 +44,10 @@ class Census:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledSweep:
-    """A sweep as it is expected; ``num_ended`` rows end in it."""
+    """A sweep as it is expected, of rows that have these ``lengths``; ``num_ended`` end in it."""
 
     census: Census
+    lengths: Sequence[RowLength]
     num_ended: int
 
     @property
@@ -65,15 +66,8 @@ class RolledSweep:
             k, number = divmod(seat, len(seats))
             tier, is_delegated = seats[number]
             prompt_tokens = prompt + (not answer)
-            row = BlockRow(
-                row_number,
-                prompt_tokens,
-                answer,
-                tier,
-                is_delegated,
-                scored_tokens=sizes.scored_tokens(prompt_tokens),
-                is_sibling=sizes.is_sibling(row_number),
-            )
+            length = self.lengths[row_number]._replace(prompt=prompt_tokens, new=answer)
+            row = row_of(row_number, length, tier, is_delegated, sizes)
             makes_token = answer > 0 and kv_len + count >= prompt_tokens
             members[k].append(Brought(row, kv_len, count, makes_token, number))
         works = [work_of(k, rows, sizes) for k, rows in enumerate(members) if rows]
@@ -137,14 +131,12 @@ class _Block:
     micro-batch and each of these a heap of those that are free."""
 
     policy: Policy
-    lengths: Sequence[tuple[int, int]]
+    lengths: Sequence[RowLength]
     outlook: Outlook
     unknown: bool
     num_pages: dict[Tier, int]
     slot_pages: int
-    shared_tokens: int
     samples: int
-    computing: frozenset[int]
     seats: list[tuple[Tier, bool]]
     kinds: list[tuple[Tier, bool]]
     counts: list[int]
@@ -155,6 +147,7 @@ class _Block:
     answers: Ints
     kv_lens: Ints
     known: Ints
+    shared: Ints
     next_row: int = 0
     num_taken: int = 0
     curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
@@ -162,12 +155,10 @@ class _Block:
     @classmethod
     def of(
         cls,
-        lengths: Sequence[tuple[int, int]],
+        lengths: Sequence[RowLength],
         policy: Policy,
         num_pages: dict[Tier, int],
         slot_pages: int,
-        shared_tokens: int,
-        sharers: float,
         samples: int,
         answers: Lengths | None,
     ) -> _Block:
@@ -186,9 +177,7 @@ class _Block:
             unknown=answers is not None and policy.admission != "diagonal",
             num_pages=num_pages,
             slot_pages=slot_pages,
-            shared_tokens=shared_tokens,
             samples=samples,
-            computing=computing_rows(len(lengths), sharers),
             seats=seats,
             kinds=kinds,
             counts=[seats.count(kind) for kind in kinds],
@@ -202,6 +191,7 @@ class _Block:
             answers=column(),
             kv_lens=column(),
             known=column(),
+            shared=column(),
         )
 
     def is_empty(self) -> bool:
@@ -218,8 +208,9 @@ class _Block:
         loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
         batches = [*zip(loads.tolist(), taken.sum(axis=1).tolist(), strict=True)]
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
-            prompt, new = self.lengths[self.next_row]
-            curve = self._curve(prompt, new)
+            length = self.lengths[self.next_row]
+            prompt, new = length.prompt, length.new
+            curve = self._curve(length)
             found = self._first_fit(curve, rooms, slots, batches)
             if found is None:
                 return
@@ -229,26 +220,24 @@ class _Block:
             if tier != self.policy.compute_tier:
                 slots[k].take(curve)
             known = prompt if new else max(1, prompt - 1)
-            is_computing = self.next_row in self.computing
-            kept = 0 if is_computing else min(self.shared_tokens, prompt - 1)
+            kept = 0 if length.computes else length.shared
             if self.next_row % self.samples:  # a sibling
                 kept = known - 1
             self.numbers[seat] = self.next_row
             self.prompts[seat] = self.known[seat] = known
             self.answers[seat] = new
-            self.kv_lens[seat] = kept
+            self.kv_lens[seat], self.shared[seat] = kept, length.shared
             batches[k] = batches[k][0] + known - kept, batches[k][1] + 1
             self.num_taken += 1
             self.next_row += 1
             pace.take(1)
 
-    def _curve(self, prompt: int, new: int) -> Pages:
+    def _curve(self, length: RowLength) -> Pages:
         """Pages of a row from when it enters: the same on each tier."""
-        new = 0 if self.unknown else new
-        if (prompt, new) not in self.curves:
-            own = [max(0, prompt - self.shared_tokens)]
-            self.curves[prompt, new] = self.outlook.curve(own, *self._left([new], [0]))
-        return self.curves[prompt, new]
+        own, new = length.prompt - length.shared, 0 if self.unknown else length.new
+        if (own, new) not in self.curves:
+            self.curves[own, new] = self.outlook.curve([own], *self._left([new], [0]))
+        return self.curves[own, new]
 
     def _rooms(self) -> tuple[dict[Tier, _Room], list[_Room]]:
         """What there is of pages, on each tier and in the slot of each micro-batch, which its
@@ -270,7 +259,7 @@ class _Block:
     def _kept(self, seats: Ints) -> tuple[Ints, Ints, Ints]:
         """Tokens of which rows have keys of their own, how many they make yet, and how many they
         have made where that is all that the run would know."""
-        own = np.maximum(0, self.known[seats] - self.shared_tokens)
+        own = np.maximum(0, self.known[seats] - self.shared[seats])
         return own, *self._left(self.answers[seats], self.known[seats] - self.prompts[seats])
 
     def _left(self, answers: Sequence[int] | Ints, made: Sequence[int] | Ints) -> tuple[Ints, Ints]:
@@ -357,10 +346,14 @@ class _Block:
         for seat, other in moves:
             left = other if self.numbers[seat] == _NOBODY else seat
             if left == seat:
-                for own in (self.numbers, self.prompts, self.answers, self.kv_lens, self.known):
+                for own in self._columns():
                     own[other] = own[seat]
                 self.numbers[seat] = _NOBODY
             self._free_seat(left)
+
+    def _columns(self) -> tuple[Ints, ...]:
+        """What is known of the row on each seat."""
+        return self.numbers, self.prompts, self.answers, self.kv_lens, self.known, self.shared
 
     def _free_seat(self, seat: int) -> None:
         k, own = divmod(seat, len(self.seats))
@@ -406,36 +399,29 @@ class _Block:
         return len(ended)
 
 
-def _outlook(
-    lengths: Sequence[tuple[int, int]], policy: Policy, answers: Lengths | None
-) -> Outlook:
-    longest = max(1, max(new for _, new in lengths))
+def _outlook(lengths: Sequence[RowLength], policy: Policy, answers: Lengths | None) -> Outlook:
+    longest = max(1, max(row.new for row in lengths))
     if answers is None:
         return Outlook(longest, policy.page_tokens)
     return Outlook(answers.longest, policy.page_tokens, answers.log_survival())
 
 
 def roll_out(
-    lengths: Sequence[tuple[int, int]],
+    lengths: Sequence[RowLength],
     policy: Policy,
     *,
     num_pages: dict[Tier, int],
     slot_pages: int,
     mean_answer: float,
-    shared_tokens: int = 0,
-    sharers: float = math.inf,
     samples: int = 1,
     answers: Lengths | None = None,
 ) -> list[RolledSweep]:
-    """The sweeps for rows of (prompt, new) tokens, in order, of which the first ``shared_tokens``
-    are computed once for about ``sharers`` rows. ``num_pages`` are the pages per layer on each tier
-    that rows have to themselves, ``slot_pages`` those that a micro-batch's offloaded rows may have
-    together; ``samples`` rows, one behind the other, have one prompt. Rows stay for ``mean_answer``
-    sweeps on average; where ``answers`` are given they end by themselves, and who enters knows no
-    more of how long they will be."""
-    block = _Block.of(
-        lengths, policy, num_pages, slot_pages, shared_tokens, sharers, samples, answers
-    )
+    """The sweeps for rows of these lengths, in order. ``num_pages`` are the pages per layer on each
+    tier that rows have to themselves, ``slot_pages`` those that a micro-batch's offloaded rows may
+    have together; ``samples`` rows, one behind the other, have one prompt. Rows stay for
+    ``mean_answer`` sweeps on average; where ``answers`` are given they end by themselves, and who
+    enters knows no more of how long they will be."""
+    block = _Block.of(lengths, policy, num_pages, slot_pages, samples, answers)
     stay = float(block.outlook.longest) if policy.admission == "diagonal" else max(1.0, mean_answer)
     pace = Pace(policy, stay)
     sweeps: list[RolledSweep] = []
@@ -446,5 +432,6 @@ def roll_out(
             return sweeps
         moves = block.come_nearer()
         census = block.census()
-        sweeps.append(RolledSweep(census=census, num_ended=block.take_in(census)))
+        num_ended = block.take_in(census)
+        sweeps.append(RolledSweep(census=census, lengths=lengths, num_ended=num_ended))
         block.settle(moves)

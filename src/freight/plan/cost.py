@@ -17,7 +17,7 @@ from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
 from freight.model.programme import Attend, Programme, Unit, picking_unit
 from freight.model.switches import ModelConfig
-from freight.plan.geometry import lie_in_extents
+from freight.plan.kept_pages import lie_in_extents
 from freight.plan.layout import WeightLayout
 from freight.plan.operation import Kind, Lane, Operation
 from freight.plan.page_sizes import page_size, state_size

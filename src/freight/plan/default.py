@@ -16,7 +16,8 @@ from freight.model.config import ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import BLOCK, Forms, find_forms
-from freight.plan.geometry import SHAPES_BYTES, Geometry, may_forget_kv, measure
+from freight.plan.geometry import SHAPES_BYTES, Geometry, measure
+from freight.plan.kept_pages import may_forget_kv
 from freight.plan.layout import WeightLayout, lay_out
 from freight.plan.page_sizes import fitting_page_tokens
 from freight.plan.policy import Admission, Policy, Split, Tier
@@ -149,7 +150,7 @@ class Planner:
         """Whether policies should share what prompts begin with: it takes memory of the compute
         tier, so where it can be done both are worth a look."""
         kv, wish = kv or self.wishes.kv, self.wishes.shares_prefixes
-        if not wish or not self.workload.least_prefix_tokens:
+        if not wish or self.workload.beginnings is None:
             return (wish,)
         can_share = kv is None or kv.share(self.compute_tier) == 1 or self.shares_anywhere
         return (True, False) if can_share else (False,)
@@ -196,7 +197,7 @@ class Planner:
             activations=wishes.activations or near,
             micro_batch_size=size,
             num_micro_batches=count,
-            max_batch_tokens=self._batch_tokens(size, admission, shares),
+            max_batch_tokens=self._batch_tokens(size, admission, page_tokens * shares),
             page_tokens=page_tokens,
             piece_bytes=self.piece_bytes,
             staging_pieces=self.staging_pieces,
@@ -206,27 +207,27 @@ class Planner:
             recomputed=wishes.recomputed or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
-            row_tokens=self._row_tokens(admission, page_tokens, shares),
+            row_tokens=self._row_tokens(admission, page_tokens, page_tokens * shares),
             shares_prefixes=shares,
             draft_tokens=wishes.draft_tokens,
             blocks_in_flight=self.blocks_in_flight,
         )
 
-    def _batch_tokens(self, size: int, admission: Admission, shares: bool) -> int:
+    def _batch_tokens(self, size: int, admission: Admission, shared_page: int) -> int:
         """The most tokens that a micro-batch brings to a sweep: all of its prompts, or where rows
         enter at any time twice as many of them as do on average."""
         own = self.workload
-        least, held = own.least_prefix_tokens * shares, own.held_prefix_tokens * shares
         made = size * (1 + self.wishes.draft_tokens)
-        whole = max(made, own.max_prompts(size) * (own.max_prompt_tokens - least) + held)
+        longest, held = own.own_prompt_tokens(shared_page), own.most_begun(size, shared_page)
+        whole = max(made, own.max_prompts(size) * longest + held)
         if self.wishes.batch_tokens is not None:
             return max(size, min(whole, self.wishes.batch_tokens))
         if admission == "zigzag":
             return whole
-        entering = size / own.mean_new_tokens * (own.mean_prompt_tokens - least)
+        entering = size / own.mean_new_tokens * own.mean_computed_tokens(shared_page)
         return min(whole, made + max(_LEAST_PROMPT_TOKENS, math.ceil(2 * entering)))
 
-    def _row_tokens(self, admission: Admission, page_tokens: int, shares: bool) -> int:
+    def _row_tokens(self, admission: Admission, page_tokens: int, shared_page: int) -> int:
         """Tokens of KV per row of a block that is never full of its longest; 0 where it may be."""
         own = self.workload
         if admission == "zigzag":
@@ -235,7 +236,7 @@ class Planner:
             held = own.mean_row_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
         else:
             held = own.held_tokens(page_tokens)
-        return math.ceil(held) - shares * own.least_prefix_tokens // page_tokens * page_tokens
+        return math.ceil(held - own.mean_shared_tokens(shared_page))
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first, or None."""
@@ -401,7 +402,7 @@ class Planner:
 
     def _own_tokens(self, plan: Plan) -> int:
         """Of the longest prompt, those that no other row computes."""
-        return self.workload.max_prompt_tokens - plan.geometry.shared_tokens
+        return self.workload.own_prompt_tokens(plan.geometry.shared_page)
 
     def _compute_s(self, plan: Plan, num_tokens: int, count: int | None = None) -> float:
         """Arithmetic of a sweep, or of ``count`` micro-batches of several; every micro-batch also

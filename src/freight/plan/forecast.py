@@ -20,8 +20,8 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
-from freight.plan.rollout import computing_rows
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
+from freight.plan.workload import RowLength
 
 __all__ = ["Forecast", "SweepRun", "forecast"]
 
@@ -121,16 +121,15 @@ def forecast(
         return _continuous(sampler, _load_s(plan, machine))
     size, total = plan.policy.block_rows, plan.workload.num_rows
     starts = range(0, total, size)
-    computing = computing_rows(total, plan.workload.sharers(plan.geometry.shared_tokens))
-    alike: dict[tuple[tuple[tuple[int, int], ...], frozenset[int]], _Block] = {}
+    alike: dict[tuple[RowLength, ...], _Block] = {}
     told = {}
     whole = starts[:-1] or starts
     for start in whole[:1] if is_rough and not plan.workload.lengths else _spread(starts):
-        lengths = tuple(plan.workload.row_lengths(start, min(start + size, total)))
-        own = frozenset(row - start for row in computing if 0 <= row - start < size)
-        if (lengths, own) not in alike:
-            alike[lengths, own] = _tell(sampler, lengths, most_steps, own)
-        told[start] = alike[lengths, own]
+        page = plan.geometry.shared_page
+        lengths = tuple(plan.workload.row_lengths(start, min(start + size, total), page))
+        if lengths not in alike:
+            alike[lengths] = _tell(sampler, lengths, most_steps)
+        told[start] = alike[lengths]
     known = sorted(told)
     blocks = [_between(told, known, start) for start in starts]
     return Forecast(
@@ -153,7 +152,7 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
     total = plan.workload.num_rows
     rolled_rows = min(total, _MOST_ROLLED_BLOCKS * plan.policy.block_rows)
     rolled = roll(plan, rolled_rows)
-    longest = max(1, max(new for _, new in plan.workload.row_lengths(0, rolled_rows)))
+    longest = max(1, max(row.new for row in plan.workload.row_lengths(0, rolled_rows)))
     weights = _weights(rolled, total - rolled_rows, longest)
     chosen, shares = _representatives(rolled, weights, _MOST_SAMPLES)
     sample = sampler.sample(continuous_story(rolled, chosen), chosen)
@@ -253,18 +252,13 @@ def _spread(starts: range) -> list[int]:
     return sorted({*(whole[round(i * step)] for i in range(_MOST_BLOCKS)), starts[-1]})
 
 
-def _tell(
-    sampler: Sampler,
-    lengths: Sequence[tuple[int, int]],
-    most_steps: int,
-    computing: frozenset[int],
-) -> _Block:
-    steps = _steps(max(1, max(new for _, new in lengths)), most_steps)
-    sample = sampler.sample(zigzag_story(lengths, steps, computing), steps)
+def _tell(sampler: Sampler, lengths: Sequence[RowLength], most_steps: int) -> _Block:
+    steps = _steps(max(1, max(row.new for row in lengths)), most_steps)
+    sample = sampler.sample(zigzag_story(lengths, steps), steps)
     return _Block(
         num_rows=len(lengths),
         num_sweeps=steps[-1] + 1,
-        new_tokens=sum(new for _, new in lengths),
+        new_tokens=sum(row.new for row in lengths),
         prefill_s=sample.seconds[0],
         decode_s=_sum_between(steps[1:], sample.seconds),
         num_bytes=_integrated(steps, sample.num_bytes),

@@ -5,14 +5,21 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
 from freight.model.switches import ModelConfig
 from freight.plan.forms import BLOCK
+from freight.plan.kept_pages import (
+    disk_extent_pages,
+    keeps_kv,
+    kv_pages,
+    most_rows,
+    pages_together,
+    shared_page,
+    state_rows,
+)
 from freight.plan.layout import WeightLayout
 from freight.plan.page_sizes import far_page_sizes, page_size, state_size
 from freight.plan.policy import Policy, Split, Tier
@@ -22,27 +29,13 @@ from freight.plan.scratch import host_attention_bytes, workspace_bytes
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
-__all__ = [
-    "SHAPES_BYTES",
-    "Geometry",
-    "held_beginnings",
-    "held_pages",
-    "keeps_kv",
-    "lie_in_extents",
-    "may_forget_kv",
-    "measure",
-    "pages_together",
-    "shared_tokens",
-]
+__all__ = ["SHAPES_BYTES", "Geometry", "measure"]
 
 SHAPES_BYTES: Final = 128 << 20
 """What libraries keep on the CPU for sweeps of many different numbers of tokens, as measured: code
 for bfloat16 products of each, and memory in pieces of many sizes."""
 
 _TIMES_OF_STATES: Final = 10
-
-_EXTENT_BYTES: Final = 256 << 10
-"""Requests of this size reach three fourths of a disk's rate, those of 16 KiB a fourth."""
 
 _LOGPROB_BYTES: Final = 256
 """A log-probability as it is handed out, with its token's text."""
@@ -53,15 +46,14 @@ class Geometry:
     """Counts and sizes in bytes.
 
     ``usage`` is what each tier holds, by purpose. ``page_bytes`` are a page's where all is
-    computed, ``far_page_bytes`` by layer those of a page elsewhere. Of each prompt
-    ``shared_tokens`` have keys that others have too. ``kv_pages`` are the pages per layer on each
-    tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers`` the
-    layers that have pages of their own (see :func:`keeps_kv`). ``state_rows`` are the rows on each
-    tier that keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory of its
-    own. ``kv_slot_pages`` are the pages that one
-    micro-batch's offloaded rows may have together, ``kv_slot_bytes`` what these or their states
-    take, ``num_tails`` the rows on disk of all
-    micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
+    computed, ``far_page_bytes`` by layer those of a page elsewhere. Rows share what they begin
+    with in pages of ``shared_page`` tokens, 0: not at all. ``kv_pages`` are the pages per layer on
+    each tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers``
+    the layers that have pages of their own (see :func:`keeps_kv`). ``state_rows`` are the rows on
+    each tier that keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory
+    of its own. ``kv_slot_pages`` are the pages that one micro-batch's offloaded rows may have
+    together, ``kv_slot_bytes`` what these or their states take, ``num_tails`` the rows on disk of
+    all micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
     ``index_bytes`` is what the micro-batches' positions and page tables take outside the tiers'
     buffers, and libraries, ``shapes_bytes`` of it if sweeps vary.
     ``activation_rows`` are the tokens of one micro-batch on each tier. Of a micro-batch's
@@ -76,7 +68,7 @@ class Geometry:
 
     page_bytes: int
     far_page_bytes: tuple[int, ...]
-    shared_tokens: int
+    shared_page: int
     kv_layers: int
     state_layers: int
     state_bytes: int
@@ -117,14 +109,6 @@ class Geometry:
         return sum(align_up(size, BLOCK) + 2 * BLOCK for size in self.usage[tier].values() if size)
 
 
-@cache
-def most_rows(split: Split, num_rows: int) -> Mapping[Tier, int]:
-    """The most rows that each tier gets of a micro-batch of up to ``num_rows``."""
-    cuts = [split.cut(count) for count in range(num_rows + 1)]
-    tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
-    return {tier: max(cut[tier] for cut in cuts) for tier in tiers}
-
-
 def most_tokens(split: Split, num_tokens: int) -> dict[Tier, int]:
     """Likewise of tokens, with one more for rounding where a tier has only a share."""
     tiers: tuple[Tier, ...] = ("gpu", "cpu", "disk")
@@ -144,113 +128,6 @@ def _bounded(share: float, count: int) -> int:
     return min(count, int(share * count) + 1) if share else 0
 
 
-def may_forget_kv(workload: Workload) -> bool:
-    """Whether rows need no key after the sweep that makes it: none makes more than one token."""
-    return workload.max_new_tokens <= 1
-
-
-def keeps_kv(policy: Policy, workload: Workload) -> bool:
-    """Whether keys and values outlive the layer and the micro-batch that they are of.
-
-    They do not where every row is in one sweep, with its whole prompt, and has its pages where the
-    arithmetic is: then one computation of an attention unit writes all the keys that it reads. The
-    computations of a run follow one another in the order of the one lane that they are on, so each
-    may write over the pages of the one before: of another micro-batch, or of the layer below.
-    Beginnings that prompts share are kept for others.
-    """
-    is_whole = not policy.is_continuous and workload.max_prompt_tokens <= policy.max_batch_tokens
-    is_near = policy.kv.share(policy.compute_tier) == 1
-    is_alone = not shared_tokens(policy, workload)
-    return not (may_forget_kv(workload) and is_whole and is_near and is_alone)
-
-
-def shared_tokens(policy: Policy, workload: Workload) -> int:
-    """Tokens of every prompt whose keys are those of its beginning, in whole pages, on the compute
-    tier. Of rows that the CPU attends a device would have one part of the keys and the CPU another:
-    where there are such rows none are reckoned with."""
-    is_near = policy.kv.share(policy.compute_tier) == 1
-    shares = policy.shares_prefixes and (is_near or not policy.cpu_attention)
-    return shares * workload.least_prefix_tokens // policy.page_tokens * policy.page_tokens
-
-
-def _disk_extent_pages(policy: Policy, workload: Workload, page_bytes: int) -> int:
-    """How many pages a row on disk has in one piece; 0 where each may be anywhere. Of rows that
-    enter at any time those that lie together are those of one row: small pages would be read one by
-    one, at a fraction of the disk's rate, so a row has room for the longest there may be."""
-    if not policy.kv.disk or not lie_in_extents(policy, page_bytes):
-        return 0
-    return _own_pages(policy, workload)
-
-
-def _own_pages(policy: Policy, workload: Workload) -> int:
-    """Pages per layer of the longest row, but for the beginning that it shares."""
-    whole = -(-workload.max_total_tokens // policy.page_tokens)
-    return whole - shared_tokens(policy, workload) // policy.page_tokens
-
-
-def lie_in_extents(policy: Policy, page_bytes: int) -> bool:
-    """Whether what a row has on disk lies together, whatever other rows do."""
-    return policy.is_continuous and page_bytes < _EXTENT_BYTES
-
-
-def held_pages(policy: Policy, workload: Workload) -> int:
-    """Pages per layer of the beginnings that prompts share, on the compute tier."""
-    if not shared_tokens(policy, workload):
-        return 0
-    return -(-workload.held_prefix_tokens // policy.page_tokens)
-
-
-def _kv_pages(policy: Policy, tier: Tier, workload: Workload, extent_pages: int) -> int:
-    """Pages per layer for the rows of that tier: for their whole lives, or where they enter at any
-    time for what they have on average; where all is computed also for beginnings that they share.
-    Each block in flight has its own."""
-    rows = most_rows(policy.kv, policy.micro_batch_size)[tier]
-    if not keeps_kv(policy, workload):
-        return rows * -(-workload.max_total_tokens // policy.page_tokens)
-    rows *= policy.num_micro_batches
-    pages = rows * _own_pages(policy, workload)
-    if tier != "disk" or not extent_pages:
-        pages = min(pages, pages_together(policy, workload, rows))
-    held = held_pages(policy, workload) if tier == policy.compute_tier else 0
-    return (pages + held) * policy.blocks_in_flight
-
-
-def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
-    """Pages that so many rows may have at one time: for their whole lives, or where they enter at
-    any time, and admission sees to it, for what they have on average, but one row's longest. The
-    average leaves out what prompts share, also where nothing is shared."""
-    whole = _own_pages(policy, workload)
-    if not policy.is_continuous or not policy.row_tokens:
-        return rows * whole
-    reckoned = policy.shares_prefixes * workload.least_prefix_tokens // policy.page_tokens
-    not_shared = reckoned * policy.page_tokens - shared_tokens(policy, workload)
-    average = -(-rows * (policy.row_tokens + not_shared) // policy.page_tokens)
-    return min(rows * whole, max(whole, average))
-
-
-def _state_rows(policy: Policy, workload: Workload) -> dict[Tier, int]:
-    """The most rows of all blocks in flight on each tier, and beginnings that prompts share."""
-    rows = most_rows(policy.kv, policy.micro_batch_size)
-    held = held_beginnings(policy, workload)
-    lanes, times = policy.blocks_in_flight, policy.num_micro_batches
-    if not keeps_kv(policy, workload):
-        lanes = times = 1
-    return {
-        tier: lanes * (count * times + held * (tier == policy.compute_tier))
-        for tier, count in rows.items()
-    }
-
-
-def held_beginnings(policy: Policy, workload: Workload) -> int:
-    """The most beginnings that prompts share at one time: none is shorter than the least. Where no
-    keys are kept each row of a micro-batch may have one."""
-    if not keeps_kv(policy, workload):
-        return policy.micro_batch_size * (policy.shares_prefixes and workload.is_brought)
-    if not shared_tokens(policy, workload):
-        return 0
-    return -(-workload.held_prefix_tokens // workload.least_prefix_tokens)
-
-
 def measure(
     config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload, shapes_bytes: int
 ) -> Geometry:
@@ -262,8 +139,7 @@ def measure(
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
-    extent_pages = _disk_extent_pages(policy, workload, page_bytes)
-    kv_pages = {tier: _kv_pages(policy, tier, workload, extent_pages) for tier in kv_rows}
+    extent_pages = disk_extent_pages(policy, workload, page_bytes)
     home = policy.compute_tier
     slot_pages = pages_together(
         policy, workload, sum(kv_rows[tier] for tier in kv_rows if tier != home)
@@ -288,14 +164,14 @@ def measure(
     geometry = Geometry(
         page_bytes=page_bytes,
         far_page_bytes=far_page_bytes,
-        shared_tokens=shared_tokens(policy, workload),
+        shared_page=shared_page(policy, workload),
         kv_layers=config.num_attention_layers if is_kept else 1,
         state_layers=config.num_recurrent_layers
         if is_kept
         else min(1, config.num_recurrent_layers),
         state_bytes=state_bytes,
-        state_rows=_state_rows(policy, workload),
-        kv_pages=kv_pages,
+        state_rows=state_rows(policy, workload),
+        kv_pages={tier: kv_pages(policy, tier, workload, extent_pages) for tier in kv_rows},
         disk_extent_pages=extent_pages,
         kv_slot_pages=slot_pages,
         kv_slot_bytes=max(slot_pages * max(far_page_bytes), far_states),

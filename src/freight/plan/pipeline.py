@@ -25,6 +25,7 @@ from freight.plan.schedule import schedule
 from freight.plan.shares import part_of
 from freight.plan.stages import StageModel, stage_model
 from freight.plan.sweep import Awaited, Sweep
+from freight.plan.workload import RowLength
 
 __all__ = ["Hop", "PipelineTime", "PlannedStage", "clock", "planned_stages", "time_stages"]
 
@@ -136,7 +137,7 @@ def time_stages(
     stand for all; what lies between changes evenly."""
     policy = stages[0].plan.policy
     steps = _steps(new_tokens)
-    lengths = [(prompt_tokens, new_tokens)] * policy.block_rows
+    lengths = [RowLength(prompt_tokens, new_tokens)] * policy.block_rows
     streams = []
     for stage in stages:
         own = stage.plan

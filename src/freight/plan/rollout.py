@@ -8,7 +8,7 @@ made all their tokens. Knows no token ids and no tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,14 +18,15 @@ from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
+from freight.plan.workload import RowLength
 from freight.quantities import align_up
 
 __all__ = [
     "BlockRow",
     "Brought",
     "WorkSizes",
-    "computing_rows",
     "make_sweep",
+    "row_of",
     "rows_of_block",
     "work_of",
 ]
@@ -33,9 +34,10 @@ __all__ = [
 
 class BlockRow(NamedTuple):
     """A row of a block: its lengths, the tier of its keys and values, whether the CPU attends them
-    there, how many tokens of its prompt another row computes, and how many of its last ones are
-    scored. A sibling has the whole prompt of the row before it: its keys are copied as they are
-    made, and it is taken to bring one token of it, the least that a row may."""
+    there, how many first tokens of its prompt are those of the ``beginning`` with that number,
+    which it may be the one that ``computes``, and how many of its last ones are scored. A sibling
+    has the whole prompt of the row before it: its keys are copied as they are made, and it is taken
+    to bring one token of it, the least that a row may."""
 
     number: int
     prompt_tokens: int
@@ -45,6 +47,8 @@ class BlockRow(NamedTuple):
     shared_tokens: int = 0
     scored_tokens: int = 0
     is_sibling: bool = False
+    beginning: int = 0
+    computes: bool = False
 
     @property
     def computed_tokens(self) -> int:
@@ -53,7 +57,8 @@ class BlockRow(NamedTuple):
 
     def at(self, step: int) -> Brought:
         """What it brings to the sweep in which it makes its token ``step``."""
-        before = self.computed_tokens - 1 if self.is_sibling else self.shared_tokens
+        before = 0 if self.computes else self.shared_tokens
+        before = self.computed_tokens - 1 if self.is_sibling else before
         return Brought(
             row=self,
             kv_len=self.prompt_tokens + step - 1 if step else before,
@@ -96,8 +101,8 @@ class WorkSizes:
     """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
     that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
     and ``attended_bytes`` are of one row and layer, ``departing_bytes`` of a token that goes on to
-    the next stage. Of each prompt ``shared_tokens`` are also those of others, of which one computes
-    them; of its other tokens ``scored_share`` are scored. ``samples`` rows have one prompt."""
+    the next stage. Of a prompt's tokens behind those that it shares ``scored_share`` are scored.
+    ``samples`` rows have one prompt."""
 
     policy: Policy
     page_bytes: int
@@ -108,7 +113,6 @@ class WorkSizes:
     query_bytes: int
     attended_bytes: int
     far_share: float
-    shared_tokens: int = 0
     scored_share: float = 0.0
     departing_bytes: int = 0
     samples: int = 1
@@ -116,12 +120,13 @@ class WorkSizes:
     def is_sibling(self, number: int) -> bool:
         return number % self.samples > 0
 
-    def scored_tokens(self, prompt_tokens: int) -> int:
-        return round(self.scored_share * max(0, prompt_tokens - self.shared_tokens))
+    def scored_tokens(self, prompt_tokens: int, shared_tokens: int) -> int:
+        return round(self.scored_share * max(0, prompt_tokens - shared_tokens))
 
     @classmethod
     def of(cls, plan: Plan, config: ModelConfig) -> WorkSizes:
         layout, policy, geometry = plan.layout, plan.policy, plan.geometry
+        workload = plan.workload
         near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
         programme = layout.programme
         columns = config.hidden_size if programme.receives else config.embedding_size
@@ -138,17 +143,13 @@ class WorkSizes:
             + config.kv_bytes_per_token_per_layer(layout.element_bytes),
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
             far_share=1 - near / config.vocab_size,
-            shared_tokens=geometry.shared_tokens,
-            scored_share=plan.workload.scored_share(geometry.shared_tokens),
-            samples=plan.workload.samples,
+            scored_share=workload.scored_share(workload.mean_shared_tokens(geometry.shared_page)),
+            samples=workload.samples,
         )
 
 
-def rows_of_block(
-    lengths: Sequence[tuple[int, int]], sizes: WorkSizes, computing: Collection[int] = ()
-) -> list[list[BlockRow]]:
-    """Micro-batches of rows with (prompt, new) tokens; homes as admission gives them out. Rows of
-    the numbers ``computing`` bring what others begin with too."""
+def rows_of_block(lengths: Sequence[RowLength], sizes: WorkSizes) -> list[list[BlockRow]]:
+    """Micro-batches of rows; homes as admission gives them out."""
     policy, size = sizes.policy, sizes.policy.micro_batch_size
     block = []
     for first in range(0, len(lengths), size):
@@ -160,30 +161,29 @@ def rows_of_block(
         ]
         block.append(
             [
-                BlockRow(
-                    number=first + i,
-                    prompt_tokens=prompt,
-                    new_tokens=new,
-                    home=home,
-                    is_delegated=is_delegated,
-                    shared_tokens=(
-                        0 if first + i in computing else min(sizes.shared_tokens, prompt - 1)
-                    ),
-                    scored_tokens=sizes.scored_tokens(prompt),
-                    is_sibling=sizes.is_sibling(first + i),
-                )
-                for i, ((prompt, new), (home, is_delegated)) in enumerate(
-                    zip(own, homes, strict=True)
-                )
+                row_of(first + i, length, home, is_delegated, sizes)
+                for i, (length, (home, is_delegated)) in enumerate(zip(own, homes, strict=True))
             ]
         )
     return block
 
 
-def computing_rows(num_rows: int, sharers: float) -> frozenset[int]:
-    """Those of so many rows that compute what about ``sharers`` rows each begin with."""
-    count = min(num_rows, round(num_rows / sharers))
-    return frozenset(number * num_rows // count for number in range(count))
+def row_of(
+    number: int, length: RowLength, home: Tier, is_delegated: bool, sizes: WorkSizes
+) -> BlockRow:
+    """A row of such lengths, with its keys and values on a tier."""
+    return BlockRow(
+        number=number,
+        prompt_tokens=length.prompt,
+        new_tokens=length.new,
+        home=home,
+        is_delegated=is_delegated,
+        shared_tokens=length.shared,
+        scored_tokens=sizes.scored_tokens(length.prompt, length.shared),
+        is_sibling=sizes.is_sibling(number),
+        beginning=length.beginning,
+        computes=length.computes,
+    )
 
 
 def make_sweep(
@@ -201,7 +201,7 @@ def make_sweep(
 def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     """Micro-batch ``k`` in a sweep to which rows bring this, with what it moves."""
     brought = sorted(brought, key=lambda own: (own.is_attended, own.seat, not own.is_single))
-    spans = list(_spans(brought, sizes))
+    spans = list(_spans(brought))
     num_tokens = spans[-1].end
     batch = MicroBatch(index=k, rows=tuple(spans), token_ids=range(num_tokens))
     policy = sizes.policy
@@ -209,7 +209,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     delegated = pairs[len(pairs) - sum(own.is_attended for own in brought) :]
     num_whole = len(pairs) - len(delegated)
     far = [
-        (row, *_kept(row, span, sizes.shared_tokens))
+        (row, *_kept(row, span, row.shared_tokens))
         for row, span in pairs[:num_whole]
         if row.home != policy.compute_tier
     ]
@@ -246,11 +246,10 @@ def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> D
     )
 
 
-def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
-    """All that share something are taken to share it with each other."""
+def _spans(brought: Sequence[Brought]) -> Iterator[RowSpan]:
     start = 0
     for own in brought:
-        shared = sizes.shared_tokens if own.kv_len >= sizes.shared_tokens else 0
+        shared = own.row.shared_tokens if own.kv_len >= own.row.shared_tokens else 0
         yield RowSpan(
             RowKey(own.row.number),
             start,
@@ -258,7 +257,7 @@ def _spans(brought: Sequence[Brought], sizes: WorkSizes) -> Iterator[RowSpan]:
             own.kv_len,
             (own.num_new - 1,) if own.makes_token else (),
             own.scored,
-            prefix=RowKey(-1) if shared else None,
+            prefix=RowKey(-1 - own.row.beginning) if shared else None,
             shared_len=shared,
         )
         start += own.num_new

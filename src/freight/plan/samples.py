@@ -21,13 +21,14 @@ from freight.model.switches import ModelConfig
 from freight.plan.continuous import RolledSweep, roll_out
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
-from freight.plan.geometry import held_pages
+from freight.plan.kept_pages import held_pages
 from freight.plan.operation import Lane
 from freight.plan.ring import forecast_pieces, stream_model
 from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
 from freight.plan.schedule import schedule
 from freight.plan.simulate import Step, simulate
 from freight.plan.sweep import Sweep
+from freight.plan.workload import RowLength
 
 __all__ = ["Sample", "Sampler", "Story", "continuous_story", "rehearse", "roll", "zigzag_story"]
 
@@ -76,14 +77,11 @@ class Sample:
         )
 
 
-def zigzag_story(
-    lengths: Sequence[tuple[int, int]], steps: Sequence[int], computing: Collection[int] = ()
-) -> Story:
-    """The sweeps in which a block's rows of these (prompt, new) tokens make their tokens ``steps``;
-    those ``computing`` bring what others begin with too."""
+def zigzag_story(lengths: Sequence[RowLength], steps: Sequence[int]) -> Story:
+    """The sweeps in which a block's rows of these lengths make their tokens ``steps``."""
 
     def tell(sizes: WorkSizes) -> Sequence[Sweep]:
-        block = rows_of_block(lengths, sizes, computing)
+        block = rows_of_block(lengths, sizes)
         return [make_sweep(i, block, step, sizes) for i, step in enumerate(steps)]
 
     return tell
@@ -91,17 +89,15 @@ def zigzag_story(
 
 def roll(plan: Plan, num_rows: int) -> list[RolledSweep]:
     """The sweeps of the first rows, where they enter while others are under way."""
-    workload, policy, shared = plan.workload, plan.policy, plan.geometry.shared_tokens
+    workload, policy = plan.workload, plan.policy
     num_pages = {**plan.geometry.kv_pages}
     num_pages[policy.compute_tier] -= held_pages(policy, workload)
     return roll_out(
-        workload.row_lengths(0, num_rows),
+        workload.row_lengths(0, num_rows, plan.geometry.shared_page),
         policy,
         num_pages=num_pages,
         slot_pages=plan.geometry.kv_slot_pages,
         mean_answer=workload.mean_new_tokens,
-        shared_tokens=shared,
-        sharers=workload.sharers(shared),
         samples=workload.samples,
         answers=workload.answers() if workload.ends_early else None,
     )
@@ -222,7 +218,8 @@ def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> I
         dtype=dtype,
     )
     workload = plan.workload
-    lengths = workload.row_lengths(0, min(plan.policy.block_rows, workload.num_rows))
+    num_rows, page = min(plan.policy.block_rows, workload.num_rows), plan.geometry.shared_page
+    lengths = workload.row_lengths(0, num_rows, page)
     operations = 4 * plan.policy.num_micro_batches * len(sampler.programme.units)
     most = max(2, _MOST_REHEARSED // operations)
     if plan.policy.is_continuous:
@@ -230,7 +227,7 @@ def rehearse(plan: Plan, machine: Machine, config: ModelConfig, dtype: str) -> I
         steps = range(min(most, len(rolled)))
         story = continuous_story(rolled, steps)
     else:
-        steps = range(min(most, max(1, max(new for _, new in lengths))))
+        steps = range(min(most, max(1, max(row.new for row in lengths))))
         story = zigzag_story(lengths, steps)
     return sampler.run(story, steps, config.num_layers)
 

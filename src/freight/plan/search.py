@@ -217,7 +217,7 @@ class Search:
 
     def _realise(self, policy: Policy) -> Plan | None:
         own = self.planner
-        shares = policy.shares_prefixes and own.workload.least_prefix_tokens > 0
+        shares = policy.shares_prefixes and own.workload.beginnings is not None
         is_near = own.forgets_kv or (shares and not own.shares_anywhere)
         is_open = own.wishes.kv is None and not is_near
         for moved in _MOVED_ROWS if is_open else _MOVED_ROWS[:1]:

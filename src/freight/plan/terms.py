@@ -14,11 +14,18 @@ from typing import Final, TypeVar
 from freight.hardware.machine import Machine, TensorKind
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
-from freight.plan.geometry import held_beginnings, held_pages, keeps_kv, pages_together
+from freight.plan.kept_pages import (
+    held_beginnings,
+    held_pages,
+    keeps_kv,
+    own_pages,
+    pages_together,
+)
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
-from freight.plan.rollout import WorkSizes, computing_rows, make_sweep, rows_of_block
+from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
 from freight.plan.scoreboard import RING_SLOTS
+from freight.plan.workload import RowLength, evenly
 
 __all__ = ["Terms"]
 
@@ -73,10 +80,7 @@ class Terms:
         sizes = [sum(part.num_bytes for part in form.parts) for form in base.layout.forms]
         units = [sizes[form] for form in base.layout.form_of]
         threes = [sum(three) for three in zip(units, units[1:], units[2:], strict=False)]
-        shared = base.geometry.shared_tokens
-        row_pages = -(-workload.max_total_tokens // policy.page_tokens)
-        row_pages -= shared // policy.page_tokens
-        layer_pages = row_pages * base.geometry.page_bytes
+        layer_pages = own_pages(policy, workload) * base.geometry.page_bytes
         held = float(layer_pages)
         if policy.is_continuous:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
@@ -226,7 +230,7 @@ class Terms:
     def keeps_kv_near(self) -> bool:
         """Whether keys are where the arithmetic is: those that are soon forgotten, or that are
         shared in a way that goes nowhere else."""
-        shares = self.base.geometry.shared_tokens > 0
+        shares = self.base.geometry.shared_page > 0
         return self.planner.forgets_kv or (shares and not self.planner.shares_anywhere)
 
     def _delegated_tiers(self) -> tuple[Tier, ...]:
@@ -234,7 +238,7 @@ class Terms:
         wishes = self.planner.wishes
         if self.near == "cpu" or wishes.cpu_attention == 0.0 or self.keeps_kv_near:
             return ()
-        if self.policy.recomputed or self.base.geometry.shared_tokens:
+        if self.policy.recomputed or self.base.geometry.shared_page:
             return ()
         on_disk = self.planner.has_disk_dir if wishes.kv is None else wishes.kv.disk > 0
         on_disk = on_disk and self.uses_disk
@@ -255,10 +259,9 @@ class Terms:
     def _prefill(self) -> Phase:
         """Prompts are attended where all is computed, wherever their keys will be."""
         token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
-        shared = self.base.geometry.shared_tokens
-        workload = self.planner.workload
-        own, common = self.prompt - shared, shared / workload.sharers(shared)
-        computed = self.rows * (own / workload.samples + common)
+        workload, page = self.planner.workload, self.base.geometry.shared_page
+        own = self.prompt - self._shared_tokens
+        computed = self.rows * workload.mean_computed_tokens(page)
         total_s, _ = self._compute_s(0)
         out = self.far_share * self.rows * own * token
         seconds = self._link_s(kv_in=0.0, kv_out=out, states_in=0.0, tokens=computed)
@@ -267,10 +270,15 @@ class Terms:
                 lane[DELEGATED, tier] = lane.get(("kv", tier), 0.0)
         return Phase(count=1.0, fixed_s={"compute": total_s}, seconds=seconds)
 
+    @property
+    def _shared_tokens(self) -> float:
+        """Of a row, the tokens whose keys are those of its beginning."""
+        return self.planner.workload.mean_shared_tokens(self.base.geometry.shared_page)
+
     def _decode(self) -> Phase:
         config, size = self.planner.config, self.base.layout.element_bytes
         token = config.kv_bytes_per_token(size)
-        own = self.prompt - self.base.geometry.shared_tokens
+        own = self.prompt - self._shared_tokens
         held = self.rows * (own + self.new / 2)
         kv_in = held * token
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
@@ -396,9 +404,11 @@ class Terms:
         """The same of a micro-batch: the others of its block do not matter to it."""
         own, cost = self.planner, self._cost()
         sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
-        length = max(1, round(self.prompt)), round(self.new) + 1
-        computing = computing_rows(rows, own.workload.sharers(sizes.shared_tokens))
-        block = rows_of_block([length] * rows, sizes, computing)
+        prompt = max(1, round(self.prompt))
+        shared = min(round(self._shared_tokens), prompt - 1)
+        length = RowLength(prompt, round(self.new) + 1, shared)
+        begun = own.workload.begun(rows) if shared else 0
+        block = rows_of_block([*evenly(length, rows, begun, range(rows))], sizes)
         sweep = make_sweep(0, block, step, sizes)
         return cost.sweep_s(sweep), cost.attention_s(sweep)
 

@@ -6,17 +6,41 @@ A plain value. It does not know the rows themselves, their order, or any machine
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from freight.errors import InputError
 from freight.plan.admission import Lengths
+from freight.plan.beginnings import Beginnings, Held, Shared
 
-__all__ = ["Workload"]
+__all__ = ["RowLength", "Workload", "evenly"]
 
 _ALIKE: Final = 1.2
 _GOLDEN: Final = (5**0.5 - 1) / 2
 """Multiples of it fill an interval evenly, whichever stretch of them is taken."""
+
+
+class RowLength(NamedTuple):
+    """A row as far as is expected: tokens of its prompt and its answer, and how many first ones of
+    the prompt are those of the ``beginning`` with that number, which it may compute for all."""
+
+    prompt: int
+    new: int
+    shared: int = 0
+    beginning: int = 0
+    computes: bool = False
+
+
+def evenly(
+    alike: RowLength, count: int, begun: int, places: range, base: int = 0
+) -> Iterator[RowLength]:
+    """Those at ``places`` of ``count`` rows that are alike, of which as many beginnings as are
+    ``begun`` have equal parts, numbered from ``base`` on; none begun: all have the one before."""
+    for place in places:
+        own = place * begun // count if begun else -1
+        computes = begun > 0 and (not place or (place - 1) * begun // count != own)
+        yield alike._replace(beginning=base + own, computes=computes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +60,7 @@ class Workload:
 
     ``is_brought``: they are what is brought so.
 
-    All prompts begin with ``least_prefix_tokens`` or more that others begin with too; the different
-    beginnings have ``held_prefix_tokens`` together.
+    ``beginnings`` are what prompts begin with that others begin with too, where some do.
 
     ``ends_early``: something else than its length can end an answer. How long answers then are is
     not known before; any length up to the longest is taken to be as likely as any other.
@@ -65,8 +88,7 @@ class Workload:
     brought: tuple[tuple[int, int, int], ...] = ()
     is_brought: bool = False
     ends_early: bool = False
-    least_prefix_tokens: int = 0
-    held_prefix_tokens: int = 0
+    beginnings: Beginnings | None = None
     is_structured: bool = False
 
     def __post_init__(self) -> None:
@@ -112,6 +134,13 @@ class Workload:
             total_new_tokens=num_rows * new_tokens,
         )
 
+    def with_beginning(self, tokens: int) -> Workload:
+        """All prompts begin with the same ``tokens``, fewer than the shortest has."""
+        if not tokens:
+            return replace(self, beginnings=None)
+        longest = self.max_prompt_tokens, self.max_total_tokens
+        return replace(self, beginnings=Beginnings.of_all(tokens, self.num_rows, *longest))
+
     def as_brought(self) -> Workload:
         """With prompts that are as long as what they bring; the longest of them stay."""
         if not self.brought:
@@ -134,6 +163,8 @@ class Workload:
     @property
     def mean_row_prompt_tokens(self) -> float:
         """That a row has keys of."""
+        if self.lengths and self.min_samples < self.max_samples:
+            return sum(count * prompt for count, prompt, _ in self.lengths) / self.num_rows
         return self.mean_prompt_tokens * self.samples
 
     @property
@@ -148,7 +179,7 @@ class Workload:
             return float(self.total_new_tokens)
         return min(float(self.total_new_tokens), (self.total_new_tokens + self.num_rows) / 2)
 
-    def scored_share(self, shared_tokens: int) -> float:
+    def scored_share(self, shared_tokens: float) -> float:
         """Of the prompts' tokens behind what they share, those whose log-probabilities are wanted:
         what is to be scored is not shared."""
         own = self.total_prompt_tokens - self.num_rows * shared_tokens
@@ -160,11 +191,50 @@ class Workload:
         every request has, or 1 where they have different numbers."""
         return self.min_samples if self.min_samples == self.max_samples else 1
 
-    def sharers(self, shared_tokens: int) -> float:
-        """How many rows have one beginning of so many tokens, on average."""
-        if not shared_tokens:
-            return math.inf
-        return self.num_rows * shared_tokens / max(shared_tokens, self.held_prefix_tokens)
+    def mean_shared_tokens(self, page_tokens: int) -> float:
+        """Tokens of a row's beginning, in whole pages; 0 of none: nothing is shared."""
+        groups = self._groups()
+        return sum(group[0] * _whole(group[3], page_tokens) for group in groups) / self.num_rows
+
+    def mean_computed_tokens(self, page_tokens: int) -> float:
+        """Tokens of a row's prompt that are computed where beginnings are computed once, those of
+        its beginning in proportion."""
+        groups = self._groups()
+        own = self.mean_row_prompt_tokens - self.mean_shared_tokens(page_tokens)
+        begun = sum(group[4] * _whole(group[3], page_tokens) for group in groups)
+        return own / self.samples + begun / self.num_rows
+
+    def own_prompt_tokens(self, page_tokens: int) -> int:
+        """The most of one prompt behind whole pages of its beginning."""
+        if not page_tokens or self.beginnings is None:
+            return self.max_prompt_tokens
+        return self.beginnings.own_prompt_tokens(page_tokens)
+
+    def own_total_tokens(self, page_tokens: int) -> int:
+        """Likewise of one row."""
+        if not page_tokens or self.beginnings is None:
+            return self.max_total_tokens
+        return self.beginnings.own_total_tokens(page_tokens)
+
+    def most_begun(self, num_rows: int, page_tokens: int) -> int:
+        """The most tokens of beginnings that so many rows one after the other have."""
+        if not page_tokens or self.beginnings is None:
+            return 0
+        return self.beginnings.most_held(num_rows).tokens
+
+    def begun(self, num_rows: int) -> int:
+        """How many beginnings so many rows compute, on average."""
+        if self.beginnings is None:
+            return 0
+        return min(num_rows, round(num_rows * self.beginnings.all.beginnings / self.num_rows))
+
+    def most_held(self, block_rows: int) -> Held:
+        """Beginnings of the rows of a block. Where answers end early a beginning stays until the
+        last of its rows has ended."""
+        assert self.beginnings is not None
+        sharers = self.num_rows / max(1, self.beginnings.all.beginnings)
+        longer = 2 * sharers / (sharers + 1) if self.ends_early else 1.0
+        return self.beginnings.most_held(math.ceil(block_rows * max(1.0, longer)))
 
     def answers(self) -> Lengths:
         """What is known of the answers' lengths before any is there."""
@@ -184,19 +254,38 @@ class Workload:
             held += count * (answer * (prompt + page_tokens / 2) + square / 2)
         return min(held / sweeps, float(self.max_total_tokens + page_tokens))
 
-    def row_lengths(self, first: int, last: int) -> list[tuple[int, int]]:
-        """(prompt, new) tokens of the rows ``first`` to ``last``, as far as is expected."""
+    def row_lengths(self, first: int, last: int, page_tokens: int = 0) -> list[RowLength]:
+        """The rows ``first`` to ``last``, as far as is expected. They share what they begin with in
+        whole pages of ``page_tokens``, 0: not at all. Beginnings are numbered from the first row's
+        on."""
+        found: list[RowLength] = []
+        begin = num_begun = 0
+        for count, prompt, new, shared, begun in self._groups():
+            inside = range(max(first, begin) - begin, min(last, begin + count) - begin)
+            row = RowLength(prompt, new, min(_whole(shared, page_tokens), prompt - 1))
+            if row.shared:
+                found += evenly(row, count, begun, inside, num_begun)
+            else:
+                found += [row] * len(inside)
+            begin += count
+            num_begun += begun
+        if (shares := next((row for row in found if row.shared), None)) is not None:
+            least = shares.beginning
+            found = [r._replace(beginning=r.beginning - least) if r.shared else r for r in found]
+        if self.ends_early:
+            return [r._replace(new=_expected(r.new, row)) for row, r in enumerate(found, first)]
+        return found
+
+    def _groups(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(rows, prompt, new, shared, begun) of groups of rows."""
         prompt = max(1, round(self.mean_row_prompt_tokens))
         alike = ((self.num_rows, prompt, round(self.total_new_tokens / self.num_rows)),)
-        found: list[tuple[int, int]] = []
-        begin = 0
-        for count, prompt, new in self.lengths or alike:
-            inside = min(last, begin + count) - max(first, begin)
-            found += [(prompt, new)] * max(0, inside)
-            begin += count
-        if self.ends_early:
-            return [(own, _expected(new, row)) for row, (own, new) in enumerate(found, first)]
-        return found
+        lengths = self.lengths or alike
+        shared = (Shared(0, 0),) if self.beginnings is None else self.beginnings.groups
+        if len(shared) < len(lengths):  # one that all have
+            shared = shared + (shared[0]._replace(begun=0),) * (len(lengths) - 1)
+        for own, other in zip(lengths, shared, strict=True):
+            yield *own, *other
 
     def max_prompts(self, num_rows: int) -> int:
         """The most prompts that a micro-batch of so many rows computes.
@@ -211,6 +300,11 @@ class Workload:
     def _shortest_total(self) -> int:
         """A prompt has a token at least, and may have no answer."""
         return max(self.max_prompt_tokens, self.max_new_tokens + 1)
+
+
+def _whole(tokens: int, page_tokens: int) -> int:
+    """In whole pages, of which there are none without tokens."""
+    return tokens // page_tokens * page_tokens if page_tokens else 0
 
 
 def _expected(most_tokens: int, row: int) -> int:

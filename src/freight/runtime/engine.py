@@ -314,7 +314,7 @@ class Engine:
             lengths=lengths,
             is_structured=self.plan.workload.is_structured,
             describe=batches.describe,
-            shares_elsewhere=geometry.shared_tokens > 0,
+            shares_elsewhere=geometry.shared_page > 0,
             guesses=self.guesses,
         )
         return scheduler, self._performer(batches, scheduler, lane)

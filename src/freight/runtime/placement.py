@@ -22,7 +22,7 @@ from freight.model.config import ModelConfig
 from freight.model.sources import TensorSource
 from freight.model.workspace import Workspace
 from freight.plan.default import Plan
-from freight.plan.geometry import held_beginnings, keeps_kv
+from freight.plan.kept_pages import held_beginnings, keeps_kv
 from freight.plan.policy import Tier
 from freight.plan.ring import ring_blocks
 from freight.plan.scoreboard import RING_SLOTS

@@ -18,7 +18,8 @@ from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
-from freight.plan.geometry import SHAPES_BYTES, may_forget_kv
+from freight.plan.geometry import SHAPES_BYTES
+from freight.plan.kept_pages import may_forget_kv
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Search
 from freight.plan.wishes import Wishes
@@ -60,7 +61,7 @@ def plan_run(
         for rope in config.rotations
     )
     if not shares_prefixes:
-        workload = replace(workload, least_prefix_tokens=0, held_prefix_tokens=0)
+        workload = replace(workload, beginnings=None)
     elif may_forget_kv(workload):
         workload = workload.as_brought()
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):

@@ -337,9 +337,7 @@ def workload(asked: Sequence[Request], *, shared: int) -> Workload:
         max_listed_tokens=max(new) if scored else 0,
         max_logprobs=2 if scored else 0,
         ends_early=True,
-        least_prefix_tokens=shared,
-        held_prefix_tokens=shared,
-    )
+    ).with_beginning(shared)
 
 
 def test_stages_bring_the_same_micro_batches(llama: tuple[Path, list[list[int]]]) -> None:
