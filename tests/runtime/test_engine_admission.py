@@ -54,9 +54,20 @@ class Asked:
     might_stop: bool = False
     is_scored: bool = False
     is_shared: bool = False
+    shares_all: bool = False
+
+    @property
+    def beginning(self) -> tuple[int | None, list[int]]:
+        """Key and tokens of what it shares: all of its prompt with its samples, or what others
+        begin with."""
+        whole = PROMPTS[self.prompt]
+        if not self.is_shared or self.is_scored:
+            return None, []
+        if self.shares_all and self.samples > 1:
+            return 100 + self.prompt, whole[:-1]
+        return KEYS[self.prompt], BEGINNINGS[self.prompt]
 
     def request(self, index: int, answers: Sequence[tiny.Answer]) -> Request:
-        key = KEYS[self.prompt] if self.is_shared else None
         answer = answers[self.prompt].token_ids
         stop = answer[STEPS // 2] if self.stops else next(n for n in range(99) if n not in answer)
         params = SamplingParams(
@@ -67,7 +78,8 @@ class Asked:
             stop_token_ids=(stop,) if self.stops or self.might_stop else (),
             prompt_logprobs=0 if self.is_scored else None,
         )
-        prefix = None if key is None else Prefix(key=key, num_tokens=len(BEGINNINGS[self.prompt]))
+        key, first = self.beginning
+        prefix = None if key is None else Prefix(key=key, num_tokens=len(first))
         return Request(index=index, prompt_ids=PROMPTS[self.prompt], params=params, prefix=prefix)
 
     def answer(self, answers: Sequence[tiny.Answer]) -> tuple[int, ...]:
@@ -82,7 +94,6 @@ def workload(asked: Sequence[Asked], expected_tokens: int | None = None) -> Work
     prompts = [len(PROMPTS[own.prompt]) for own in asked]
     new = [own.max_tokens for own in asked]
     total = sum(own.samples * own.max_tokens for own in asked)
-    sharing = [own for own in asked if own.is_shared and not own.is_scored]
     work = Workload(
         num_rows=rows,
         max_prompt_tokens=max(prompts),
@@ -99,8 +110,8 @@ def workload(asked: Sequence[Asked], expected_tokens: int | None = None) -> Work
     )
     return tiny.begin_alike(
         work,
-        keys=[KEYS[own.prompt] if own in sharing else None for own in asked],
-        tokens=[len(BEGINNINGS[own.prompt]) if own in sharing else 0 for own in asked],
+        keys=[own.beginning[0] for own in asked],
+        tokens=[len(own.beginning[1]) for own in asked],
         prompts=prompts,
         new=new,
         samples=[own.samples for own in asked],
@@ -189,6 +200,7 @@ asked_rows = st.builds(
     stops=st.booleans(),
     is_scored=st.sampled_from([False, False, False, True]),
     is_shared=st.sampled_from([True, True, False]),
+    shares_all=st.booleans(),
 )
 # What all begin with is planned for, and shared by rows on any tier.
 asked_alike = st.builds(
@@ -198,6 +210,7 @@ asked_alike = st.builds(
     samples=st.sampled_from([1, 1, 1, 2, 3]),
     stops=st.booleans(),
     is_shared=st.just(True),
+    shares_all=st.booleans(),
 )
 CPU, GPU, DISK = (0.0, 100.0, 0.0), (100.0, 0.0, 0.0), (0.0, 0.0, 100.0)
 homes = st.one_of(
@@ -221,7 +234,7 @@ def test_any_admission_gives_the_same_answers(
 ) -> None:
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=1, max_size=14))
-    asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
+    asked.sort(key=lambda own: own.beginning[1])
     entering, changes = draw_entering(data)
     device, kv, attention = data.draw(homes)
     options = {
@@ -264,7 +277,7 @@ def test_rows_that_move_go_on_as_they_would_have(
     reckoned from where rows were."""
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=8, max_size=20))
-    asked.sort(key=lambda own: BEGINNINGS[own.prompt] if own.is_shared else [])
+    asked.sort(key=lambda own: own.beginning[1])
     device, kv, attention = data.draw(mixed_homes)
     options = {
         "device": device,

@@ -177,8 +177,9 @@ class Spool:
     @cached_property
     def prefixes(self) -> SharedPrefixes:
         """What prompts begin with alike, by row: tokens that need not be scored, with one behind
-        them that goes through the model."""
+        them that goes through the model. Samples that keep keys begin with all of their prompt."""
         records = self._records
+        samples = np.where(records["max_tokens"] > 1, records["num_samples"], 1).astype(np.int64)
         lengths = records["num_tokens"] - (records["max_tokens"] == 0).astype(np.int64)
         scored = records["prompt_logprobs"] >= 0
         lengths[scored] = np.minimum(lengths, np.maximum(1, records["score_from"]))[scored]
@@ -189,7 +190,7 @@ class Spool:
             )
         with mmap.mmap(self._tokens, 0, prot=mmap.PROT_READ) as pages:
             tokens = np.frombuffer(pages, dtype="<i4")
-            found = find_prefixes(tokens, records["offset"], lengths)
+            found = find_prefixes(tokens, records["offset"], lengths, samples)
             del tokens  # the map cannot be closed while it is seen
         return found
 

@@ -118,9 +118,9 @@ class Admission(ABC):
 class Continuous(Admission):
     """Rows enter at every sweep, as far as seats, pages and the pace allow.
 
-    A micro-batch has seats on the tiers by the policy's shares; the samples of one request that
-    enter together have seats of one tier. ``has_end``: there is a token that ends answers. The
-    offloaded rows of a micro-batch have ``slot_pages`` together.
+    A micro-batch has seats on the tiers by the policy's shares; samples of a request enter
+    together, on seats of one tier, unless they share its prompt. ``has_end``: there is a token that
+    ends answers. The offloaded rows of a micro-batch have ``slot_pages`` together.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Continuous(Admission):
         self._most_together = max(count for _, _, count in self._seats)
         homes = {self._home(tier) for tier, _, count in self._seats if count}
         is_near = homes == {"compute"}
+        self._parts = is_near or shares_elsewhere
         if shares_elsewhere:
             homes.add("compute")
         self._num_pages: dict[Room, int] = {home: kv_cache.num_free_pages(home) for home in homes}
@@ -170,11 +171,11 @@ class Continuous(Admission):
         outlooks = {room: self._outlook(room) for room in self._num_pages}
         self._loads = [self._load(rows.values()) for rows in self.block]
         while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
-            together = self._most_together
-            if not self._enter(outlooks, together) and (
-                self.has_rows() or not self._enter(outlooks, 1)
-            ):
-                break
+            if not self._enter(outlooks, self._most_together):
+                new, _ = self._waiting.next_rows(1)
+                parts = self._parts and self._prefixes.may_part(new)
+                if (self.has_rows() and not parts) or not self._enter(outlooks, 1):
+                    break
         if self._waiting.is_empty():
             self._come_nearer(outlooks)
         if self._policy.draft_tokens:

@@ -66,6 +66,10 @@ class Prefixes:
         is_scored = request.params.prompt_logprobs is not None and request.score_from <= count
         return 0 if is_scored or count >= request.num_computed else count
 
+    def may_part(self, new: Row | Answer) -> bool:
+        """Whether samples of a request may come one by one: their prompt is computed once."""
+        return isinstance(new, Answer) and self.num_tokens(new.request) > 0
+
     def find(self, request: Request) -> Row | None:
         """The row of the request's beginning, if it has pages."""
         if not self.num_tokens(request):
