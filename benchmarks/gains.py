@@ -17,20 +17,23 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from freight.hardware.machine import Machine
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
+from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB
 from freight.runtime.device import find_device
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
 from freight.runtime.profiler import profile
-from freight.runtime.request import Request, SamplingParams
+from freight.runtime.request import Prefix, Request, SamplingParams
 
 LINK = 1.5e9
 MODEL = {
@@ -52,10 +55,11 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two ways to run the same rows."""
+    """Two ways to run the same rows, so many ``samples`` of each prompt."""
 
     name: str
     lengths: Lengths
+    samples: int = 1
     before: dict[str, Any]
     after: dict[str, Any]
     both: dict[str, Any] = field(default_factory=dict)
@@ -114,6 +118,14 @@ def make_pairs() -> Iterator[Pair]:
             "sim_bytes_per_s": int(0.1e9),
         },
     )
+    yield Pair(
+        name="samples that share their prompt over samples that do not",
+        lengths=[(draw.randint(150, 300), 32) for _ in range(24)],
+        samples=8,
+        before={"share_prefixes": False},
+        after={"share_prefixes": True},
+        both={**near, "gpu_memory_bytes": 500 * MIB},
+    )
 
 
 def main() -> None:
@@ -143,8 +155,8 @@ def compare(pair: Pair, model_dir: Path, machine: Machine, turns: int) -> dict[s
     for _ in range(turns):
         for number, way in enumerate((pair.before, pair.after)):
             options = {"sim_bytes_per_s": int(LINK), **pair.both, **way}
-            with closing(build(model_dir, machine, pair.lengths, options)) as engine:
-                run(engine, pair.lengths)
+            with closing(build(model_dir, machine, pair, options)) as engine:
+                run(engine, pair)
                 assert engine.forecast is not None
                 simulated[number].append(engine.forecast.seconds)
                 measured[number].append(engine.meter.seconds)
@@ -164,17 +176,31 @@ def compare(pair: Pair, model_dir: Path, machine: Machine, turns: int) -> dict[s
     return {"name": pair.name, "plans": plans, "simulated_s": simulated, "measured_s": measured}
 
 
-def build(model_dir: Path, machine: Machine, lengths: Lengths, options: dict[str, Any]) -> Engine:
-    prompts, new = [own for own, _ in lengths], [own for _, own in lengths]
+def build(model_dir: Path, machine: Machine, pair: Pair, options: dict[str, Any]) -> Engine:
+    prompts, new = (np.array(own) for own in zip(*pair.lengths, strict=True))
+    shared = prompts - 1 if pair.samples > 1 else np.zeros_like(prompts)
+    count = len(prompts)
     workload = Workload(
-        num_rows=len(lengths),
-        max_prompt_tokens=max(prompts),
-        max_new_tokens=max(new),
-        max_total_tokens=max(map(sum, lengths)),
-        total_prompt_tokens=sum(prompts),
-        total_new_tokens=sum(new),
-        lengths=tuple((1, *own) for own in lengths),
+        num_rows=pair.samples * count,
+        max_prompt_tokens=int(prompts.max()),
+        max_new_tokens=int(new.max()),
+        max_total_tokens=int((prompts + new).max()),
+        total_prompt_tokens=int(prompts.sum()),
+        total_new_tokens=pair.samples * int(new.sum()),
+        min_samples=pair.samples,
+        max_samples=pair.samples,
+        lengths=tuple((pair.samples, *own) for own in pair.lengths),
     )
+    if pair.samples > 1:
+        beginnings = Beginnings.of(
+            tuple(Shared(tokens, 1) for tokens in shared.tolist()),
+            keys=np.arange(count),
+            tokens=shared,
+            prompts=prompts,
+            totals=prompts + new,
+            rows=np.full(count, pair.samples),
+        )
+        workload = replace(workload, beginnings=beginnings)
     return build_engine(
         model_dir,
         options=EngineOptions(machine=machine, device="sim", cpu_memory_bytes=8 * GIB, **options),
@@ -182,18 +208,19 @@ def build(model_dir: Path, machine: Machine, lengths: Lengths, options: dict[str
     )
 
 
-def run(engine: Engine, lengths: Lengths) -> None:
-    draw = random.Random(0)
+def run(engine: Engine, pair: Pair) -> None:
+    draw, samples = random.Random(0), pair.samples
     requests = (
         Request(
             index=index,
             prompt_ids=[draw.randrange(9, 7000) for _ in range(prompt)],
-            params=SamplingParams(max_tokens=new),
+            params=SamplingParams(max_tokens=new, n=samples, temperature=float(samples > 1)),
+            prefix=Prefix(key=index, num_tokens=prompt - 1) if samples > 1 else None,
         )
-        for index, (prompt, new) in enumerate(lengths)
+        for index, (prompt, new) in enumerate(pair.lengths)
     )
-    made = sum(len(own.token_ids) for own in engine.run(requests))
-    assert made == sum(new for _, new in lengths), "rows ended early"
+    made = sum(len(own.token_ids) for done in engine.run(requests) for own in done.outputs)
+    assert made == samples * sum(new for _, new in pair.lengths), "rows ended early"
 
 
 if __name__ == "__main__":
