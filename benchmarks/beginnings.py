@@ -2,10 +2,12 @@
 over what they share.
 
     python benchmarks/beginnings.py [--turns 15] [--dtype float32] [--shared 384] [--own 36]
+        [--beginnings 1] [--heads 16]
 
-16 heads of 64, 4 heads of keys, pages of 16 tokens; rows that bring a token behind the shared and
-their own keys, and rows that bring 32 tokens of a prompt behind the shared ones. Medians and minima
-of alternating turns, in milliseconds. The last line is one JSON object, of the medians.
+Heads of 64, 4 heads of keys, pages of 16 tokens; rows that bring a token behind the shared and
+their own keys, and rows that bring 32 tokens of a prompt behind the shared ones, so many for each
+beginning. Medians and minima of alternating turns, in milliseconds. The last line is one JSON
+object, of the medians.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 
+from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
 from freight.model.attention import attend, attend_stems
 from freight.model.batch import RowKey, RowSpan
@@ -26,28 +29,41 @@ from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import MIB
 
-HEADS, KV_HEADS, WIDTH, PAGE = 16, 4, 64, 16
+KV_HEADS, WIDTH, PAGE = 4, 64, 16
 CPU = torch.device("cpu")
 
 
 class Rows:
-    """So many rows that bring ``num_new`` tokens each behind ``kv_len`` keys, ``shared`` of them in
-    common."""
+    """So many rows that bring ``num_new`` tokens each behind ``kv_len`` keys, of which those of one
+    of ``stems`` beginnings have ``shared`` in common."""
 
-    def __init__(self, count: int, num_new: int, kv_len: int, shared: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        count: int,
+        num_new: int,
+        kv_len: int,
+        shared: int,
+        dtype: torch.dtype,
+        *,
+        heads: int,
+        stems: int,
+    ):
         self.step = Attend(
             q="q",
             k="k",
             v="v",
             out="out",
-            num_heads=HEADS,
+            num_heads=heads,
             num_kv_heads=KV_HEADS,
             head_dim=WIDTH,
             scale=WIDTH**-0.5,
         )
         held, own = shared // PAGE, -(-(kv_len + num_new) // PAGE) - shared // PAGE
+        first = held * stems
+        begun = [range(i * held, (i + 1) * held) for i in range(stems)]
         tables = [
-            [*range(held), *range(held + i * own, held + (i + 1) * own)] for i in range(count)
+            [*begun[i % stems], *range(first + i * own, first + (i + 1) * own)]
+            for i in range(count * stems)
         ]
         spans = [
             RowSpan(
@@ -56,19 +72,27 @@ class Rows:
                 num_new=num_new,
                 kv_len=kv_len,
                 logit_positions=(),
-                prefix=RowKey(-1),
+                prefix=RowKey(-1 - i % stems),
                 shared_len=shared,
             )
-            for i in range(count)
+            for i in range(count * stems)
         ]
-        stem = index_stem(
-            spans, range(held), start=0, page_tokens=PAGE, num_kv_heads=KV_HEADS, device=CPU
-        )
-        self.whole = _view(spans, tables, dtype)
+        found = [
+            index_stem(
+                spans[i::stems],
+                begun[i],
+                start=0,
+                page_tokens=PAGE,
+                num_kv_heads=KV_HEADS,
+                device=CPU,
+            )
+            for i in range(stems)
+        ]
+        self.whole = _view(spans, tables, dtype, heads)
         self.parts = _view(
-            [s.behind_prefix() for s in spans], [t[held:] for t in tables], dtype, stem
+            [s.behind_prefix() for s in spans], [t[held:] for t in tables], dtype, heads, *found
         )
-        numbers = torch.randn(held + own * count, 2 * KV_HEADS * PAGE * WIDTH).to(dtype)
+        numbers = torch.randn(first + own * len(spans), 2 * KV_HEADS * PAGE * WIDTH).to(dtype)
         self.pages = Pages(
             raw=numbers.view(torch.uint8),
             num_heads=KV_HEADS,
@@ -76,8 +100,8 @@ class Rows:
             width=WIDTH,
             dtype=dtype,
         )
-        self.q = torch.randn(count * num_new, HEADS, WIDTH).to(dtype)
-        self.lse = torch.empty(count * num_new, HEADS)
+        self.q = torch.randn(len(spans) * num_new, heads, WIDTH).to(dtype)
+        self.lse = torch.empty(len(spans) * num_new, heads)
         self.workspace = Workspace(torch.zeros(256 * MIB, dtype=torch.uint8))
 
     def apart(self) -> torch.Tensor:
@@ -93,19 +117,20 @@ class Rows:
 
 
 def _view(
-    spans: list[RowSpan], tables: list[list[int]], dtype: torch.dtype, *stems: Stem
+    spans: list[RowSpan], tables: list[list[int]], dtype: torch.dtype, heads: int, *stems: Stem
 ) -> KVView:
     return index_rows(
         spans,
         tables,
         start=0,
         page_tokens=PAGE,
-        num_heads=HEADS,
+        num_heads=heads,
         num_kv_heads=KV_HEADS,
         head_dim=WIDTH,
         element_bytes=dtype.itemsize,
         device=CPU,
         stems=stems,
+        by_loop=loops_attend(CPU, WIDTH, dtype, None),
     )
 
 
@@ -127,13 +152,33 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--shared", type=int, default=384, metavar="N", help="tokens")
     parser.add_argument("--own", type=int, default=36, metavar="N", help="keys of each row")
+    parser.add_argument("--beginnings", type=int, default=1, metavar="N")
+    parser.add_argument("--heads", type=int, default=16, metavar="N")
     chosen = parser.parse_args()
     dtype = getattr(torch, chosen.dtype)
     torch.manual_seed(0)
     medians = {}
-    for count, num_new in ((2, 1), (4, 1), (8, 1), (32, 1), (128, 1), (256, 1), (8, 32), (32, 32)):
+    for count, num_new in (
+        (2, 1),
+        (4, 1),
+        (8, 1),
+        (16, 1),
+        (32, 1),
+        (128, 1),
+        (256, 1),
+        (8, 32),
+        (32, 32),
+    ):
         kv_len = chosen.shared + (chosen.own if num_new == 1 else 0)
-        rows = Rows(count, num_new, kv_len, chosen.shared, dtype)
+        rows = Rows(
+            count,
+            num_new,
+            kv_len,
+            chosen.shared,
+            dtype,
+            heads=chosen.heads,
+            stems=chosen.beginnings,
+        )
         slack = 1e-4 if dtype is torch.float32 else 0.05
         torch.testing.assert_close(rows.together(), rows.apart(), rtol=slack, atol=slack)
         apart, together = timed([rows.apart, rows.together], chosen.turns)
