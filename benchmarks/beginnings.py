@@ -22,10 +22,11 @@ import torch
 
 from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
-from freight.model.attention import attend, attend_stems
+from freight.model.attention import attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Attend
+from freight.model.stems import attend_stems
 from freight.model.workspace import Workspace
 from freight.quantities import MIB
 

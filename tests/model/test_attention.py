@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from freight.kernels.cuda.choice import NO_KERNELS, Kernels, use_kernels
 from freight.kernels.pages import Pages
 from freight.model import attention, kv_view
-from freight.model.attention import append, attend, merge
+from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows
 from freight.model.programme import Attend
+from freight.model.stems import merge
 from freight.model.workspace import Workspace
 
 PAGE = 4
@@ -287,7 +288,7 @@ def test_prompts_that_need_no_scores_are_more_at_once(
         with_scores = Run(case).view.groups
         assert len(run.view.groups) <= len(with_scores)
         for is_fused in (True, False):
-            patch.setattr(attention, "_is_fused", lambda *_, own=is_fused: own and softcap is None)
+            patch.setattr(attention, "is_fused", lambda *_, own=is_fused: own and softcap is None)
             found, own_sums = run.attend()
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(own_sums, sums, rtol=1e-5, atol=1e-5)

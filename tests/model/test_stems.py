@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.pages import Pages
-from freight.model import attention
-from freight.model.attention import append, attend, attend_stems
+from freight.model import stems
+from freight.model.attention import append, attend
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import KVView, index_rows, index_stem
 from freight.model.number_format import fit_head
+from freight.model.stems import attend_stems
 from freight.model.workspace import Workspace
 
 from .test_attention import PAGE, Case, Run, plain
@@ -147,16 +148,21 @@ def test_as_row_by_row(own: Branches) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
-@given(own=branches(), tokens=st.integers(1, 5), is_open=st.booleans())
-def test_in_blocks_of_any_size(own: Branches, tokens: int, is_open: bool) -> None:
-    """Few tokens at a time, and with scores in the open, as on devices."""
+WAYS = ["as chosen", "loop", "scores"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(own=branches(), tokens=st.integers(1, 5), way=st.sampled_from(WAYS))
+def test_in_blocks_of_any_size(own: Branches, tokens: int, way: str) -> None:
+    """Few tokens at a time, by the loop for prompts, and with scores in the open, as on devices."""
     run = SharedRun(own)
     heads, _, width = own.heads
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "STEM_BYTES", tokens * heads * width * 4)
-        if is_open:
-            patch.setattr(attention, "_is_fused", lambda *_: False)
+        patch.setattr(stems, "STEM_BYTES", tokens * heads * width * 4)
+        if way != "as chosen":
+            patch.setattr(stems, "is_fused", lambda *_: False)
+        if way == "scores":
+            patch.setattr(stems, "attend_queries", lambda *_, **__: False)
         for mine, expected in zip(run.attend(), plain(run), strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from freight.errors import BudgetError, DeviceError, InputError
 from freight.memory.process import give_back, process_bytes
 from freight.memory.tier import Arena
-from freight.model import attention, kv_view
+from freight.model import attention, kv_view, stems
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
 from freight.plan import scratch
@@ -212,10 +212,11 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         st.sampled_from([{}, {"n": 3, "temperature": 1.0, "logprobs": 1}, {"prompt_logprobs": 3}])
     )
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, kv_view, scratch):
+        for module in (stems, kv_view, scratch):
             patch.setattr(module, "GROUP_BYTES", floor)
             patch.setattr(module, "QUERY_BLOCK", 16)
-        for module in (attention, scratch):
+        patch.setattr(attention, "QUERY_BLOCK", 16)
+        for module in (stems, scratch):
             patch.setattr(module, "STEM_BYTES", together)
         patch.setattr(batches, "LEAST_SHARERS", 2)
         patch.setattr(device, "computes_int8", lambda _: True)
@@ -245,9 +246,9 @@ def test_scratch_of_shared_beginnings(
     sizes = {"hidden_size": 8, "intermediate_size": 2, "vocab_size": 320, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
     write_config(tmp_path, **sizes, **heads, **SHAPES[shape])
-    for module in (attention, kv_view, scratch):
+    for module in (stems, kv_view, scratch):
         monkeypatch.setattr(module, "GROUP_BYTES", 1)
-    for module in (attention, scratch):
+    for module in (stems, scratch):
         monkeypatch.setattr(module, "STEM_BYTES", together)
     prompts = [[*range(32), *own] for own in tiny.prompts(8, 16)]
     prompts = [(own * 2)[:48] for own in prompts]

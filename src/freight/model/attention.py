@@ -2,8 +2,8 @@
 
 A pool of pages and a view that indexes it come in. With ``lse`` the log-sum-exp comes out too, so
 that parts of one row's keys can be attended apart and merged. Loops on the CPU, and on devices a
-kernel for single queries, read the pages where they are. Otherwise, and of what several rows begin
-with, keys and values are put together first; torch's fused attention does the rest on the CPU where
+kernel for single queries, read the pages where they are. Otherwise keys and values are put together
+first; torch's fused attention does the rest on the CPU where
 it can, and on devices for whole prompts in 16 bits; else scores are computed in the open.
 Compressed keys are used as they are kept, new ones too, so that it does not matter which sweep
 brought them.
@@ -24,17 +24,24 @@ from freight.kernels.paged import (
     gather_plain,
 )
 from freight.kernels.pages import Pages
-from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
+from freight.model.batch import QUERY_BLOCK
 from freight.model.kv_view import KVCopy, KVView, RowGroup, Stem
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 
-__all__ = ["append", "attend", "attend_stems", "attends_without_scores", "merge", "sink"]
+__all__ = [
+    "append",
+    "attend",
+    "attends_without_scores",
+    "fused",
+    "gather_both",
+    "is_fused",
+    "score",
+    "sink",
+]
 
 _MOST_FUSED: Final = 256
 """Numbers of a head that torch's kernel for devices takes."""
-_HIDDEN: Final = -1e30
-"""A score that no other comes near, but a number: a query may see nothing of a stem."""
 
 
 def append(pool: Pages, view: KVView, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -60,19 +67,19 @@ def attend(
 
     Only the view's tokens of q, out and lse are touched. Causal, with the step's sliding window.
     """
-    is_fused = _is_fused(step, q.device)
+    fuses = is_fused(step, q.device)
     for group in view.groups:
         if _attend_in_place(step, q, pool, view.start, group, out, workspace, lse):
             continue
-        has_no_scores = is_fused and not _is_sparse(step, group)
+        has_no_scores = fuses and not _is_sparse(step, group)
         if has_no_scores or _is_fused_on_device(step, q, group, lse):
             with workspace.frame():
-                keys, values = _gather_both(step, pool, group, workspace)
+                keys, values = gather_both(step, pool, group, workspace)
                 _attend_fused(step, q, keys, values, view.start, group, out, lse)
             continue
         for part in group.parts():
             with workspace.frame():
-                keys, values = _gather_both(step, pool, part, workspace)
+                keys, values = gather_both(step, pool, part, workspace)
                 for block in range(0, part.num_queries, QUERY_BLOCK):
                     with workspace.frame():
                         _attend_block(
@@ -87,7 +94,7 @@ def attends_without_scores(device: torch.device, dtype: torch.dtype, head_dim: i
     return device.type == "cuda" and dtype.itemsize == 2 and is_suited
 
 
-def _is_fused(step: Attend, device: torch.device) -> bool:
+def is_fused(step: Attend, device: torch.device) -> bool:
     return device.type == "cpu" and step.softcap is None
 
 
@@ -127,7 +134,7 @@ def _attend_in_place(
     first = view_start + group.start
     tokens = slice(first, first + group.num_rows * group.num_queries)
     if group.num_queries != 1:
-        if _is_fused(step, q.device) and not loop_attends_faster(q.dtype):
+        if is_fused(step, q.device) and not loop_attends_faster(q.dtype):
             return False
         return attend_queries(
             q[tokens],
@@ -213,12 +220,12 @@ def _fuse(
             q, k, v, attn_mask=seen, is_causal=is_causal, scale=scale
         )
     else:
-        found, total = _fused(q, k, v, scale, seen, is_causal=is_causal)
+        found, total = fused(q, k, v, scale, seen, is_causal=is_causal)
         sums.copy_(total)
     out.copy_(found)
 
 
-def _fused(
+def fused(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -245,7 +252,7 @@ def _seen(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
     return None if mask is None else mask.logical_not_()
 
 
-def _gather_both(
+def gather_both(
     step: Attend, pool: Pages, group: RowGroup | Stem, workspace: Workspace
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and the values of a group, or of a stem."""
@@ -296,7 +303,7 @@ def _attend_block(
 
     q_RKGQH = workspace.take(R, K, G, Q, H, dtype=q.dtype)
     q_RKGQH.copy_(heads_first(q))
-    scores = _score(step, q_RKGQH.view(R * K, G * Q, H), keys, workspace)
+    scores = score(step, q_RKGQH.view(R * K, G * Q, H), keys, workspace)
     mask = _mask(group, block, Q, step.window)
     if mask is not None:
         scores.view(R, K * G, Q, -1).masked_fill_(mask, float("-inf"))
@@ -311,7 +318,7 @@ def _attend_block(
     heads_first(out).copy_(q_RKGQH)
 
 
-def _score(step: Attend, q: torch.Tensor, keys: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+def score(step: Attend, q: torch.Tensor, keys: torch.Tensor, workspace: Workspace) -> torch.Tensor:
     """Scores [B, Q, S] of q [B, Q, H] and keys [B, S, H], scaled and capped."""
     scores = workspace.take(*q.shape[:2], keys.shape[1], dtype=q.dtype)
     torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=step.scale, out=scores)
@@ -343,101 +350,6 @@ def _mask(group: RowGroup, block: int, num_queries: int, window: int | None) -> 
     if window is not None:
         mask |= keys <= places - window
     return mask
-
-
-def attend_stems(
-    step: Attend,
-    q: torch.Tensor,
-    pool: Pages,
-    view: KVView,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """Take the stems of a view into out [T, N, H], whose log-sum-exps are lse [T, N]: the keys that
-    rows share, attended once by all of their tokens."""
-    for stem in view.stems:
-        is_cut = step.window is not None and step.window <= stem.last_position
-        is_fused = _is_fused(step, q.device) and not is_cut
-        size = _stem_block(step, stem, q.element_size(), is_fused)
-        with workspace.frame():
-            keys, values = _gather_both(step, pool, stem, workspace)
-            for first in range(0, len(stem.tokens), size):
-                tokens = stem.tokens[first : first + size]
-                hidden = None
-                if is_cut:
-                    assert step.window is not None
-                    places = stem.positions[first : first + size, None] - step.window
-                    hidden = torch.arange(stem.num_keys, device=q.device) <= places
-                with workspace.frame():
-                    _attend_stem(
-                        step, q, keys, values, tokens, hidden, is_fused, out, lse, workspace
-                    )
-
-
-def _stem_block(step: Attend, stem: Stem, size: int, is_fused: bool) -> int:
-    """How many tokens attend a stem at once."""
-    most = STEM_BYTES // (step.num_heads * step.head_dim * size)
-    if not is_fused:
-        scores = GROUP_BYTES // (step.num_heads * stem.num_keys * size)
-        most = min(most, scores, QUERY_BLOCK * stem.num_rows)
-    return max(1, most)
-
-
-def _attend_stem(
-    step: Attend,
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tokens: torch.Tensor,
-    hidden: torch.Tensor | None,
-    is_fused: bool,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """The queries of T ``tokens`` over keys and values [K, S, H], as rows of one product for each
-    head of keys; ``hidden`` [T, S] is true where a token must not see a key."""
-    T, K, H = len(tokens), step.num_kv_heads, step.head_dim
-    G = step.num_heads // K
-    chosen = workspace.take(T, K, G, H, dtype=q.dtype)
-    torch.index_select(q, 0, tokens, out=chosen.view(T, -1, H))
-    folded = workspace.take(K, T * G, H, dtype=q.dtype)
-    folded.view(K, T, G, H).copy_(chosen.transpose(0, 1))
-    if is_fused:
-        (found,), (sums,) = _fused(folded[None], keys[None], values[None], step.scale)
-    else:
-        scores = _score(step, folded, keys, workspace)
-        if hidden is not None:
-            scores.view(K, T, G, -1).masked_fill_(
-                hidden[:, None], max(_HIDDEN, torch.finfo(scores.dtype).min)
-            )
-        top = scores.amax(dim=-1, keepdim=True)
-        scores.sub_(top).exp_()
-        weight = scores.sum(dim=-1, keepdim=True, dtype=torch.float32)
-        found = torch.bmm(scores, values, out=folded).div_(weight)
-        sums = (top + weight.log())[..., 0]
-    torch.index_select(out, 0, tokens, out=chosen.view(T, -1, H))
-    merged = workspace.take(T, K, G, H, dtype=torch.float32)
-    merged.copy_(chosen)
-    total = lse.index_select(0, tokens)
-    merge(
-        merged,
-        total.view(T, K, G),
-        found.view(K, T, G, H).transpose(0, 1),
-        sums.view(K, T, G).transpose(0, 1),
-    )
-    out.index_copy_(0, tokens, chosen.copy_(merged).view(T, -1, H))
-    lse.index_copy_(0, tokens, total)
-
-
-def merge(
-    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
-) -> None:
-    """Take attention over other keys into out [..., H] with lse [...], both float32."""
-    share = torch.sigmoid(other_lse - lse)[..., None]
-    out.mul_(1 - share).addcmul_(other, share)
-    torch.logaddexp(lse, other_lse, out=lse)
 
 
 def sink(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:

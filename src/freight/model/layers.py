@@ -22,7 +22,7 @@ from freight.kernels.integers import (
 )
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
-from freight.model.attention import append, attend, attend_stems, sink
+from freight.model.attention import append, attend, sink
 from freight.model.frame import Frame, Rows
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
@@ -49,6 +49,7 @@ from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
 from freight.model.routes import choose_experts
 from freight.model.slope_steps import Narrow, Widen
 from freight.model.slopes import narrow, widen
+from freight.model.stems import attend_stems
 from freight.model.value_layers import VALUE_STEPS
 from freight.model.workspace import Workspace
 

@@ -237,12 +237,12 @@ def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int
 
 def _stem_bytes(step: Attend, policy: Policy, tokens: int, size: int) -> int:
     """What attending shared beginnings takes beside keys and scores: queries, twice, and what was
-    attended, in float32, of some tokens, and the log-sum-exps of all."""
+    attended, twice and once more in float32, of some tokens, and the log-sum-exps of all."""
     if not policy.shares_prefixes or step.share < 1:
         return 0
     numbers = step.num_heads * step.head_dim
     together = min(tokens, max(1, STEM_BYTES // (numbers * size)))
-    return together * numbers * (2 * size + 4) + tokens * step.num_heads * 4
+    return together * (numbers * (3 * size + 4) + step.num_heads * 4) + tokens * step.num_heads * 4
 
 
 def _gathered_bytes(
