@@ -19,7 +19,7 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
 from freight.model.decoder import build_programme
-from freight.plan import cost, ring, samples
+from freight.plan import ring, samples
 from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Split, Tier
@@ -292,7 +292,7 @@ def test_keys_are_computed_again_where_that_is_worth_it() -> None:
 @pytest.mark.parametrize(("admission", "slack"), [("zigzag", 0.02), ("refill", 0.1)])
 @pytest.mark.parametrize("shared", [0, 384])
 def test_keys_that_rows_share_are_read_once(
-    admission: Admission, slack: float, shared: int, monkeypatch: pytest.MonkeyPatch
+    admission: Admission, slack: float, shared: int
 ) -> None:
     """Where only reading the keys of single tokens takes time, a job takes what rows' own keys do:
     what they begin with alike is attended together, by arithmetic. Of sweeps that differ some are
@@ -306,7 +306,6 @@ def test_keys_that_rows_share_are_read_once(
         num_micro_batches=2,
         admission=admission,
     )
-    monkeypatch.setattr(cost, "LEAST_SHARERS", 8)
     told = search(
         "llama-2-7b", machine, room, rows=256, shape=(416, 16), wishes=wishes, shared_tokens=shared
     ).forecast

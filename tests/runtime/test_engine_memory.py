@@ -218,7 +218,7 @@ def test_scratch_of_the_arithmetic(data: st.DataObject, tmp_path: Path) -> None:
         patch.setattr(attention, "QUERY_BLOCK", 16)
         for module in (stems, scratch):
             patch.setattr(module, "STEM_BYTES", together)
-        patch.setattr(batches, "LEAST_SHARERS", 2)
+        patch.setattr(batches, "LEAST_SHARERS", {"cpu": 2, "gpu": 2})
         patch.setattr(device, "computes_int8", lambda _: True)
         asked = SamplingParams(**asks)
         with tiny.engine(tmp_path, prompts, most, asked, dummy_seed=3, **chosen) as engine:
@@ -260,7 +260,7 @@ def test_scratch_of_shared_beginnings(
             Request(index=row, prompt_ids=prompt, params=params, prefix=prefix)
             for row, prompt in enumerate(prompts)
         )
-        monkeypatch.setattr(batches, "LEAST_SHARERS", 2)
+        monkeypatch.setattr(batches, "LEAST_SHARERS", {"cpu": 2, "gpu": 2})
         assert sum(1 for _ in engine.run(rows)) == len(prompts)
         check_memory(engine)
 

@@ -111,7 +111,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             counts["prompts" if len(stem.tokens) > stem.num_rows else "single tokens"] += 1
         attend_stems(step, q, pool, view, *others)
 
-    monkeypatch.setattr(batches, "LEAST_SHARERS", 2)
+    monkeypatch.setattr(batches, "LEAST_SHARERS", {"cpu": 2, "gpu": 2})
     monkeypatch.setattr(layers, "attend_stems", counted)
     return counts
 
@@ -152,7 +152,7 @@ def test_attended_together_or_not(
     """The same tokens from keys attended together, row by row, and not shared at all."""
     params = SamplingParams(max_tokens=STEPS)
     for least in (2, 99):
-        monkeypatch.setattr(batches, "LEAST_SHARERS", least)
+        monkeypatch.setattr(batches, "LEAST_SHARERS", {"cpu": least, "gpu": least})
         for shares in (True, False):
             done, _ = run(model_dir, params, **POLICIES[name], share_prefixes=shares)
             assert [list(done[row].token_ids) for row in range(len(PROMPTS))] == expected

@@ -51,9 +51,9 @@ as rows have."""
 QUERY_BLOCK: Final = 256
 """Queries of one row attended at once."""
 
-LEAST_SHARERS: Final = 64
-"""Rows from which on it is worth to attend together what they share: of fewer each sees the keys
-sooner by itself, in place, than what is found can be merged."""
+LEAST_SHARERS: Final = {"cpu": 64, "gpu": 8}
+"""Rows from which on it is worth to attend together what they share, by the tier that computes: of
+fewer each sees the keys sooner by itself, in place, than what is found can be merged."""
 
 STEM_BYTES: Final = 1 << 20
 """Queries of several rows that are attended together over what they share stay under this (one

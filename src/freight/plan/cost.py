@@ -346,7 +346,7 @@ class Cost:
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
         """Prompts by arithmetic, single queries by the keys and values they read; what rows share
         and attend together by arithmetic too."""
-        own, pairs = _own_parts(step, spans)
+        own, pairs = _own_parts(step, spans, LEAST_SHARERS[self.policy.compute_tier])
         pairs += sum(_pairs(part, step.window) for part in own if part.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
         prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]
@@ -367,9 +367,10 @@ class _Part(NamedTuple):
 
 
 def _own_parts(
-    step: Attend, spans: Sequence[RowSpan]
+    step: Attend, spans: Sequence[RowSpan], least: int
 ) -> tuple[Sequence[RowSpan] | Sequence[_Part], float]:
-    """The rows without the keys that enough of them share, and the (query, key) pairs of those."""
+    """The rows without the keys that at least so many of them share, and the (query, key) pairs of
+    those."""
     counts = Counter(span.prefix for span in spans if span.prefix is not None)
     if step.share < 1 or not counts:
         return spans, 0.0
@@ -377,7 +378,7 @@ def _own_parts(
     pairs = 0.0
     for span in spans:
         part = _Part(span.num_new, span.kv_len, span.total_len)
-        if span.prefix is not None and counts[span.prefix] >= LEAST_SHARERS:
+        if span.prefix is not None and counts[span.prefix] >= least:
             pairs += _pairs(part, step.window)
             shared = span.shared_len
             part = _Part(span.num_new, span.kv_len - shared, part.total_len - shared)

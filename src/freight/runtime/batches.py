@@ -359,7 +359,8 @@ class BatchPreparer:
         for span in spans:
             if span.prefix is not None:
                 stems.setdefault(span.prefix, []).append(span)
-        least = LEAST_SHARERS if self._config.attended_share == 1 else len(spans) + 1
+        least = LEAST_SHARERS[self._policy.compute_tier]
+        least = least if self._config.attended_share == 1 else len(spans) + 1
         apart = {span.prefix for span in spans if self._kv.rows[span.row].num_apart}
         return {key: own for key, own in stems.items() if len(own) >= least or key in apart}
 
