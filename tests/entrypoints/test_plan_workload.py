@@ -102,6 +102,33 @@ def test_a_common_beginning_is_worth_something(
     assert shared["seconds"]["generate"] < 0.8 * alone["seconds"]["generate"]
 
 
+ENDLESS = {"ignore_eos": True}
+
+
+def test_samples_share_their_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Described, or in a file: the same work, and the same plan. What all prompts begin with is
+    shared where it spares more."""
+    asked = ["-m", "llama-3-8b", "--machine", "t4"]
+    source = write_rows(
+        tmp_path / "samples.jsonl",
+        [
+            {"prompt": [(i * j) % 997 for j in range(513)], "n": 8, "temperature": 1, **ENDLESS}
+            for i in range(3, 53)
+        ],
+    )
+    described = [*asked, "--workload", "513:32", "--rows", "50", "--samples", "8"]
+    told = planned(capsys, *described)
+    assert told["num_rows"] == 400 and told["shared_prefix_tokens"] == 512
+    of_file = planned(capsys, *asked, "--workload", str(source), "--max-tokens", "32")
+    assert of_file["num_rows"] == 400 and of_file["shared_prefix_tokens"] == 512
+    assert of_file["policy"] == told["policy"]
+    assert of_file["seconds"] == pytest.approx(told["seconds"], rel=0.02)
+    apart = planned(capsys, *described, "--no-shared-prefixes")
+    assert told["seconds"]["generate"] < 0.9 * apart["seconds"]["generate"]
+    few = [*asked, "--workload", "513:32", "--samples", "2", "--shared-prefix", "480"]
+    assert planned(capsys, *few)["shared_prefix_tokens"] == 480
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -113,6 +140,8 @@ def test_a_common_beginning_is_worth_something(
         (["--workload", "16:4", "--shared-prefix", "-1"], ["--shared-prefix -1"]),
         (["--workload", "16:4", "--max-tokens", "9"], ["--max-tokens 9", "a file with rows"]),
         (["--workload", "16:4", "--rows", "0"], ["--rows 0", "Give 1 or more"]),
+        (["--workload", "16:4", "--samples", "0"], ["--samples 0", "Give 1 or more"]),
+        (["--workload", "{rows}", "--samples", "5"], ["--samples 5", "Leave --samples out"]),
         (["--workload", "{rows}", "--rows", "5"], ["--rows 5", "Leave --rows out"]),
         (["--workload", "{rows}", "--shared-prefix", "5"], ["--shared-prefix 5"]),
         (["--workload", "{rows}"], ["No row can be used", "tokenizer"]),

@@ -64,6 +64,7 @@ examples:
   freight plan --model config.json --compare a10g l4 rtx-4090 --workload 1024:128 --objective rent
   freight plan --model opt-175b --machine flexgen-t4 --max-latency 5000 --explain
   freight plan --model opt-30b --machine t4 --workload 1024:32 --shared-prefix 896
+  freight plan --model llama-3-8b --machine l4 --workload 900:256 --rows 500 --samples 16
   freight plan --model demo --machine laptop --workload rows.jsonl
   freight plan --model opt-175b --machine t4 --chips 4
   freight plan --model opt-30b --machine t4 --weights 20/80/0 --kv 0/100/0 --micro-batch-size 48
@@ -300,6 +301,13 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=0,
         metavar="N",
         help="tokens that all prompts of such lengths begin with (0)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=1,
+        metavar="N",
+        help="answers to each row of such lengths, which share its prompt (1)",
     )
     parser.add_argument(
         "--max-tokens",

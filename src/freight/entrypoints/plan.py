@@ -309,6 +309,7 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         admission=find_rule(arguments.admission),
         batch_tokens=arguments.batch_tokens,
         moves_rows=not arguments.no_row_moves,
+        shares_prefixes=not arguments.no_shared_prefixes,
         overlap=not arguments.no_overlap,
     )
 

@@ -46,10 +46,11 @@ def _of_lengths(arguments: argparse.Namespace) -> Workload:
             "Leave it out, or name a file with rows.",
         )
     num_rows = _NUM_ROWS if arguments.rows is None else arguments.rows
-    if num_rows < 1:
-        raise InputError(
-            f"--rows {num_rows} was given.", "A plan is for one row at least.", "Give 1 or more."
-        )
+    for flag, count in (("--rows", num_rows), ("--samples", arguments.samples)):
+        if count < 1:
+            raise InputError(
+                f"{flag} {count} was given.", "A plan is for one row at least.", "Give 1 or more."
+            )
     try:
         work = parse_shape(arguments.workload, num_rows)
     except InputError as error:
@@ -69,7 +70,11 @@ def _of_lengths(arguments: argparse.Namespace) -> Workload:
         workload = work.workload()
     else:
         workload = Workload.of_alike(num_rows, work.prompt_tokens, work.new_tokens)
-    return workload.with_beginning(shared)
+    samples = workload.with_samples(arguments.samples)
+    # A row has one beginning: that which spares more.
+    spared = (workload.mean_prompt_tokens - 1) * (1 - 1 / arguments.samples)
+    is_own = samples.beginnings is not None and spared > shared
+    return samples if is_own else samples.with_beginning(shared)
 
 
 def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig) -> Workload:
@@ -79,7 +84,11 @@ def _of_dataset(source: Path, arguments: argparse.Namespace, config: ModelConfig
     from freight.runtime.params import SamplingParams
     from freight.runtime.tokenizer import Tokenizer
 
-    given = {"--rows": arguments.rows, "--shared-prefix": arguments.shared_prefix or None}
+    given = {
+        "--rows": arguments.rows,
+        "--shared-prefix": arguments.shared_prefix or None,
+        "--samples": arguments.samples if arguments.samples != 1 else None,
+    }
     for flag, value in given.items():
         if value is not None:
             raise InputError(

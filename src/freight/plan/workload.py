@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from freight.errors import InputError
 from freight.plan.admission import Lengths
 from freight.plan.beginnings import Beginnings, Held, Shared
@@ -140,6 +142,32 @@ class Workload:
             return replace(self, beginnings=None)
         longest = self.max_prompt_tokens, self.max_total_tokens
         return replace(self, beginnings=Beginnings.of_all(tokens, self.num_rows, *longest))
+
+    def with_samples(self, count: int) -> Workload:
+        """So many of each row, which share its prompt."""
+        if count == 1:
+            return self
+        lengths = self.lengths or ((self.num_rows, *self.row_lengths(0, 1)[0][:2]),)
+        rows, prompts, new = (np.array(own) for own in zip(*lengths, strict=True))
+        longest = np.repeat(prompts, rows)
+        longest[0] = self.max_prompt_tokens
+        beginnings = Beginnings.of(
+            tuple(Shared(prompt - 1, own) for own, prompt, _ in lengths),
+            keys=np.arange(self.num_rows),
+            tokens=longest - 1,
+            prompts=longest,
+            totals=longest + np.repeat(new, rows),
+            rows=np.full(self.num_rows, count),
+        )
+        return replace(
+            self,
+            num_rows=self.num_rows * count,
+            total_new_tokens=self.total_new_tokens * count,
+            min_samples=count,
+            max_samples=count,
+            lengths=tuple((own * count, prompt, most) for own, prompt, most in lengths),
+            beginnings=beginnings if self.max_new_tokens > 1 else None,
+        )
 
     def as_brought(self) -> Workload:
         """With prompts that are as long as what they bring; the longest of them stay."""
