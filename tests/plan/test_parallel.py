@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import Experts, parse_config
 from freight.model.decoder import count_parameters, tensor_shapes
+from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.parallel import Answer, Parallel, Refused
 from freight.plan.policy import Split
 from freight.plan.shares import Shares, cut_over, layer_ranges, part_of, sources_of, with_layers
@@ -291,7 +293,24 @@ def test_a_part_of_the_rows_is_like_all(
         total_scored_tokens=is_scored * (prompts - rows),
         lengths=tuple(groups),
     )
+    keys = np.repeat(np.arange(len(groups)), [count for count, _, _ in groups])
+    prompt_of = np.array([groups[key][1] for key in keys])
+    whole = replace(
+        whole,
+        beginnings=Beginnings.of(
+            tuple(Shared(prompt - 1, 1) for _, prompt, _ in groups),
+            keys=keys,
+            tokens=prompt_of - 1,
+            prompts=prompt_of,
+            totals=prompt_of + [groups[key][2] for key in keys],
+            rows=np.ones(rows, dtype=np.int64),
+        ),
+    )
     part = part_of(whole, parts)
+    begun = [row.computes for row in part.row_lengths(0, part.num_rows, 1) if row.shared]
+    assert sum(begun) == sum(prompt > 1 for _, prompt, _ in part.lengths)
+    assert part.beginnings is not None and part.beginnings.all.rows == part.num_rows
+    assert part.begun(part.num_rows) <= len(groups)
     assert part.num_rows == -(-rows // parts) == sum(count for count, _, _ in part.lengths)
     for name in ("total_prompt_tokens", "total_new_tokens", "total_scored_tokens"):
         mean = getattr(whole, name) / rows

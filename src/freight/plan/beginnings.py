@@ -6,7 +6,7 @@ Plain values that a plan is made from. Knows no tokens, and no rows but how many
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple, Self
 
@@ -91,6 +91,11 @@ class Beginnings:
             grain=int(np.gcd.reduce(tokens)),
             held=tuple(_held(counts, keys[first] >= 0, tokens[first])),
         )
+
+    def first(self, rows: int, groups: tuple[Shared, ...]) -> Self:
+        """Of so many rows of these groups."""
+        fewer = (own for own in self.held if own.rows < rows)
+        return replace(self, groups=groups, held=(*fewer, self.most_held(rows)))
 
     def own_prompt_tokens(self, page_tokens: int) -> int:
         """The most tokens of a prompt behind whole pages of its beginning."""

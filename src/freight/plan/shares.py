@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from freight.errors import InputError
 from freight.model.config import ModelConfig
 from freight.model.sources import TensorSource
+from freight.plan.beginnings import Beginnings, Shared
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
@@ -138,6 +139,24 @@ def part_of(workload: Workload, parts: int) -> Workload:
         total_scored_tokens=math.ceil(share * workload.total_scored_tokens),
         lengths=_part_of(workload.lengths, rows),
         brought=_part_of(workload.brought, rows),
+        beginnings=None if workload.beginnings is None else _begin(workload, rows),
+    )
+
+
+def _begin(workload: Workload, rows: int) -> Beginnings:
+    """What so many of the rows begin with, as if they followed one another."""
+    own, groups = workload.beginnings, workload.lengths
+    assert own is not None
+    if len(own.groups) < len(groups) or not groups:  # one that is of them all
+        return own.first(rows, own.groups)
+    parts = zip(own.groups, _counts(groups, rows), groups, strict=True)
+    return own.first(
+        rows,
+        tuple(
+            Shared(one.tokens, min(count, math.ceil(one.begun * count / group[0])))
+            for one, count, group in parts
+            if count
+        ),
     )
 
 
@@ -145,16 +164,18 @@ def _part_of(
     groups: tuple[tuple[int, int, int], ...], rows: int
 ) -> tuple[tuple[int, int, int], ...]:
     """So many rows of these groups, from each as many as it has of all."""
-    ends = [*accumulate(count for count, _, _ in groups)]
-    if not ends:
-        return ()
-    reached = [0, *(round(end * rows / ends[-1]) for end in ends)]
-    counts = (last - first for first, last in pairwise(reached))
     return tuple(
         (count, prompt, new)
-        for count, (_, prompt, new) in zip(counts, groups, strict=True)
+        for count, (_, prompt, new) in zip(_counts(groups, rows), groups, strict=True)
         if count
     )
+
+
+def _counts(groups: Sequence[tuple[int, int, int]], rows: int) -> list[int]:
+    """How many of so many rows are of each group."""
+    ends = [*accumulate(count for count, _, _ in groups)]
+    reached = [0, *(round(end * rows / ends[-1]) for end in ends)]
+    return [last - first for first, last in pairwise(reached)]
 
 
 def divisors(number: int) -> list[int]:
