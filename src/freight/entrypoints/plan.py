@@ -72,6 +72,7 @@ def plan_policy(arguments: argparse.Namespace) -> int:
     """Answer for each machine that was named; returns the exit status."""
     config, stored = _find_model(arguments.model)
     workload, wishes = read_workload(arguments, config), _read_wishes(arguments)
+    workload = workload.as_shared() if wishes.shares_prefixes else workload.as_alone()
     check_groups(
         group_size=arguments.group_size,
         weight_bits=arguments.weight_bits,

@@ -169,9 +169,14 @@ class Workload:
             beginnings=beginnings if self.max_new_tokens > 1 else None,
         )
 
-    def as_brought(self) -> Workload:
-        """With prompts that are as long as what they bring; the longest of them stay."""
-        if not self.brought:
+    def as_alone(self) -> Workload:
+        """Of rows that share nothing but their own prompt's computation."""
+        return replace(self, beginnings=None, brought=())
+
+    def as_shared(self) -> Workload:
+        """Of rows that share what they begin with. Where they keep no keys, and it is not the same
+        for all, prompts are as long as what they bring; the longest of them stay."""
+        if not self.brought or self.beginnings is not None:
             return self
         total = sum(count * prompt for count, prompt, _ in self.brought)
         return replace(

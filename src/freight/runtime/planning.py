@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -19,7 +18,6 @@ from freight.model.sources import TensorSource
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
 from freight.plan.geometry import SHAPES_BYTES
-from freight.plan.kept_pages import may_forget_kv
 from freight.plan.policy import Split, Tier
 from freight.plan.search import Search
 from freight.plan.wishes import Wishes
@@ -60,10 +58,7 @@ def plan_run(
         is_same_up_to(rope, workload.max_prompt_tokens, config.max_positions)
         for rope in config.rotations
     )
-    if not shares_prefixes:
-        workload = replace(workload, beginnings=None)
-    elif may_forget_kv(workload):
-        workload = workload.as_brought()
+    workload = workload.as_shared() if shares_prefixes else workload.as_alone()
     if options.machine is not None and (device.tier == "gpu" or options.disk_dir is not None):
         import highspy  # noqa: F401  before the process is measured: it stays in memory
     room: dict[Tier, int] = {}
