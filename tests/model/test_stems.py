@@ -162,7 +162,7 @@ def test_in_blocks_of_any_size(own: Branches, tokens: int, way: str) -> None:
         if way != "as chosen":
             patch.setattr(stems, "is_fused", lambda *_: False)
         if way == "scores":
-            patch.setattr(stems, "attend_queries", lambda *_, **__: False)
+            patch.setattr(stems, "loop_takes_queries", lambda *_: False)
         for mine, expected in zip(run.attend(), plain(run), strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
 

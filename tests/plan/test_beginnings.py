@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import ne
 from typing import NamedTuple
 
@@ -71,6 +72,28 @@ def test_bounds_hold_for_any_rows_in_succession(asked: list[Asked], page: int) -
     )
 
 
+@settings(deadline=None, max_examples=100)
+@given(asked=datasets(), turns=st.integers(2, 4))
+def test_bounds_hold_for_rows_that_are_dealt_out(asked: list[Asked], turns: int) -> None:
+    """One request in turn to each, or what was left of one and then a stretch of others."""
+    told = beginnings_of(asked)
+    apart = told.apart(told.groups, min(one.rows for one in asked))
+    rows = [one for one in asked[::turns] for _ in range(one.rows)]
+    for count in range(1, len(rows) + 1):
+        for first in range(len(rows) - count + 1):
+            met = {one.key: one.shared for one in rows[first : first + count] if one.key >= 0}
+            held = apart.most_held(count)
+            assert held.beginnings >= len(met) and held.tokens >= sum(met.values())
+    beside = told.beside(told.groups)
+    rows = [one for one in asked for _ in range(one.rows)]
+    for count in range(1, len(rows)):
+        stretch = [asked[0], *rows[len(rows) - count :]]
+        met = {one.key: one.shared for one in stretch if one.key >= 0}
+        held = beside.most_held(count)
+        assert held.beginnings >= len(met) and held.tokens >= sum(met.values())
+    assert apart.all.beginnings <= told.all.beginnings >= beside.all.beginnings
+
+
 def test_what_all_have_is_told_to_the_token() -> None:
     told = Beginnings.of_all(100, 500, 140, 150)
     assert [told.own_prompt_tokens(page) for page in (1, 16, 64)] == [40, 44, 76]
@@ -103,6 +126,25 @@ def test_beginnings_have_equal_parts_of_rows(count: int, begun: int, cut: int, b
     assert max(sizes) - min(sizes) <= 1
     before = [-2, *numbers[:-1]]
     assert [row.computes for row in rows] == [*map(ne, numbers, before)]
+
+
+def test_what_rows_hold_is_never_less_than_a_token() -> None:
+    """Long beginnings of rows that soon end, beside rows that stay and have none."""
+    asked = [Asked(0, 1984, 16, 2, 1)] * 32 + [Asked(-1, 0, 32, 100, 1)] * 32
+    told = beginnings_of(asked)
+    work = Workload(
+        num_rows=64,
+        max_prompt_tokens=2000,
+        max_new_tokens=100,
+        max_total_tokens=2002,
+        total_prompt_tokens=32 * 2032,
+        total_new_tokens=32 * 102,
+        lengths=((32, 2000, 2), (32, 32, 100)),
+        beginnings=replace(told, groups=(Shared(1984, 1), Shared(0, 0))),
+    )
+    alone = replace(work, beginnings=None, lengths=((32, 16, 2), (32, 32, 100)))
+    assert work.held_tokens(16, 16) == pytest.approx(alone.held_tokens(16))
+    assert work.held_tokens(16) > work.held_tokens(16, 16) > 80
 
 
 @pytest.mark.parametrize("page", [0, 16, 32])

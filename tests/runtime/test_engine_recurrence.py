@@ -35,8 +35,10 @@ from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.errors import InputError
 from freight.model.config import read_config
 from freight.model.decoder import count_parameters
+from freight.plan.page_sizes import fitting_page_tokens
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
+from freight.runtime.request import Prefix, Request, SamplingParams
 
 from . import tiny
 from .draws import draw_entering
@@ -486,6 +488,49 @@ def test_what_a_state_rules_out_is_refused(
         tiny.engine(model_dir, PROMPTS, FEW, **options),
     ):
         pass
+
+
+def test_beginnings_that_stay_keep_rows_out(tmp_path: Path) -> None:
+    """Pairs of rows with a beginning each, one soon over: more beginnings stay than a block's rows
+    have on average, and who has no room for its state waits."""
+    tiny.make_model(tmp_path, config=granite())
+    tokens = fitting_page_tokens(read_config(tmp_path), 400, 4)
+    prompts, keys = [], [pair for pair in range(24) for _ in range(2)]
+    for row, pair in enumerate(keys):
+        prompts.append([5 + (7 * pair + i) % 90 for i in range(tokens)] + [100 + row])
+    new = [4, 30] * 24
+    work = tiny.begin_alike(
+        replace(tiny.workload(prompts, 30), total_new_tokens=sum(new)),
+        keys=keys,
+        tokens=[tokens] * 48,
+        prompts=[tokens + 1] * 48,
+        new=new,
+        samples=[1] * 48,
+    )
+    requests = (
+        Request(
+            index=row,
+            prompt_ids=prompt,
+            params=SamplingParams(max_tokens=new[row], ignore_eos=True),
+            prefix=Prefix(key=keys[row], num_tokens=tokens),
+        )
+        for row, prompt in enumerate(prompts)
+    )
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        micro_batch_size=8,
+        num_micro_batches=1,
+        admission="refill",
+        weights_percent=(0.0, 100.0, 0.0),
+        kv_percent=(0.0, 100.0, 0.0),
+    )
+    built = build_engine(tmp_path, options=options, workload=work)
+    try:
+        assert built.plan.geometry.state_rows["cpu"] < 8 + 8
+        assert sorted(own.index for own in built.run(requests)) == list(range(48))
+    finally:
+        built.close()
 
 
 def test_room_for_beginnings_is_taken_where_some_are_shared(tmp_path: Path) -> None:

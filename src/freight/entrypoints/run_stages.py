@@ -230,7 +230,7 @@ def _build(
         return build_stage_engine(
             model_dir, options=options, workload=workload, ranks=ranks, say=progress.say
         )
-    own = part_of(workload, min(ranks.size, workload.num_rows))
+    own = part_of(workload, min(ranks.size, workload.num_rows), is_apart=True)
 
     def build() -> ReplicaEngine:
         engine = build_engine(model_dir, options=options, workload=own, say=progress.say)

@@ -27,6 +27,7 @@ __all__ = [
     "attend_single_queries",
     "attends_any_rows",
     "gather_plain",
+    "loop_takes_queries",
     "loops_attend",
 ]
 
@@ -216,6 +217,14 @@ def attend_single_queries(
     return True
 
 
+def loop_takes_queries(q: torch.Tensor, pages: Pages) -> bool:
+    """Whether ``attend_queries`` has a loop for queries q [.., N, H] of this type."""
+    loops = find_loops() if q.device.type == "cpu" else None
+    if loops is None or not _has_loop(pages) or pages.width > loops.query_blocks.MOST_COLUMNS:
+        return False
+    return q.dtype in (torch.float32, torch.bfloat16)
+
+
 def attend_queries(
     q: torch.Tensor,
     pages: Pages,
@@ -231,8 +240,8 @@ def attend_queries(
     """out [R * Q, N, H] = attention of the Q queries of each of R rows, q [R * Q, N, H], each over
     the row's earlier keys and the new ones up to its own, all of which are appended already; lse
     [R * Q, N], float32, where asked for. Otherwise as ``attend_single_queries``."""
-    loops = find_loops() if q.device.type == "cpu" else None
-    if loops is None or not _has_loop(pages) or pages.width > loops.query_blocks.MOST_COLUMNS:
+    loops = find_loops() if loop_takes_queries(q, pages) else None
+    if loops is None:
         return False
     flat_q, flat_out = q.flatten(1), out.flatten(1)
     is_copied = flat_out.data_ptr() != out.data_ptr()

@@ -104,6 +104,14 @@ class KVCache:
     def num_free_pages(self, home: Home) -> int:
         return len(self._free[home].free) if home in self._free else 0
 
+    def has_free(self, pages: Mapping[Home, int], rows: Mapping[Home, int]) -> bool:
+        """Whether so many pages on each tier are free, and what so many more rows keep in layers
+        without keys has room."""
+        states = self.states
+        return all(count <= self.num_free_pages(home) for home, count in pages.items()) and (
+            states is None or all(n <= states.num_free_pages(home) for home, n in rows.items())
+        )
+
     def admit(
         self,
         home: Home,

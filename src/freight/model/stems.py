@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from freight.kernels.attention_choice import loop_attends_faster
-from freight.kernels.paged import attend_queries
+from freight.kernels.paged import attend_queries, loop_takes_queries
 from freight.kernels.pages import Pages
 from freight.model.attention import fused, gather_both, is_fused, score
 from freight.model.batch import GROUP_BYTES, QUERY_BLOCK, STEM_BYTES
@@ -38,9 +38,20 @@ def attend_stems(
     rows share, attended once by all of their tokens."""
     for stem in view.stems:
         with workspace.frame():
+            gathered = None
+            if _is_cut(step, stem) or not _has_loop(step, q, pool):
+                gathered = gather_both(step, pool, stem, workspace)
             for tokens, positions in _stem_blocks(step, stem, q.element_size(), q.device):
                 with workspace.frame():
-                    _attend_stem(step, q, pool, stem, tokens, positions, out, lse, workspace)
+                    _attend_stem(
+                        step, q, pool, stem, tokens, positions, gathered, out, lse, workspace
+                    )
+
+
+def _has_loop(step: Attend, q: torch.Tensor, pool: Pages) -> bool:
+    """Whether the loop that attends prompts is there, and the fastest way."""
+    is_fastest = not is_fused(step, q.device) or loop_attends_faster(q.dtype)
+    return loop_takes_queries(q, pool) and is_fastest
 
 
 def _stem_blocks(
@@ -68,12 +79,13 @@ def _attend_stem(
     stem: Stem,
     tokens: torch.Tensor,
     positions: torch.Tensor,
+    gathered: tuple[torch.Tensor, torch.Tensor] | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     workspace: Workspace,
 ) -> None:
-    """The queries of T ``tokens`` over the stem's keys and values, as rows of one product for each
-    head of keys."""
+    """The queries of T ``tokens`` over the stem's keys and values, where they lie or ``gathered``,
+    as rows of one product for each head of keys."""
     T, K, H = len(tokens), step.num_kv_heads, step.head_dim
     G = step.num_heads // K
     chosen = workspace.take(T, K, G, H, dtype=q.dtype)
@@ -84,15 +96,15 @@ def _attend_stem(
         workspace.take(K, T * G, H, dtype=q.dtype),
         workspace.take(K, T * G, dtype=torch.float32),
     )
-    if not _stem_in_place(step, folded, pool, stem, found, sums):
+    if gathered is None:
+        _attend_in_place(step, folded, pool, stem, found, sums)
+    else:
         hidden = None
         if _is_cut(step, stem):
             assert step.window is not None
             places = positions[:, None] - step.window
             hidden = torch.arange(stem.num_keys, device=q.device) <= places
-        with workspace.frame():
-            keys, values = gather_both(step, pool, stem, workspace)
-            _attend_gathered(step, folded, keys, values, hidden, found, sums, workspace)
+        _attend_gathered(step, folded, *gathered, hidden, found, sums, workspace)
     torch.index_select(out, 0, tokens, out=chosen.view(T, -1, H))
     merged = workspace.take(T, K, G, H, dtype=torch.float32)
     merged.copy_(chosen)
@@ -107,23 +119,18 @@ def _attend_stem(
     lse.index_copy_(0, tokens, total)
 
 
-def _stem_in_place(
+def _attend_in_place(
     step: Attend,
     folded: torch.Tensor,
     pool: Pages,
     stem: Stem,
     found: torch.Tensor,
     sums: torch.Tensor,
-) -> bool:
+) -> None:
     """found [K, T·G, H] and their log-sum-exps sums [K, T·G] by the loop that attends prompts, for
-    which all queries are heads of one token that follows all but the last key; False where there is
-    no such loop."""
-    if _is_cut(step, stem) or (
-        is_fused(step, folded.device) and not loop_attends_faster(folded.dtype)
-    ):
-        return False
+    which all queries are heads of one token that follows all but the last key."""
     num_heads, H = folded.shape[0] * folded.shape[1], folded.shape[2]
-    return attend_queries(
+    is_done = attend_queries(
         folded.view(1, num_heads, H),
         pool,
         stem.key_rows,
@@ -134,6 +141,7 @@ def _stem_in_place(
         window=None,
         lse=sums.view(1, num_heads),
     )
+    assert is_done, "there was a loop"
 
 
 def _attend_gathered(

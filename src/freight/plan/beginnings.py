@@ -92,10 +92,27 @@ class Beginnings:
             held=tuple(_held(counts, keys[first] >= 0, tokens[first])),
         )
 
-    def first(self, rows: int, groups: tuple[Shared, ...]) -> Self:
-        """Of so many rows of these groups."""
-        fewer = (own for own in self.held if own.rows < rows)
-        return replace(self, groups=groups, held=(*fewer, self.most_held(rows)))
+    def beside(self, groups: tuple[Shared, ...]) -> Self:
+        """Of rows of these groups that follow one another but for some that were left of a request
+        before: one beginning more."""
+        return replace(self, groups=groups, held=tuple(self._at_most(own, 1) for own in self.held))
+
+    def apart(self, groups: tuple[Shared, ...], samples: int) -> Self:
+        """Of rows of these groups of which only as many ``samples`` follow one another."""
+        none = (Held(own.rows, 0, 0) for own in self.held)
+        return replace(
+            self,
+            groups=groups,
+            held=tuple(self._at_most(own, -(-own.rows // samples) + 1) for own in none),
+        )
+
+    def _at_most(self, held: Held, more: int) -> Held:
+        """With so many beginnings more, but no more than all."""
+        return Held(
+            held.rows,
+            min(held.beginnings + more, self.all.beginnings),
+            min(held.tokens + more * self.most_tokens, self.all.tokens),
+        )
 
     def own_prompt_tokens(self, page_tokens: int) -> int:
         """The most tokens of a prompt behind whole pages of its beginning."""

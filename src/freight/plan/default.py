@@ -232,11 +232,11 @@ class Planner:
         own = self.workload
         if admission == "zigzag":
             return 0
+        held = own.held_tokens(page_tokens, shared_page)
         if admission == "diagonal":  # as if all answers were as long as they may be
-            held = own.mean_row_prompt_tokens + (own.max_new_tokens + page_tokens) / 2
-        else:
-            held = own.held_tokens(page_tokens)
-        return math.ceil(held - own.mean_shared_tokens(shared_page))
+            held = own.mean_row_prompt_tokens - own.mean_shared_tokens(shared_page)
+            held += (own.max_new_tokens + page_tokens) / 2
+        return max(1, math.ceil(held))
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first, or None."""

@@ -1,7 +1,8 @@
 """How many pages and states rows keep on each tier, and whether they keep any.
 
-Upper bounds for the workload, but for rows that enter at any time, whom the average bounds. Knows
-no sizes in bytes of what a page holds.
+Upper bounds for the workload. Of rows that enter at any time pages, and beginnings with their pages
+and states, are as many as they have on average: admission sees to it that they suffice. Knows no
+sizes in bytes of what a page holds.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def held_pages(policy: Policy, workload: Workload) -> int:
     """Pages per layer of the beginnings that a block's prompts share, on the compute tier."""
     if not shared_page(policy, workload):
         return 0
-    return -(-workload.most_held(policy.block_rows).tokens // policy.page_tokens)
+    held = workload.most_held(policy.block_rows, may_stay=policy.is_continuous)
+    return -(-held.tokens // policy.page_tokens)
 
 
 def kv_pages(policy: Policy, tier: Tier, workload: Workload, extent_pages: int) -> int:
@@ -121,7 +123,11 @@ def pages_together(policy: Policy, workload: Workload, rows: int) -> int:
         return rows * whole
     not_shared = 0.0
     if policy.shares_prefixes and not shared_page(policy, workload):
-        not_shared = workload.mean_shared_tokens(policy.page_tokens)
+        page = policy.page_tokens
+        not_shared = max(
+            workload.mean_shared_tokens(page),
+            workload.held_tokens(page) - workload.held_tokens(page, page),
+        )
     average = math.ceil(rows * (policy.row_tokens + not_shared) / policy.page_tokens)
     return min(rows * whole, max(whole, average))
 
@@ -146,4 +152,4 @@ def held_beginnings(policy: Policy, workload: Workload) -> int:
         return policy.micro_batch_size * (policy.shares_prefixes and workload.is_brought)
     if not shared_page(policy, workload):
         return 0
-    return workload.most_held(policy.block_rows).beginnings
+    return workload.most_held(policy.block_rows, may_stay=policy.is_continuous).beginnings

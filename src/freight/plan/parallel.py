@@ -210,7 +210,7 @@ class Parallel:
         keeps to it; ``is_rough``: a sketch of it. InputError where the model cannot be cut so,
         BudgetError where it does not fit."""
         config = self._cut(shares)
-        workload = part_of(self.workload, shares.data)
+        workload = part_of(self.workload, shares.data, is_apart=True)
         if shares.stages == 1:
             return self._within(shares, config, workload, 1, is_rough)
         rows = workload.num_rows

@@ -124,9 +124,9 @@ def ranges_of(counts: Sequence[int]) -> list[range]:
     return [range(first, last) for first, last in pairwise(starts)]
 
 
-def part_of(workload: Workload, parts: int) -> Workload:
+def part_of(workload: Workload, parts: int, *, is_apart: bool = False) -> Workload:
     """The rows of the one that has most of them, of lengths as all have: each group's in
-    proportion."""
+    proportion. Parts take blocks of rows in turn, or where they are ``is_apart`` one request."""
     rows = -(-workload.num_rows // parts)
     if rows == workload.num_rows:
         return workload
@@ -139,25 +139,24 @@ def part_of(workload: Workload, parts: int) -> Workload:
         total_scored_tokens=math.ceil(share * workload.total_scored_tokens),
         lengths=_part_of(workload.lengths, rows),
         brought=_part_of(workload.brought, rows),
-        beginnings=None if workload.beginnings is None else _begin(workload, rows),
+        beginnings=_begin(workload, rows, is_apart=is_apart),
     )
 
 
-def _begin(workload: Workload, rows: int) -> Beginnings:
-    """What so many of the rows begin with, as if they followed one another."""
+def _begin(workload: Workload, rows: int, *, is_apart: bool) -> Beginnings | None:
+    """What so many of the rows begin with."""
     own, groups = workload.beginnings, workload.lengths
-    assert own is not None
-    if len(own.groups) < len(groups) or not groups:  # one that is of them all
-        return own.first(rows, own.groups)
-    parts = zip(own.groups, _counts(groups, rows), groups, strict=True)
-    return own.first(
-        rows,
-        tuple(
+    if own is None:
+        return None
+    shared = own.groups
+    if len(shared) == len(groups):  # not one that is of them all
+        parts = zip(shared, _counts(groups, rows), groups, strict=True)
+        shared = tuple(
             Shared(one.tokens, min(count, math.ceil(one.begun * count / group[0])))
             for one, count, group in parts
             if count
-        ),
-    )
+        )
+    return own.apart(shared, workload.min_samples) if is_apart else own.beside(shared)
 
 
 def _part_of(

@@ -241,13 +241,13 @@ class Workload:
         """The most of one prompt behind whole pages of its beginning."""
         if not page_tokens or self.beginnings is None:
             return self.max_prompt_tokens
-        return self.beginnings.own_prompt_tokens(page_tokens)
+        return min(self.max_prompt_tokens, self.beginnings.own_prompt_tokens(page_tokens))
 
     def own_total_tokens(self, page_tokens: int) -> int:
         """Likewise of one row."""
         if not page_tokens or self.beginnings is None:
             return self.max_total_tokens
-        return self.beginnings.own_total_tokens(page_tokens)
+        return min(self.max_total_tokens, self.beginnings.own_total_tokens(page_tokens))
 
     def most_begun(self, num_rows: int, page_tokens: int) -> int:
         """The most tokens of beginnings that so many rows one after the other have."""
@@ -257,34 +257,38 @@ class Workload:
 
     def begun(self, num_rows: int) -> int:
         """How many beginnings so many rows compute, on average."""
-        if self.beginnings is None:
-            return 0
-        return min(num_rows, round(num_rows * self.beginnings.all.beginnings / self.num_rows))
+        return min(num_rows, round(num_rows * self._num_begun / self.num_rows))
 
-    def most_held(self, block_rows: int) -> Held:
-        """Beginnings of the rows of a block. Where answers end early a beginning stays until the
-        last of its rows has ended."""
+    def most_held(self, block_rows: int, *, may_stay: bool) -> Held:
+        """Beginnings of the rows of a block. If answers end early they ``may_stay``, where rows
+        enter at any time, until the last of their rows has ended."""
         assert self.beginnings is not None
-        sharers = self.num_rows / max(1, self.beginnings.all.beginnings)
-        longer = 2 * sharers / (sharers + 1) if self.ends_early else 1.0
+        sharers = self.num_rows / max(1, self._num_begun)
+        longer = 2 * sharers / (sharers + 1) if may_stay and self.ends_early else 1.0
         return self.beginnings.most_held(math.ceil(block_rows * max(1.0, longer)))
+
+    @property
+    def _num_begun(self) -> int:
+        """Beginnings of all rows."""
+        return 0 if self.beginnings is None else sum(own.begun for own in self.beginnings.groups)
 
     def answers(self) -> Lengths:
         """What is known of the answers' lengths before any is there."""
         return Lengths(expected=self.mean_new_tokens, longest=self.max_new_tokens)
 
-    def held_tokens(self, page_tokens: int) -> float:
-        """Tokens of a row's pages on average over the sweeps that rows of all ages are in: the page
-        in progress is half full, and rows with long answers are met more often."""
-        alike = ((1, self.mean_row_prompt_tokens, self.total_new_tokens / self.num_rows),)
+    def held_tokens(self, page_tokens: int, shared_page: int = 0) -> float:
+        """Tokens of a row's pages on average over the sweeps that rows of all ages are in, but for
+        what it shares in whole pages of so many: the page in progress is half full, and rows with
+        long answers are met more often."""
         sweeps = held = 0.0
-        for count, prompt, most in self.lengths or alike:
+        for count, prompt, most, shared, _ in self._groups(is_exact=True):
             new = max(1.0, float(most))
             answer, square = new, new * new
             if self.ends_early:
                 answer, square = (new + 1) / 2, (new + 1) * (2 * new + 1) / 6
+            own = max(1.0, prompt - _whole(shared, shared_page))
             sweeps += count * answer
-            held += count * (answer * (prompt + page_tokens / 2) + square / 2)
+            held += count * (answer * (own + page_tokens / 2) + square / 2)
         return min(held / sweeps, float(self.max_total_tokens + page_tokens))
 
     def row_lengths(self, first: int, last: int, page_tokens: int = 0) -> list[RowLength]:
@@ -295,6 +299,7 @@ class Workload:
         begin = num_begun = 0
         for count, prompt, new, shared, begun in self._groups():
             inside = range(max(first, begin) - begin, min(last, begin + count) - begin)
+            prompt, new = int(prompt), int(new)
             row = RowLength(prompt, new, min(_whole(shared, page_tokens), prompt - 1))
             if row.shared:
                 found += evenly(row, count, begun, inside, num_begun)
@@ -309,10 +314,13 @@ class Workload:
             return [r._replace(new=_expected(r.new, row)) for row, r in enumerate(found, first)]
         return found
 
-    def _groups(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(rows, prompt, new, shared, begun) of groups of rows."""
-        prompt = max(1, round(self.mean_row_prompt_tokens))
-        alike = ((self.num_rows, prompt, round(self.total_new_tokens / self.num_rows)),)
+    def _groups(self, *, is_exact: bool = False) -> Iterator[tuple[int, float, float, int, int]]:
+        """(rows, prompt, new, shared, begun) of groups of rows; means of all are rounded unless
+        ``is_exact``."""
+        prompt, new = self.mean_row_prompt_tokens, self.total_new_tokens / self.num_rows
+        alike = ((self.num_rows, prompt, new),)
+        if not is_exact:
+            alike = ((self.num_rows, max(1, round(prompt)), round(new)),)
         lengths = self.lengths or alike
         shared = (Shared(0, 0),) if self.beginnings is None else self.beginnings.groups
         if len(shared) < len(lengths):  # one that all have

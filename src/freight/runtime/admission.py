@@ -118,9 +118,9 @@ class Admission(ABC):
 class Continuous(Admission):
     """Rows enter at every sweep, as far as seats, pages and the pace allow.
 
-    A micro-batch has seats on the tiers by the policy's shares; samples of a request enter
-    together, on seats of one tier, unless they share its prompt. ``has_end``: there is a token that
-    ends answers. The offloaded rows of a micro-batch have ``slot_pages`` together.
+    A micro-batch has seats on the tiers by the policy's shares; samples enter together, on seats of
+    one tier, unless they share their prompt. ``has_end``: there is a token that ends answers. The
+    offloaded rows of a micro-batch have ``slot_pages`` together.
     """
 
     def __init__(
@@ -143,8 +143,7 @@ class Continuous(Admission):
         homes = {self._home(tier) for tier, _, count in self._seats if count}
         is_near = homes == {"compute"}
         self._parts = is_near or shares_elsewhere
-        if shares_elsewhere:
-            homes.add("compute")
+        homes |= {"compute"} if shares_elsewhere else set()
         self._num_pages: dict[Room, int] = {home: kv_cache.num_free_pages(home) for home in homes}
         if not is_near:
             self._num_pages |= dict.fromkeys(range(policy.num_micro_batches), slot_pages)
@@ -172,8 +171,7 @@ class Continuous(Admission):
         self._loads = [self._load(rows.values()) for rows in self.block]
         while not self._waiting.is_empty() and (self._pace.allows() or not self.has_rows()):
             if not self._enter(outlooks, self._most_together):
-                new, _ = self._waiting.next_rows(1)
-                parts = self._parts and self._prefixes.may_part(new)
+                parts = self._parts and self._prefixes.may_part(self._waiting.next_rows(1)[0])
                 if (self.has_rows() and not parts) or not self._enter(outlooks, 1):
                     break
         if self._waiting.is_empty():
@@ -268,12 +266,13 @@ class Continuous(Admission):
                 [num_tokens - shared] * count, [left] * count, [made] * count
             )
             curves: dict[Room, Pages] = dict.fromkeys(self._rooms(k, home), curve)
-            wanted = {home: count * self._kv.pages_for(num_tokens - shared)}
+            wanted, states = {home: count * self._kv.pages_for(num_tokens - shared)}, {home: count}
             if shared and self._prefixes.find(request) is None:
                 beginning = self._kv.pages_for(shared)
                 curves["compute"] = curves.get("compute", np.zeros_like(curve)) + always(beginning)
-                wanted["compute"] = wanted.get("compute", 0) + beginning
-            if all(pages <= self._kv.num_free_pages(own) for own, pages in wanted.items()) and all(
+                for sums, more in ((wanted, beginning), (states, 1)):
+                    sums["compute"] = sums.get("compute", 0) + more
+            if self._kv.has_free(wanted, states) and all(
                 outlooks[room].fits(own, self._num_pages[room]) for room, own in curves.items()
             ):
                 rows = self._waiting.take(count)

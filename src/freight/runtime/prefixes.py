@@ -67,8 +67,11 @@ class Prefixes:
         return 0 if is_scored or count >= request.num_computed else count
 
     def may_part(self, new: Row | Answer) -> bool:
-        """Whether samples of a request may come one by one: their prompt is computed once."""
-        return isinstance(new, Answer) and self.num_tokens(new.request) > 0
+        """Whether samples of a request may come one by one: hardly any of their prompt is then
+        computed more than once."""
+        if not isinstance(new, Answer) or not (shared := self.num_tokens(new.request)):
+            return False
+        return new.request.num_computed - shared <= 2 * self.kv.page_tokens
 
     def find(self, request: Request) -> Row | None:
         """The row of the request's beginning, if it has pages."""
