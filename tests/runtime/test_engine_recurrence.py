@@ -497,13 +497,17 @@ def test_beginnings_that_stay_keep_rows_out(tmp_path: Path) -> None:
     tokens = fitting_page_tokens(read_config(tmp_path), 400, 4)
     prompts, keys = [], [pair for pair in range(24) for _ in range(2)]
     for row, pair in enumerate(keys):
-        prompts.append([5 + (7 * pair + i) % 90 for i in range(tokens)] + [100 + row])
-    new = [4, 30] * 24
+        prompts.append([5 + (7 * pair + i) % 90 for i in range(tokens)] + [100 + row] * 8)
+    new = [4, 40] * 24
     work = tiny.begin_alike(
-        replace(tiny.workload(prompts, 30), total_new_tokens=sum(new)),
+        replace(
+            tiny.workload(prompts, 40),
+            total_new_tokens=sum(new),
+            lengths=tuple((1, tokens + 8, most) for most in new),
+        ),
         keys=keys,
         tokens=[tokens] * 48,
-        prompts=[tokens + 1] * 48,
+        prompts=[tokens + 8] * 48,
         new=new,
         samples=[1] * 48,
     )
