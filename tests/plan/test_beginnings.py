@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import ne
+from operator import add, mul, ne
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,20 @@ def beginnings_of(asked: list[Asked]) -> Beginnings:
         prompts=shared + own,
         totals=shared + own + new,
         rows=rows,
+    )
+
+
+def work_of(lengths: tuple[tuple[int, int, int], ...], beginnings: Beginnings) -> Workload:
+    rows, prompts, new = zip(*lengths, strict=True)
+    return Workload(
+        num_rows=sum(rows),
+        max_prompt_tokens=max(prompts),
+        max_new_tokens=max(new),
+        max_total_tokens=max(map(add, prompts, new)),
+        total_prompt_tokens=sum(map(mul, rows, prompts)),
+        total_new_tokens=sum(map(mul, rows, new)),
+        lengths=lengths,
+        beginnings=beginnings,
     )
 
 
@@ -132,16 +146,8 @@ def test_what_rows_hold_is_never_less_than_a_token() -> None:
     """Long beginnings of rows that soon end, beside rows that stay and have none."""
     asked = [Asked(0, 1984, 16, 2, 1)] * 32 + [Asked(-1, 0, 32, 100, 1)] * 32
     told = beginnings_of(asked)
-    work = Workload(
-        num_rows=64,
-        max_prompt_tokens=2000,
-        max_new_tokens=100,
-        max_total_tokens=2002,
-        total_prompt_tokens=32 * 2032,
-        total_new_tokens=32 * 102,
-        lengths=((32, 2000, 2), (32, 32, 100)),
-        beginnings=replace(told, groups=(Shared(1984, 1), Shared(0, 0))),
-    )
+    lengths = (32, 2000, 2), (32, 32, 100)
+    work = work_of(lengths, replace(told, groups=(Shared(1984, 1), Shared(0, 0))))
     alone = replace(work, beginnings=None, lengths=((32, 16, 2), (32, 32, 100)))
     assert work.held_tokens(16, 16) == pytest.approx(alone.held_tokens(16))
     assert work.held_tokens(16) > work.held_tokens(16, 16) > 80
@@ -152,24 +158,8 @@ def test_rows_of_a_workload_share_in_whole_pages(page: int) -> None:
     """Of groups of rows, each with its own mean; numbers begin at the first that is asked for."""
     asked = [Asked(0, 48, 10, 4, 3), Asked(1, 48, 10, 4, 3), Asked(-1, 0, 30, 4, 2)]
     told = beginnings_of(asked)
-    work = Workload(
-        num_rows=8,
-        max_prompt_tokens=58,
-        max_new_tokens=4,
-        max_total_tokens=62,
-        total_prompt_tokens=58 * 6 + 60,
-        total_new_tokens=32,
-        lengths=((6, 58, 4), (2, 30, 4)),
-        beginnings=Beginnings(
-            groups=(Shared(48, 2), Shared(0, 0)),
-            own_prompt=told.own_prompt,
-            own_total=told.own_total,
-            least_tokens=told.least_tokens,
-            most_tokens=told.most_tokens,
-            grain=told.grain,
-            held=told.held,
-        ),
-    )
+    groups = Shared(48, 2), Shared(0, 0)
+    work = work_of(((6, 58, 4), (2, 30, 4)), replace(told, groups=groups))
     kept = 48 // page * page if page else 0
     assert work.mean_shared_tokens(page) == 6 * kept / 8
     assert work.mean_computed_tokens(page) == (58 * 6 + 60 - 6 * kept + 2 * kept) / 8
