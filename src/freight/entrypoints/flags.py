@@ -233,6 +233,11 @@ def add_placement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="compute what prompts begin with alike for every row, to compare",
     )
     group.add_argument(
+        "--no-rolling-windows",
+        action="store_true",
+        help="keep all keys in layers that attend the last ones alone, to compare",
+    )
+    group.add_argument(
         "--no-row-moves",
         action="store_true",
         help="leave keys and values on the tier where their row entered, to compare",

@@ -80,7 +80,8 @@ class LLM:
     keys and values are made of instead of these. ``admission`` says when rows enter: "row",
     "zigzag", "diagonal", "refill" or "auto"; ``batch_tokens`` bounds what a micro-batch brings to a
     sweep. A row tries up to ``draft_tokens`` at once that followed the same words before (prompt
-    lookup). What prompts begin with alike is computed once unless ``share_prefixes`` is off, and
+    lookup). What prompts begin with alike is computed once unless ``share_prefixes`` is off,
+    layers with an attention window keep what it reaches alone unless ``roll_windows`` is, and
     rows under way change tiers, as room is left or wanted, unless ``move_rows`` is. ``lossless``
     keeps bfloat16 weights in 11 bits, exactly as they are. Four things do change the answers a
     little: ``weight_bits`` 4 or 8 compresses the matrices, whose groups run along the ``group_dim``
@@ -110,6 +111,7 @@ class LLM:
         batch_tokens: int | None = None,
         draft_tokens: int = 0,
         share_prefixes: bool = True,
+        roll_windows: bool = True,
         move_rows: bool = True,
         lossless: bool = False,
         weight_bits: int | None = None,
@@ -140,6 +142,7 @@ class LLM:
             batch_tokens=batch_tokens,
             draft_tokens=draft_tokens,
             share_prefixes=share_prefixes,
+            roll_windows=roll_windows,
             move_rows=move_rows,
             lossless=lossless,
             weight_bits=weight_bits,

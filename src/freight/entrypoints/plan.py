@@ -309,6 +309,7 @@ def _read_wishes(arguments: argparse.Namespace) -> Wishes:
         recomputed=None if arguments.recompute_kv is None else arguments.recompute_kv / 100,
         admission=find_rule(arguments.admission),
         batch_tokens=arguments.batch_tokens,
+        rolls_windows=not arguments.no_rolling_windows,
         moves_rows=not arguments.no_row_moves,
         shares_prefixes=not arguments.no_shared_prefixes,
         overlap=not arguments.no_overlap,

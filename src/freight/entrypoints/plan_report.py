@@ -283,6 +283,7 @@ def flags_of(policy: Policy) -> str:
         + (f" --cpu-attention {100 * policy.cpu_attention:.4g}" if policy.cpu_attention else "")
         + (f" --recompute-kv {100 * policy.recomputed:.4g}" if policy.recomputed else "")
         + f" --admission {policy.admission}"
+        + ("" if policy.rolls_windows else " --no-rolling-windows")
         + ("" if policy.moves_rows else " --no-row-moves")
         + ("" if policy.overlap else " --no-overlap")
     )

@@ -162,6 +162,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         batch_tokens=arguments.batch_tokens,
         draft_tokens=getattr(arguments, "draft_tokens", 0),
         share_prefixes=not arguments.no_shared_prefixes,
+        roll_windows=not arguments.no_rolling_windows,
         move_rows=not arguments.no_row_moves,
         lossless=arguments.lossless,
         weight_bits=arguments.weight_bits,

@@ -72,6 +72,7 @@ _SAME_FLAGS: Final = (
     "num_micro_batches",
     "pin_layout",
     "recompute_kv",
+    "no_rolling_windows",
     "no_row_moves",
     "no_shared_prefixes",
     "sparse_attention",

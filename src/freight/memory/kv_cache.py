@@ -47,9 +47,11 @@ class KVCache:
     ``tails`` are such too. A layer's pages are of one size off the compute tier, ``far_page_bytes``
     of it. The disk's are in ``file``, layer after layer, ``num_disk_pages`` each; a row there gets
     ``disk_extent_pages`` that lie together, or where that is 0 as many as it asks for.
+    With ``row_pages`` rows have so many on every tier, however long they are.
     Without ``is_kept`` pages are used within one computation only: after each ``begin_batch`` the
     same ones are given out. What rows keep in layers without keys is in ``states``, a page for
-    each, on the tier of its row: it is admitted and released with it. ``holds_beginnings``: there
+    each, and in layers with a window in ``windows``, an extent that is used in turn; both on the
+    tier of their row: they are admitted and released with it. ``holds_beginnings``: there
     is room on the compute tier for what rows share, beside their own.
     """
 
@@ -63,13 +65,19 @@ class KVCache:
         page_tokens: int,
         far_page_bytes: Sequence[int],
         disk_extent_pages: int = 0,
+        row_pages: int = 0,
         is_kept: bool = True,
         states: KVCache | None = None,
+        windows: KVCache | None = None,
         holds_beginnings: bool = True,
     ) -> None:
         self.is_kept = is_kept
         self.states = states
-        self.holds_beginnings = holds_beginnings
+        self.windows = windows
+        self._beside = [own for own in (states, windows) if own is not None]
+        room: bool = holds_beginnings and all(own.holds_beginnings for own in self._beside)
+        self.holds_beginnings: bool = room
+        self._row_pages = row_pages
         self._disk_extent_pages = disk_extent_pages
         self.pools = pools
         self.page_tokens = page_tokens
@@ -87,8 +95,8 @@ class KVCache:
     def begin_batch(self) -> None:
         """The next micro-batch is admitted. Where pages are not kept all are free for it; rows of
         those before it are known until they are released."""
-        if self.states is not None:
-            self.states.begin_batch()
+        for own in self._beside:
+            own.begin_batch()
         if not self.is_kept:
             for home, count in self._counts.items():
                 self._free[home] = _FreeList(free=list(range(count)))
@@ -106,10 +114,11 @@ class KVCache:
 
     def has_free(self, pages: Mapping[Home, int], rows: Mapping[Home, int]) -> bool:
         """Whether so many pages on each tier are free, and what so many more rows keep in layers
-        without keys has room."""
-        states = self.states
-        return all(count <= self.num_free_pages(home) for home, count in pages.items()) and (
-            states is None or all(n <= states.num_free_pages(home) for home, n in rows.items())
+        without keys, or with a window, has room."""
+        return all(count <= self.num_free_pages(home) for home, count in pages.items()) and all(
+            count * max(1, own._row_pages) <= own.num_free_pages(home)
+            for own in self._beside
+            for home, count in rows.items()
         )
 
     def admit(
@@ -122,15 +131,27 @@ class KVCache:
     ) -> None:
         """Reserve pages on one tier for rows (row, most tokens), page by page across them; all
         pages of ``shared``, which stays for as long as they do, are their first, wherever it is."""
-        if self.states is not None:
-            self.states.admit(home, rows, is_delegated=is_delegated)
+        for own in self._beside:
+            own.admit(home, rows, is_delegated=is_delegated)
+        self._admit(home, rows, is_delegated=is_delegated, shared=shared)
+
+    def _admit(
+        self,
+        home: Home,
+        rows: Sequence[tuple[Hashable, int]],
+        *,
+        is_delegated: bool,
+        shared: Hashable | None,
+    ) -> None:
         first = () if shared is None else self.rows[shared].pages
         is_here = shared is None or self.rows[shared].home == home
         num_elsewhere = 0 if is_here else len(first)
         if home == "disk" and self._disk_extent_pages:
             self._admit_together(rows, num_elsewhere, is_delegated=is_delegated)
             return
-        wanted = [self.pages_for(num_tokens) - len(first) for _, num_tokens in rows]
+        wanted = [
+            self._row_pages or self.pages_for(num_tokens) - len(first) for _, num_tokens in rows
+        ]
         pages = iter(self._free[home].take(sum(wanted)))
         tables: list[list[int]] = [[] for _ in rows]
         for turn in range(max(wanted, default=0)):
@@ -153,7 +174,7 @@ class KVCache:
     ) -> None:
         """An extent for each row: all are of one size, so that those that are free are whole."""
         for row, num_tokens in rows:
-            count = self.pages_for(num_tokens) - num_elsewhere
+            count = self._row_pages or self.pages_for(num_tokens) - num_elsewhere
             assert count <= self._disk_extent_pages, (row, num_tokens)
             self.rows[row] = RowPages(
                 home="disk",
@@ -183,8 +204,11 @@ class KVCache:
     def has_room(self, home: Home, num_tokens: int) -> bool:
         """Whether a row with so many tokens of its own can be admitted to a tier."""
         assert self.states is None, "rows with a state stay where they are"
+        if self.windows is not None and not self.windows.has_room(home, num_tokens):
+            return False
         is_disk = home == "disk"
-        count = (self._disk_extent_pages if is_disk else 0) or self.pages_for(num_tokens)
+        extent = self._disk_extent_pages if is_disk else 0
+        count = extent or self._row_pages or self.pages_for(num_tokens)
         return count <= self.num_free_pages(home) and not (is_disk and not self._free_tails.free)
 
     def move(
@@ -199,13 +223,17 @@ class KVCache:
         """Give a row with so many tokens pages on another tier, to which the next sweep brings what
         it has; ``shared`` as in :meth:`admit`. Those where it is are its own until it is settled.
         """
+        if self.windows is not None:
+            self.windows.move(row, home, num_tokens, is_delegated=is_delegated)
         origin = self.rows[row]
         named = [(row, num_tokens)]
-        self.admit(home, named, is_delegated=is_delegated, shared=shared)
+        self._admit(home, named, is_delegated=is_delegated, shared=shared)
         self.rows[row] = replace(self.rows[row], origin=origin)
 
     def settle(self, row: Hashable) -> None:
         """A sweep has brought a row that moved to its new place: its old one is free."""
+        if self.windows is not None:
+            self.windows.settle(row)
         own = self.rows[row]
         assert own.origin is not None
         self._give(own.origin)
@@ -213,8 +241,8 @@ class KVCache:
 
     def release(self, row: Hashable) -> None:
         """Free a row's own pages, at once."""
-        if self.states is not None:
-            self.states.release(row)
+        for beside in self._beside:
+            beside.release(row)
         own = self.rows.pop(row)
         if not self.is_kept:
             return

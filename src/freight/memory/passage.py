@@ -6,9 +6,11 @@ Knows rows by their pages and lengths; moves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from freight.model.batch import first_page
 
 __all__ = [
     "Home",
@@ -56,6 +58,10 @@ class RowPages:
     def own(self) -> tuple[int, ...]:
         """The pages that are no other row's."""
         return self.pages[self.num_shared :]
+
+    def page_of(self, turn: int) -> int:
+        """Its own page of that number; where it has fewer they are used in turn."""
+        return self.pages[self.num_shared + turn % (len(self.pages) - self.num_shared)]
 
     @property
     def num_apart(self) -> int:
@@ -112,27 +118,41 @@ def plan_passage(
     total_lens: Sequence[int],
     page_tokens: int,
     written_lens: Sequence[int] = (),
+    *,
+    window: int | None = None,
+    enter: Collection[int] = (),
 ) -> Passage:
     """Plan for ``rows``, with so many tokens before and after the sweep. Where the last one wrote
     more than are left of it, ``written_lens`` say how many: a page that it filled is on disk. Pages
-    lie in the slot in the order in which they lie at home, so that neighbours stay together."""
+    lie in the slot in the order in which they lie at home, so that neighbours stay together.
+
+    With a ``window`` rows have as many pages as it can reach, which are used in turn, and those
+    pass that it reaches now; a row's table begins with its :func:`first_page`. Of rows that
+    ``enter``, by number, nothing is there yet: what they had is put into the slot from elsewhere.
+    """
     sources = [row.origin or row for row in rows]
+    firsts = [first_page(kv_len, page_tokens, window) for kv_len in kv_lens]
+    lasts = [-(-total // page_tokens) for total in total_lens]
     used = [
-        (source.home, page, number, turn)
-        for number, (source, total) in enumerate(zip(sources, total_lens, strict=True))
-        for turn, page in enumerate(source.own[: -(-total // page_tokens)])
+        (source.home, source.page_of(turn), number, turn)
+        for number, source in enumerate(sources)
+        for turn in range(firsts[number], lasts[number])
     ]
-    tables = [[0] * -(-total // page_tokens) for total in total_lens]
+    tables = [[0] * (last - first) for first, last in zip(firsts, lasts, strict=True)]
     for place, (_, _, number, turn) in enumerate(sorted(used)):
-        tables[number][turn] = place
+        tables[number][turn - firsts[number]] = place
     runs_in, runs_out = _Runs(page_tokens), _Runs(page_tokens)
-    for row, source, table, kv_len, total, written in zip(
-        rows, sources, tables, kv_lens, total_lens, written_lens or kv_lens, strict=True
+    for number, (row, source, table, kv_len, total, written) in enumerate(
+        zip(rows, sources, tables, kv_lens, total_lens, written_lens or kv_lens, strict=True)
     ):
-        there = range(-(-kv_len // page_tokens))
-        runs_in.add(source, table, there, max(kv_len, written))
-        touched = 0 if row.origin is not None else kv_len // page_tokens
-        runs_out.add(row, table, range(touched, len(table)), total)
+        first, last = firsts[number], lasts[number]
+        there = range(first, first if number in enter else -(-kv_len // page_tokens))
+        runs_in.add(source, table, first, there, max(kv_len, written))
+        is_new = row.origin is not None or number in enter
+        touched = first if is_new else kv_len // page_tokens
+        if window is not None:
+            touched = max(touched, last - len(row.pages))
+        runs_out.add(row, table, first, range(touched, last), total)
     return Passage(
         num_pages=len(used),
         tables=tuple(tuple(table) for table in tables),
@@ -177,17 +197,18 @@ class _Runs:
         self._page_tokens = page_tokens
         self.near, self.cpu, self.disk, self.tails = _Pairs(), _Pairs(), _Pairs(), _Pairs()
 
-    def add(self, row: RowPages, table: Sequence[int], turns: range, num_tokens: int) -> None:
-        """Pages ``turns`` of a row that has so many tokens: on disk those that they fill, the last
-        one else is its tail."""
-        own = row.own
+    def add(
+        self, row: RowPages, table: Sequence[int], first: int, turns: range, num_tokens: int
+    ) -> None:
+        """Pages ``turns`` of a row that has so many tokens, and in a slot a table from page
+        ``first`` on: on disk those that they fill, the last one else is its tail."""
         for turn in turns:
-            slot = table[turn]
+            page, slot = row.page_of(turn), table[turn - first]
             if row.home == "compute":
-                self.near.pairs.append((own[turn], slot))
+                self.near.pairs.append((page, slot))
             elif row.home == "cpu":
-                self.cpu.pairs.append((own[turn], slot))
+                self.cpu.pairs.append((page, slot))
             elif (turn + 1) * self._page_tokens <= num_tokens:
-                self.disk.pairs.append((own[turn], slot))
+                self.disk.pairs.append((page, slot))
             else:
                 self.tails.pairs.append((row.tail, slot))

@@ -24,6 +24,7 @@ __all__ = [
     "RowKey",
     "RowSpan",
     "chunk_rows",
+    "first_page",
 ]
 
 GROUP_BYTES: Final = 16 << 20
@@ -174,6 +175,12 @@ class MicroBatch:
             for span in self.rows
             for place in span.scored
         ]
+
+
+def first_page(kv_len: int, page_tokens: int, window: int | None) -> int:
+    """The first page of keys that the token behind so many sees: it attends the last ones, itself
+    included, or all."""
+    return 0 if window is None else max(0, kv_len + 1 - window) // page_tokens
 
 
 def chunk_rows(rows: Sequence[RowSpan], max_tokens: int) -> Iterator[tuple[int, int]]:

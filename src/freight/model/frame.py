@@ -20,13 +20,17 @@ from freight.model.rope_config import RopeConfig
 from freight.model.routes import Routes
 from freight.model.workspace import Workspace
 
-__all__ = ["Angles", "DelegatedTokens", "Frame", "LayerStates", "Rows", "WeightParts"]
+__all__ = ["Angles", "DelegatedTokens", "Frame", "LayerStates", "PageCopies", "Rows", "WeightParts"]
 
 Rows = torch.Tensor | CompressedRows | IntegerRows
 WeightParts = Sequence[tuple[int, Rows]]
 """A weight on the compute device: (first row, rows [n, columns]), in order, without gaps. What is
 compressed in groups is made plain in tiles, each of which is used before the next; tokens meet
 integer rows as integers. Plain rows may be narrower than the tokens."""
+
+
+PageCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Bytes of pages: from where, and where to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +71,10 @@ class Frame:
 
     ``values["x"]`` [T, D] is the residual stream and is updated in place. ``angles`` are those of
     each way to rotate, ``positions`` [T] count from 0. ``kv`` pairs pools with the views that index
-    them, ``states`` are those of rows in a layer without keys. A router fills ``routes``; an expert
-    works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n]. ``delegated``
-    tokens are attended elsewhere.
+    them; ``around`` says for each, if for any, what is copied before its rows are attended and
+    after. ``states`` are those of rows in a layer without keys. A router fills ``routes``; an
+    expert works on ``chosen`` [n], the tokens that chose it, with their ``shares`` [n].
+    ``delegated`` tokens are attended elsewhere.
     """
 
     weights: Mapping[str, WeightParts]
@@ -78,6 +83,7 @@ class Frame:
     angles: Mapping[RopeConfig, Angles] = field(default_factory=dict)
     positions: torch.Tensor | None = None
     kv: Sequence[tuple[Pages, KVView]] = field(default_factory=tuple)
+    around: Sequence[tuple[PageCopies, PageCopies]] = ()
     states: Sequence[LayerStates] = field(default_factory=tuple)
     delegated: DelegatedTokens | None = None
     routes: Routes | None = None

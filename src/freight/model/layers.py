@@ -23,7 +23,7 @@ from freight.kernels.integers import (
 from freight.kernels.products import Product, can_gate, multiply
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.model.attention import append, attend, sink
-from freight.model.frame import Frame, Rows
+from freight.model.frame import Frame, PageCopies, Rows
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
 from freight.model.latents import absorb_keys, expand_values, join_latent, split_latent
 from freight.model.number_format import TILE_ROWS, integer_scratch
@@ -292,9 +292,12 @@ def _attend(step: Attend, frame: Frame) -> None:
         lse = None
         if step.sinks is not None or any(view.stems for _, view in frame.kv):
             lse = frame.workspace.take(*q.shape[:2], dtype=torch.float32)
-        for pool, view in frame.kv:
+        for place, (pool, view) in enumerate(frame.kv):
+            before, after = frame.around[place] if frame.around else ((), ())
+            _copy(before)
             append(pool, view, k, v)
             attend(step, q, pool, view, out, frame.workspace, lse)
+            _copy(after)
         for pool, view in frame.kv:
             if lse is not None:
                 attend_stems(step, q, pool, view, out, lse, frame.workspace)
@@ -305,6 +308,11 @@ def _attend(step: Attend, frame: Frame) -> None:
         tokens = slice(frame.delegated.first, None)
         for target, found in zip(frame.delegated.targets, (q, k, v), strict=True):
             target.copy_(found[tokens])
+
+
+def _copy(pages: PageCopies) -> None:
+    for source, target in pages:
+        target.copy_(source, non_blocking=True)
 
 
 def _activate_and_gate(step: Activate, by: Multiply, frame: Frame) -> None:

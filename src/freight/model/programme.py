@@ -213,6 +213,11 @@ class Unit:
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "num_elements", sum(w.num_elements for w in weights))
 
+    @property
+    def has_window(self) -> bool:
+        """Whether its tokens attend no more than the last ones before them."""
+        return any(isinstance(step, Attend) and step.window is not None for step in self.steps)
+
     def halves(self) -> tuple[Unit, Unit]:
         """An attention unit up to what it attends, and from there; between them pass the values
         that pass from unit to unit, and what was attended."""

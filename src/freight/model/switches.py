@@ -330,6 +330,20 @@ class ModelConfig:
     def num_attention_layers(self) -> int:
         return sum(map(self.attends, range(self.num_layers)))
 
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer attends no more than the last tokens."""
+        return self.attends(layer) and self.sliding_windows[layer] is not None
+
+    @property
+    def num_window_layers(self) -> int:
+        return sum(map(self.has_window, range(self.num_layers)))
+
+    @property
+    def widest_window(self) -> int | None:
+        """The most tokens that a layer with a window attends; None where there is none."""
+        windows = (self.sliding_windows[i] for i in range(self.num_layers) if self.has_window(i))
+        return max((window for window in windows if window is not None), default=None)
+
     @property
     def num_recurrent_layers(self) -> int:
         return sum(map(self.keeps_state, range(self.num_layers)))

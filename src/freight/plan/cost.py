@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
@@ -56,6 +56,7 @@ _COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
+_Kept = Literal["keys", "states", "window"]
 _Key = tuple[Kind, int, int, int, bool, bool, bool]
 
 
@@ -72,10 +73,12 @@ class Cost:
     dtype: str
     units: tuple[int, ...]
     """For each unit of the schedule, its number in the programme."""
+    window_pages: int = 0
+    """Of a row in layers that keep the last window of keys; 0: all are kept everywhere."""
     kept: dict[_Key, Demand] = field(default_factory=dict)
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
-    moves: dict[tuple[Kind, int, bool], Demand] = field(default_factory=dict)
+    moves: dict[tuple[Kind, int, _Kept], Demand] = field(default_factory=dict)
     keys: dict[int, Unit | None] = field(default_factory=dict)
     """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
@@ -104,7 +107,7 @@ class Cost:
 
     def demand(self, operation: Operation) -> Demand:
         """Seconds of an operation alone."""
-        key = operation.kind, operation.num_bytes, self._is_of_states(operation)
+        key = operation.kind, operation.num_bytes, self._kept(operation)
         if (known := self.moves.get(key)) is not None:
             return known
         if operation.kind in _COMPUTED:
@@ -121,27 +124,33 @@ class Cost:
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
             request = float(self.config.embedding_size * self.size)
-        elif self._is_of_states(operation):
+        elif (kept := self._kept(operation)) == "states":
             request = min(request, float(state_size(self.config, self.size)))
         elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
-            request = min(request, self._kv_request(operation.kind))
+            request = min(request, self._kv_request(operation.kind, kept))
         kind = _KINDS.get(operation.kind, "weights")
         link = self.machine.links[operation.lane.value]
         return Demand(
             seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
         )
 
-    def _is_of_states(self, operation: Operation) -> bool:
-        """Whether it moves what rows keep in a layer without keys."""
-        if self.config.recurrence is None or operation.kind not in _KV_MOVES:
-            return False
-        return self.programme.units[self.units[operation.unit]].kind == "recurrence"
+    def _kept(self, operation: Operation) -> _Kept:
+        """What of a row it moves: what is kept in a layer without keys, the pages that a window
+        reaches, or all keys."""
+        if operation.kind not in _KV_MOVES:
+            return "keys"
+        unit = self.programme.units[self.units[operation.unit]]
+        if unit.kind == "recurrence":
+            return "states"
+        return "window" if self.window_pages and unit.has_window else "keys"
 
-    def _kv_request(self, kind: Kind) -> float:
+    def _kv_request(self, kind: Kind, kept: _Kept) -> float:
         """Bytes of keys and values that lie together on disk where rows enter at any time: one
         page, or of a row that has an extent all that it is expected to have."""
         page_bytes = page_size(self.config, self.policy.page_tokens, self.size)
         is_read = kind in (Kind.READ_KV, Kind.READ_DELEGATED)
+        if is_read and kept == "window":
+            return float(self.window_pages * page_bytes)
         if not is_read or not lie_in_extents(self.policy, page_bytes):
             return float(page_bytes)
         return max(1.0, self.policy.row_tokens / self.policy.page_tokens) * page_bytes

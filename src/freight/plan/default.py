@@ -202,6 +202,7 @@ class Planner:
             piece_bytes=self.piece_bytes,
             staging_pieces=self.staging_pieces,
             overlap=wishes.overlap,
+            rolls_windows=wishes.rolls_windows,
             moves_rows=wishes.moves_rows,
             cpu_attention=wishes.cpu_attention or 0.0,
             recomputed=wishes.recomputed or 0.0,
@@ -378,8 +379,7 @@ class Planner:
         disk_s = (disk_bytes := self._needed_bytes(layout, "disk", rows)) / _DISK_BYTES_PER_S
         link_bytes = self._needed_bytes(layout, "cpu", rows)
         pages = rows * self.workload.max_total_tokens // policy.page_tokens
-        kv_bytes = pages * sum(plan.geometry.far_page_bytes)
-        kv_bytes += rows * plan.geometry.state_bytes * self.config.num_recurrent_layers
+        kv_bytes = plan.geometry.far_bytes(self.config, rows, pages)
         if self.compute_tier == "gpu":
             link_bytes += disk_bytes
             link_bytes += round((1 - policy.kv.gpu) * kv_bytes)

@@ -26,6 +26,7 @@ from freight.plan.policy import Policy, Split, Tier
 from freight.plan.ring import embeds_in_place, ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
 from freight.plan.scratch import host_attention_bytes, workspace_bytes
+from freight.plan.windows import Windows, find_windows
 from freight.plan.workload import Workload
 from freight.quantities import align_up
 
@@ -49,7 +50,8 @@ class Geometry:
     computed, ``far_page_bytes`` by layer those of a page elsewhere. Rows share what they begin
     with in pages of ``shared_page`` tokens, 0: not at all. ``kv_pages`` are the pages per layer on
     each tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers``
-    the layers that have pages of their own (see :func:`keeps_kv`). ``state_rows`` are the rows on
+    the layers that have pages of their own (see :func:`keeps_kv`); ``windows`` is what those have
+    that do not keep all keys. ``state_rows`` are the rows on
     each tier that keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory
     of its own. ``kv_slot_pages`` are the pages that one micro-batch's offloaded rows may have
     together, ``kv_slot_bytes`` what these or their states take, ``num_tails`` the rows on disk of
@@ -70,6 +72,7 @@ class Geometry:
     far_page_bytes: tuple[int, ...]
     shared_page: int
     kv_layers: int
+    windows: Windows
     state_layers: int
     state_bytes: int
     state_rows: dict[Tier, int]
@@ -103,6 +106,18 @@ class Geometry:
     def input_page_bytes(self) -> int:
         """Of a page of what comes into attention, where some layers keep that."""
         return min((size for size in self.far_page_bytes if size), default=self.page_bytes)
+
+    @property
+    def rolls(self) -> bool:
+        """Whether layers with a window keep the pages alone that it reaches."""
+        return self.windows.pages > 0
+
+    def far_bytes(self, config: ModelConfig, rows: int, pages: int) -> int:
+        """What rows off the compute tier have that keep so many pages per layer together."""
+        rolled = self.windows.layers * self.page_bytes
+        whole = sum(self.far_page_bytes) - rolled
+        of_row = self.windows.pages * rolled + config.num_recurrent_layers * self.state_bytes
+        return pages * whole + rows * of_row
 
     def total(self, tier: Tier) -> int:
         """Bytes to take of a tier; every purpose may be cut in a few aligned stretches."""
@@ -139,6 +154,7 @@ def measure(
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
+    windows = find_windows(config, policy, workload)
     extent_pages = disk_extent_pages(policy, workload, page_bytes)
     home = policy.compute_tier
     slot_pages = pages_together(
@@ -165,7 +181,8 @@ def measure(
         page_bytes=page_bytes,
         far_page_bytes=far_page_bytes,
         shared_page=shared_page(policy, workload),
-        kv_layers=config.num_attention_layers if is_kept else 1,
+        kv_layers=config.num_attention_layers - windows.layers if is_kept else 1,
+        windows=windows,
         state_layers=config.num_recurrent_layers
         if is_kept
         else min(1, config.num_recurrent_layers),
@@ -174,7 +191,9 @@ def measure(
         kv_pages={tier: kv_pages(policy, tier, workload, extent_pages) for tier in kv_rows},
         disk_extent_pages=extent_pages,
         kv_slot_pages=slot_pages,
-        kv_slot_bytes=max(slot_pages * max(far_page_bytes), far_states),
+        kv_slot_bytes=max(
+            slot_pages * max(far_page_bytes), far_states, windows.slot_pages * page_bytes
+        ),
         num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
@@ -189,7 +208,9 @@ def measure(
         scored_tokens=scored,
         score_bytes=4 * (3 + 2 * min(max(1, workload.max_logprobs), config.vocab_size)),
         workspace_bytes=workspace_bytes(config, layout, policy, workload),
-        index_bytes=_index_bytes(config, size, policy, row_pages)
+        index_bytes=_index_bytes(
+            config, size, policy, row_pages + windows.pages * (1 + (windows.layers > 0))
+        )
         + _turns_bytes(config, size, policy, workload)
         + _is_varied(policy, workload, size) * shapes_bytes
         + _record_bytes(policy, workload, scored)
@@ -285,15 +306,25 @@ def _count_block(
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
     row_bytes = layout.stream_columns * layout.element_bytes
+    rolling = [g.windows.pages > 0 and config.has_window(i) for i in range(config.num_layers)]
+    far_bytes = sum(
+        size for size, rolls in zip(g.far_page_bytes, rolling, strict=True) if not rolls
+    )
     layer_pages = {
-        t: pages * (g.kv_layers * g.page_bytes if t == home else sum(g.far_page_bytes))
+        t: pages * (g.kv_layers * g.page_bytes if t == home else far_bytes)
         for t, pages in g.kv_pages.items()
+    }
+    windows = {
+        t: rows * g.windows.pages * g.windows.layers * g.page_bytes
+        for t, rows in g.windows.rows.items()
     }
     states = {t: g.state_layers * rows * g.state_bytes for t, rows in g.state_rows.items()}
     slot = g.kv_slot_bytes
     near, host = g.usage[home], g.usage["cpu"]
     recomputes = policy.recomputes(config.num_layers)
     near["KV cache"] = layer_pages[home]
+    near["KV windows"] = windows[home]
+    near["window scratch"] = g.windows.scratch_pages * g.page_bytes
     near["row states"] = states[home]
     near["KV slots"] = RING_SLOTS["kv slot"] * slot
     near["recomputed KV"] = g.kv_slot_pages * g.page_bytes * any(recomputes)
@@ -314,6 +345,7 @@ def _count_block(
         host["delegated KV"] = RING_SLOTS["delegated kv"] * g.delegated_pages * g.page_bytes
         host["attention"] = g.attention_bytes
         host["KV cache"] = layer_pages["cpu"]
+        host["KV windows"] = windows["cpu"]
         host["row states"] = states["cpu"]
         if g.num_tails:
             host["KV staging"] = (RING_SLOTS["kv in"] + RING_SLOTS["kv out"]) * slot
@@ -322,5 +354,6 @@ def _count_block(
             slots = RING_SLOTS["activations in"] + RING_SLOTS["activations out"]
             host["activation staging"] = slots * g.activation_slot_bytes
     g.usage["disk"]["KV cache"] = layer_pages["disk"]
+    g.usage["disk"]["KV windows"] = windows["disk"]
     g.usage["disk"]["row states"] = states["disk"]
     g.usage["disk"]["activations"] = block * g.activation_disk_stride

@@ -54,7 +54,8 @@ class PlannedStage:
         """Those of a run; of experts all are needed, as blocks of many rows do."""
         experts = self.model.config.experts
         layout, policy = self.plan.layout, self.plan.policy
-        model = stream_model(layout, policy, most_pieces=forecast_pieces(policy))
+        rolls = self.plan.geometry.rolls
+        model = stream_model(layout, policy, most_pieces=forecast_pieces(policy), rolls=rolls)
         count = 0 if experts is None else experts.num_experts
         return list(schedule(sweeps, model, lambda: True, lambda _: range(count)))
 
@@ -68,6 +69,7 @@ class PlannedStage:
             layout=self.plan.layout,
             policy=self.plan.policy,
             dtype=self.dtype,
+            window_pages=self.plan.geometry.windows.pages,
             units=tuple(range(len(programme.units))),
         )
 

@@ -124,9 +124,11 @@ class Policy:
     0: each row has pages for all its life. ``moves_rows``: rows that are under way then move to
     faster tiers when nobody enters any more and others have left room there, and to slower ones
     where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike
-    is computed once. Beside the token that it has a row brings up to ``draft_tokens`` guesses at
-    those that follow. ``blocks_in_flight`` are the blocks whose keys and values are held at once: a
-    stage of a pipeline sweeps over one while others are at other stages.
+    is computed once. ``rolls_windows``: layers with an attention window keep the pages alone that
+    it reaches, where that is less than all. Beside the token that it has a row brings up to
+    ``draft_tokens`` guesses at those that follow. ``blocks_in_flight`` are the blocks whose keys
+    and values are held at once: a stage of a pipeline sweeps over one while others are at other
+    stages.
     """
 
     compute_tier: Tier
@@ -149,6 +151,7 @@ class Policy:
     row_tokens: int = 0
     moves_rows: bool = True
     shares_prefixes: bool = True
+    rolls_windows: bool = True
     draft_tokens: int = 0
     blocks_in_flight: int = 1
 

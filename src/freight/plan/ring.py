@@ -100,10 +100,11 @@ def stream_model(
     *,
     layers: Collection[int] | None = None,
     most_pieces: int | None = None,
+    rolls: bool = False,
 ) -> StreamModel:
     """All units in order; only those of some ``layers``, in a ring of blocks so large that a unit
     has about ``most_pieces`` of them and comes in as many pieces from each tier, where a forecast
-    needs no more."""
+    needs no more. ``rolls``: layers with a window keep the pages alone that it reaches."""
     block = policy.piece_bytes
     if most_pieces is not None:
         largest = max(form.slot_bytes for form in layout.forms)
@@ -125,6 +126,7 @@ def stream_model(
                     needs_decode=layout.forms[form].decoded_bytes > 0,
                     expert=unit.expert,
                     recomputes=unit.kind == "attention" and recomputes[unit.layer or 0],
+                    rolls=rolls and unit.has_window,
                 )
             )
     return StreamModel(

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from freight.model.batch import MicroBatch, RowKey, RowSpan
+from freight.model.batch import MicroBatch, RowKey, RowSpan, first_page
 from freight.model.switches import ModelConfig
 from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
+from freight.plan.windows import Windows
 from freight.plan.workload import RowLength
 from freight.quantities import align_up
 
@@ -108,6 +109,7 @@ class WorkSizes:
     page_bytes: int
     input_page_bytes: int
     state_bytes: int
+    windows: Windows
     stream_bytes: int
     embedding_bytes: int
     query_bytes: int
@@ -136,6 +138,7 @@ class WorkSizes:
             page_bytes=geometry.page_bytes,
             input_page_bytes=geometry.input_page_bytes,
             state_bytes=geometry.state_bytes,
+            windows=geometry.windows,
             stream_bytes=layout.stream_columns * layout.element_bytes,
             embedding_bytes=columns * layout.element_bytes,
             departing_bytes=handed_on * layout.element_bytes,
@@ -225,6 +228,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         kv=_passed(far, page, page_bytes),
         inputs=_passed(far, page, sizes.input_page_bytes),
         states=_states(pairs, sizes) if sizes.state_bytes else Passed(),
+        windows=_windows(pairs[:num_whole], sizes) if sizes.windows.pages else Passed(),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
@@ -314,6 +318,38 @@ def _states(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Pass
         store=moved([row for row, _ in far]),
         slot_bytes=len(far) * sizes.state_bytes,
         num_loaded=len(old),
+    )
+
+
+def _windows(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Passed:
+    """What the window reaches of rows elsewhere comes, and what new tokens touch, as far as it is
+    kept, goes; of a beginning that is another row's all of that goes with the first tokens."""
+    page, own = sizes.policy.page_tokens, sizes.windows
+    loaded, stored, slot_pages = [], [], 0
+    for row, span in pairs:
+        if row.home == sizes.policy.compute_tier:
+            continue
+        is_copied = _is_copied(row, span)
+        is_new = is_copied or (span.prefix is not None and span.kv_len == span.shared_len)
+        held = span.shared_len if is_copied else span.kv_len
+        first, last = first_page(held, page, own.tokens), -(-span.total_len // page)
+        slot_pages += last - first
+        touched = max(first if is_new else held // page, last - own.pages)
+        if row.home == "disk":
+            full, rest = divmod(span.total_len, page)
+            stored.append(Moved(disk=full - touched, tails=int(rest > 0)))
+            full, rest = divmod(held, page)
+            come = Moved(disk=full - first, tails=int(rest > 0))
+        else:
+            stored.append(Moved(cpu=last - touched))
+            come = Moved(cpu=-(-held // page) - first)
+        if not is_new:
+            loaded.append(come)
+    return Passed(
+        load=_bytes(loaded, sizes.page_bytes),
+        store=_bytes(stored, sizes.page_bytes),
+        slot_bytes=slot_pages * sizes.page_bytes,
+        num_loaded=sum(own.cpu + own.disk + own.tails for own in loaded),
     )
 
 

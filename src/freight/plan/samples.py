@@ -148,7 +148,11 @@ class Sampler:
         feed = _Feed(sweeps=sweeps, config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
         model = stream_model(
-            plan.layout, policy, layers=layers, most_pieces=forecast_pieces(policy)
+            plan.layout,
+            policy,
+            layers=layers,
+            most_pieces=forecast_pieces(policy),
+            rolls=plan.geometry.rolls,
         )
         cost = self._cost(layers)
         return simulate(
@@ -168,6 +172,7 @@ class Sampler:
             layout=self.plan.layout,
             policy=self.plan.policy,
             dtype=self.dtype,
+            window_pages=self.plan.geometry.windows.pages,
             units=tuple(number for number, is_kept in enumerate(kept) if is_kept),
         )
 

@@ -73,7 +73,8 @@ class BatchWork:
     """One micro-batch in one sweep, with what it moves: KV per layer, activations per unit.
 
     ``kv`` is what passes in a layer that keeps keys and values, ``inputs`` in one that keeps what
-    they are made of, ``states`` in one that keeps a state. It and ``activation_slot_bytes`` are
+    they are made of, ``states`` in one that keeps a state, ``windows`` in one that keeps the last
+    pages of keys. It and ``activation_slot_bytes`` are
     what its offloaded rows take in a slot; 0 where all its rows stay on the compute tier.
     ``embedding_bytes`` of embedding rows come from elsewhere than the compute tier: in a stage that
     another one precedes, all its rows. So many as ``departing_bytes`` go to the next stage.
@@ -87,6 +88,7 @@ class BatchWork:
     kv: Passed = Passed()
     inputs: Passed = Passed()
     states: Passed = Passed()
+    windows: Passed = Passed()
     activations: Moved = _NOTHING
     activation_slot_bytes: int = 0
     delegated: Delegated | None = None
@@ -97,6 +99,8 @@ class BatchWork:
         """What passes in that unit."""
         if unit.kind == "recurrence":
             return self.states
+        if unit.rolls:
+            return self.windows
         return self.inputs if unit.recomputes else self.kv
 
 
@@ -131,7 +135,8 @@ class StreamUnit:
     """What the schedule must know of a unit: its kind, and what is to be brought for it.
 
     ``expert`` is its number among those of its layer; one is run only if it was chosen. One that
-    ``recomputes`` makes keys and values of rows elsewhere of what came into it.
+    ``recomputes`` makes keys and values of rows elsewhere of what came into it; one that ``rolls``
+    keeps the pages alone that its window reaches.
     """
 
     kind: UnitKind
@@ -140,6 +145,7 @@ class StreamUnit:
     needs_decode: bool = False
     expert: int | None = None
     recomputes: bool = False
+    rolls: bool = False
 
     @property
     def slot_bytes(self) -> int:

@@ -39,6 +39,7 @@ _FIXED: Final = (
     "scores",
     "embedding rows",
     "weight staging",
+    "window scratch",
 )
 
 
@@ -85,7 +86,8 @@ class Terms:
         if policy.is_continuous:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
         rows = min(policy.block_rows, workload.num_rows)
-        kept_rows, kept_layers = policy.block_rows, config.num_attention_layers
+        windows = base.geometry.windows
+        kept_rows, kept_layers = policy.block_rows, config.num_attention_layers - windows.layers
         if not keeps_kv(policy, workload):  # one micro-batch of one layer at a time
             kept_rows, kept_layers = policy.micro_batch_size, 1
         return cls(
@@ -95,9 +97,15 @@ class Terms:
             base=base,
             weight_bytes=float(sum(units)),
             ring_bytes=float(max(threes, default=sum(units))),
-            kv_bytes=kept_layers * policy.blocks_in_flight * kept_rows * held,
+            kv_bytes=policy.blocks_in_flight
+            * kept_rows
+            * (kept_layers * held + windows.layers * windows.pages * base.geometry.page_bytes),
             kv_slot_bytes=float(
-                pages_together(policy, workload, policy.micro_batch_size) * base.geometry.page_bytes
+                base.geometry.page_bytes
+                * max(
+                    pages_together(policy, workload, policy.micro_batch_size),
+                    windows.most_slot_pages,
+                )
             ),
             state_bytes=float(
                 base.geometry.state_layers
@@ -142,9 +150,11 @@ class Terms:
         """What is left beside scratch, logits, beginnings that prompts share, and the like."""
         g, policy = self.base.geometry, self.policy
         pages = policy.blocks_in_flight * held_pages(policy, self.planner.workload)
-        beginnings = self.planner.config.num_attention_layers * pages * g.page_bytes
+        whole = self.planner.config.num_attention_layers - g.windows.layers
+        beginnings = whole * pages * g.page_bytes
         held = policy.blocks_in_flight * held_beginnings(policy, self.planner.workload)
         beginnings += held * g.state_layers * g.state_bytes
+        beginnings += held * g.windows.layers * g.windows.pages * g.page_bytes
         rooms: dict[Tier, float] = {}
         for tier, room in self.planner.room.items():
             beside = g.index_bytes if tier in ("cpu", self.near) else 0
@@ -258,9 +268,11 @@ class Terms:
 
     def _prefill(self) -> Phase:
         """Prompts are attended where all is computed, wherever their keys will be."""
-        token = self.planner.config.kv_bytes_per_token(self.base.layout.element_bytes)
+        config, windows = self.planner.config, self.base.geometry.windows
+        token = config.kept_bytes_per_token_per_layer(self.base.layout.element_bytes)
         workload, page = self.planner.workload, self.base.geometry.shared_page
-        own = self.prompt - self._shared_tokens
+        own = (config.num_attention_layers - windows.layers) * (self.prompt - self._shared_tokens)
+        own += windows.layers * min(self.prompt, windows.pages * self.policy.page_tokens)
         computed = self.rows * workload.mean_computed_tokens(page)
         total_s, _ = self._compute_s(0)
         out = self.far_share * self.rows * own * token
@@ -280,7 +292,10 @@ class Terms:
         token = config.kv_bytes_per_token(size)
         own = self.prompt - self._shared_tokens
         held = self.rows * (own + self.new / 2)
-        kv_in = held * token
+        windows, layers = self.base.geometry.windows, config.num_attention_layers
+        whole = held * (layers - windows.layers)
+        passed = whole + self.rows * windows.layers * windows.reached(self.prompt + self.new / 2)
+        kv_in = passed * config.kept_bytes_per_token_per_layer(size)
         total_s, keys_s = self._compute_s(max(1, round(self.new / 2)))
         far_in, far_out = self.far_share * kv_in, self.far_share * self.rows * token
         states = self.states_per_sweep
@@ -291,8 +306,7 @@ class Terms:
             for tier in set(TIERS) - {self.near}:
                 seconds["compute"]["kv", tier] += again_s
         if self.near == "gpu":
-            layers = config.num_attention_layers
-            keys = held * layers * config.kv_bytes_per_token_per_layer(size)
+            keys = passed * config.kv_bytes_per_token_per_layer(size)
             is_plain = config.kv_format is None
             attended_s = self.machine.units["cpu"].attended_s(
                 keys * is_plain,
@@ -422,4 +436,5 @@ class Terms:
             policy=self.policy,
             dtype=own.dtype,
             units=tuple(range(len(own.programme.units))),
+            window_pages=self.base.geometry.windows.pages,
         )

@@ -24,5 +24,6 @@ class Wishes:
     batch_tokens: int | None = None
     draft_tokens: int = 0
     shares_prefixes: bool = True
+    rolls_windows: bool = True
     moves_rows: bool = True
     overlap: bool = True

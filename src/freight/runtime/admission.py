@@ -75,8 +75,7 @@ class Admission(ABC):
         self._kv = kv_cache
         self._prefixes = Prefixes(
             kv=kv_cache,
-            is_on=policy.shares_prefixes
-            and (kv_cache.states is None or kv_cache.states.holds_beginnings),
+            is_on=policy.shares_prefixes and kv_cache.holds_beginnings,
             elsewhere=shares_elsewhere,
         )
 

@@ -6,14 +6,15 @@ order of operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Passage
 from freight.model.config import ModelConfig
-from freight.model.frame import DelegatedTokens, Frame
+from freight.model.frame import DelegatedTokens, Frame, PageCopies
 from freight.model.kv_view import KVView
 from freight.model.layers import run_unit
 from freight.model.programme import Unit
@@ -24,6 +25,7 @@ from freight.runtime.buffers import Buffers
 from freight.runtime.cpu_attention import CPUAttention, attend_step
 from freight.runtime.recompute import Recomputation
 from freight.runtime.residual import ResidualStream
+from freight.runtime.row_windows import PageMove
 from freight.runtime.weights import WeightStore
 
 __all__ = ["AttentionWork"]
@@ -82,6 +84,7 @@ class AttentionWork:
             assert prepared.loaded is not None
             again.make(unit, weights, self._slot(layer, operation), prepared.loaded)
         for chunk in prepared.chunks:
+            kv, around = self._pools(layer, chunk, operation)
             with self._residual.rows(parts, chunk.start, chunk.end) as x:
                 values = self._residual.values(x)
                 if again is not None and chunk.slot:
@@ -93,26 +96,57 @@ class AttentionWork:
                     values=values,
                     angles=prepared.angles_of(slice(chunk.start, chunk.end)),
                     positions=prepared.positions[chunk.start : chunk.end],
-                    kv=self._pools(layer, chunk, operation),
+                    kv=kv,
+                    around=around,
                 )
                 run_unit(unit, frame)
         self._keep(layer, operation, prepared)
 
     def _fetch(self, layer: int, operation: Operation, prepared: PreparedBatch) -> None:
         """Put rows that leave the compute tier into the slot, from where they are stored."""
-        if prepared.passage.near_in:
-            self._kv.fetch_near(layer, prepared.passage, self._slot(layer, operation))
+        kv, passage = self._passing(layer, prepared)
+        if passage.near_in:
+            kv.fetch_near(layer, passage, self._slot(layer, operation))
 
     def _keep(self, layer: int, operation: Operation, prepared: PreparedBatch) -> None:
         """Put rows of the slot that come to the compute tier where they will be."""
-        if prepared.passage.near_out:
-            self._kv.keep_near(layer, prepared.passage, self._slot(layer, operation))
+        kv, passage = self._passing(layer, prepared)
+        if passage.near_out:
+            kv.keep_near(layer, passage, self._slot(layer, operation))
+
+    def _windows(self, layer: int) -> KVCache | None:
+        """What the layer's keys are in, if it keeps the last window of them."""
+        return self._kv.windows if self._config.has_window(layer) else None
+
+    def _passing(self, layer: int, prepared: PreparedBatch) -> tuple[KVCache, Passage]:
+        windows = self._windows(layer)
+        if windows is None:
+            return self._kv, prepared.passage
+        assert prepared.window_passage is not None
+        return windows, prepared.window_passage
 
     def _slot(self, layer: int, operation: Operation) -> torch.Tensor:
-        return self._kv.pages_in(layer, self._buffers.kv_slot[operation.source_slot])
+        kv = self._windows(layer) or self._kv
+        return kv.pages_in(layer, self._buffers.kv_slot[operation.source_slot])
 
-    def _pools(self, layer: int, chunk: Chunk, operation: Operation) -> list[tuple[Pages, KVView]]:
+    def _pools(
+        self, layer: int, chunk: Chunk, operation: Operation
+    ) -> tuple[list[tuple[Pages, KVView]], list[tuple[PageCopies, PageCopies]]]:
+        """Pools with what indexes them; and what is copied around the attention of each."""
         kv, heads = [], self._config.heads(layer)
+        windows = self._windows(layer)
+        if windows is not None:
+            pools = {
+                "near": windows.pools["compute"][layer],
+                "scratch": self._buffers.window_scratch,
+            }
+            if operation.source_slot >= 0:
+                pools["slot"] = self._slot(layer, operation)
+            around = []
+            for rows, views in chunk.windows:
+                kv.append((self._cpu_attention.pages(pools[rows.place], layer), views[heads]))
+                around.append((_copies(rows.before, pools), _copies(rows.after, pools)))
+            return kv, around
         if chunk.near:
             pool = self._kv.pools["compute"][layer]
             kv.append((self._cpu_attention.pages(pool, layer), chunk.near[heads]))
@@ -122,7 +156,7 @@ class AttentionWork:
             else:
                 pages = self._cpu_attention.pages(self._slot(layer, operation), layer)
             kv.append((pages, chunk.slot[heads]))
-        return kv
+        return kv, []
 
     # -- attention on the CPU: the last rows of a micro-batch, between two halves of the unit -----
 
@@ -139,13 +173,15 @@ class AttentionWork:
                 count = chunk.end - chunk.start - first
                 q, k, v = (target[place : place + count] for target in targets)
                 step, tokens = attend_step(first_half), slice(chunk.start, chunk.end)
+                kv, around = self._pools(_layer(unit), chunk, operation)
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
                     values={**self._residual.values(x), step.out: attended[tokens]},
                     angles=prepared.angles_of(tokens),
                     positions=prepared.positions[tokens],
-                    kv=self._pools(_layer(unit), chunk, operation),
+                    kv=kv,
+                    around=around,
                     delegated=DelegatedTokens(first=first, targets=(q, k, v)),
                 )
                 run_unit(first_half, frame)
@@ -190,3 +226,10 @@ class AttentionWork:
 def _layer(unit: Unit) -> int:
     assert unit.layer is not None
     return unit.layer
+
+
+def _copies(moves: Sequence[PageMove], pools: Mapping[str, torch.Tensor]) -> PageCopies:
+    copies = []
+    for (source, first), (target, place), count in moves:
+        copies.append((pools[source][first : first + count], pools[target][place : place + count]))
+    return copies

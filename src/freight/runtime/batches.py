@@ -13,33 +13,30 @@ from typing import Final
 import numpy as np
 import torch
 
-from freight.kernels.paged import loops_attend
 from freight.memory.activations import Activations, TokenCut, slot_bytes
 from freight.memory.disk import BLOCK
 from freight.memory.kv_cache import KVCache
-from freight.memory.passage import Passage, RowPages, num_pages_of, plan_passage
-from freight.model.attention import attends_without_scores
+from freight.memory.passage import Passage, RowPages, plan_passage
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowKey, RowSpan, chunk_rows
 from freight.model.config import ModelConfig
 from freight.model.frame import Angles
-from freight.model.heads import Heads
-from freight.model.kv_view import KVView, Stem, index_rows, index_stem
 from freight.model.programme import Programme
 from freight.model.rope_config import RopeConfig
 from freight.plan.policy import Policy
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
+from freight.plan.windows import Windows
 from freight.quantities import align_up
 from freight.runtime.angles import RotaryAngles
+from freight.runtime.passed_bytes import loaded, passed, stored
 from freight.runtime.recompute import LoadedPages, loaded_pages
 from freight.runtime.row_states import BatchStates, ChunkStates
+from freight.runtime.row_views import RowIndexer, Views
+from freight.runtime.row_windows import BatchWindows, WindowRows, rolled
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
 
 _HOST: Final = torch.device("cpu")
-
-Views = Mapping[Heads, KVView]
-"""Of the same rows, for each size that heads have in layers; none where there is nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +45,8 @@ class Chunk:
 
     ``near`` indexes the rows whose pages are on the compute tier, ``slot`` those in a slot. Tokens
     from ``first_delegated`` on are attended by the CPU, as its rows from ``delegated_place`` on.
-    ``states`` say where rows keep what layers without keys know of them.
+    ``states`` say where rows keep what layers without keys know of them, ``windows`` where layers
+    have rows' keys that keep the last ones alone.
     """
 
     start: int
@@ -58,15 +56,17 @@ class Chunk:
     first_delegated: int
     delegated_place: int
     states: ChunkStates | None = None
+    windows: tuple[tuple[WindowRows, Views], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DelegatedRows:
     """The last ``num_rows`` of a micro-batch, which the CPU attends: those in RAM and those that
-    come from disk through a slot."""
+    come from disk through a slot; ``windows`` are the former where layers keep the last window."""
 
     num_rows: int
     on_cpu: Views
+    windows: Views
     on_disk: Views
     passage: Passage
 
@@ -76,8 +76,9 @@ class PreparedBatch:
     """``angles`` [T, rotary/2] are those of each way to rotate, ``positions`` [T] count from 0 in
     each row; ``far_places`` are the tokens whose embedding rows come through a buffer;
     ``logit_places`` those after which a token is sampled; ``scored_targets`` the tokens of the
-    prompts that are scored; ``state_passage`` is how states of rows elsewhere pass; ``loaded`` the
-    pages of a slot whose keys are made again, where some are."""
+    prompts that are scored; ``state_passage`` is how states of rows elsewhere pass, and
+    ``window_passage`` how the pages do that windows reach; ``loaded`` the pages of a slot whose
+    keys are made again, where some are."""
 
     batch: MicroBatch
     token_ids: np.ndarray
@@ -88,6 +89,7 @@ class PreparedBatch:
     chunks: tuple[Chunk, ...]
     passage: Passage
     state_passage: Passage | None
+    window_passage: Passage | None
     loaded: LoadedPages | None
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
@@ -125,6 +127,7 @@ class BatchPreparer:
         *,
         kv_cache: KVCache,
         page_bytes: tuple[int, int, int],
+        windows: Windows,
         activations: Activations,
         embedding: EmbeddingTable,
         device: torch.device,
@@ -135,6 +138,8 @@ class BatchPreparer:
         self._policy = policy
         self._kv = kv_cache
         self._page_bytes, self._input_page_bytes, self._state_bytes = page_bytes
+        self._windows = windows
+        self._indexer = RowIndexer(config, kv_cache, dtype=dtype, page_tokens=policy.page_tokens)
         self._activations = activations
         self._embedding = embedding
         self._device = device
@@ -164,12 +169,17 @@ class BatchPreparer:
             batch=batch,
             continues=continues,
             embedding_bytes=len(prepared.far_places) * self._far_bytes,
-            kv=_passed(passage, page_bytes),
-            inputs=_passed(passage, self._input_page_bytes),
+            kv=passed(passage, page_bytes),
+            inputs=passed(passage, self._input_page_bytes),
             states=(
                 Passed()
                 if prepared.state_passage is None
-                else _passed(prepared.state_passage, self._state_bytes)
+                else passed(prepared.state_passage, self._state_bytes)
+            ),
+            windows=(
+                Passed()
+                if prepared.window_passage is None
+                else passed(prepared.window_passage, page_bytes)
             ),
             activations=Moved(cpu=cut.cpu * row_bytes, disk=align_up(cut.disk * row_bytes, BLOCK)),
             activation_slot_bytes=slot_bytes(cut, row_bytes),
@@ -188,8 +198,8 @@ class BatchPreparer:
             num_rows=rows.num_rows,
             query_bytes=attended + keys,
             attended_bytes=attended,
-            kv_load=_loaded(rows.passage, page_bytes),
-            kv_store=_stored(rows.passage, page_bytes),
+            kv_load=loaded(rows.passage, page_bytes),
+            kv_store=stored(rows.passage, page_bytes),
             kv_slot_bytes=rows.passage.num_pages * page_bytes,
         )
 
@@ -199,6 +209,10 @@ class BatchPreparer:
         homes, passage, far = self._find_rows(spans)
         cache = self._kv.states
         states = None if cache is None else BatchStates(cache, batch.rows)
+        windows = None
+        if self._kv.windows is not None:
+            page = self._policy.page_tokens
+            windows = BatchWindows(self._kv.windows, spans, self._windows, page)
         ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
         positions = torch.from_numpy(np.concatenate(ranges))
         return PreparedBatch(
@@ -210,8 +224,9 @@ class BatchPreparer:
                 rope: self._angles.of(batch, positions, rope) for rope in self._config.rotations
             },
             positions=positions.to(self._device),
-            chunks=tuple(self._chunks(batch, homes, states)),
+            chunks=tuple(self._chunks(batch, homes, states, windows)),
             state_passage=None if states is None else states.passage,
+            window_passage=None if windows is None else windows.passage,
             passage=passage,
             loaded=(
                 loaded_pages(passage, far, self._policy.page_tokens, self._device)
@@ -250,12 +265,27 @@ class BatchPreparer:
             [span.written_len for span in on_disk],
         )
         tables = [row.pages for row in pages[:num_on_cpu]]
+        index, heads = self._indexer.index, self._indexer.whole_heads
         return DelegatedRows(
             num_rows=len(spans),
-            on_cpu=self._index(spans[:num_on_cpu], tables, start=0, device=_HOST),
-            on_disk=self._index(on_disk, passage.tables, start=num_on_cpu, device=_HOST),
+            on_cpu=index(spans[:num_on_cpu], tables, heads, start=0, device=_HOST),
+            windows=self._delegated_windows(spans[:num_on_cpu]),
+            on_disk=index(on_disk, passage.tables, heads, start=num_on_cpu, device=_HOST),
             passage=passage,
         )
+
+    def _delegated_windows(self, spans: Sequence[RowSpan]) -> Views:
+        if self._kv.windows is None:
+            return {}
+        rows = self._kv.windows.rows
+        own = [rolled(span, self._policy.page_tokens, self._windows.tokens) for span in spans]
+        tables = [
+            [rows[span.row].page_of(turn) for turn in turns]
+            for span, (_, turns) in zip(spans, own, strict=True)
+        ]
+        shifted = [span for span, _ in own]
+        heads = self._indexer.window_heads
+        return self._indexer.index(shifted, tables, heads, start=0, device=_HOST)
 
     def _find_rows(
         self, spans: Sequence[RowSpan]
@@ -292,7 +322,13 @@ class BatchPreparer:
             return TokenCut(resident=cut["gpu"], cpu=cut["cpu"], disk=cut["disk"])
         return TokenCut(resident=cut["cpu"], cpu=0, disk=cut["disk"])
 
-    def _chunks(self, batch: MicroBatch, homes: _Homes, states: BatchStates | None) -> list[Chunk]:
+    def _chunks(
+        self,
+        batch: MicroBatch,
+        homes: _Homes,
+        states: BatchStates | None,
+        windows: BatchWindows | None,
+    ) -> list[Chunk]:
         chunks = []
         num_near, num_own = homes.num_near_spans(), len(homes.first_rows)
         delegated_at = batch.rows[num_own].start if num_own < len(batch.rows) else batch.num_tokens
@@ -314,9 +350,24 @@ class BatchPreparer:
                     states=(
                         None if states is None else states.of_chunk(batch.rows[first:last], start)
                     ),
+                    windows=tuple(
+                        (rows, self._window_view(rows, start))
+                        for rows in (
+                            [] if windows is None else windows.of_chunk(batch.rows[first:behind])
+                        )
+                    ),
                 )
             )
         return chunks
+
+    def _window_view(self, rows: WindowRows, start: int) -> Views:
+        return self._indexer.index(
+            rows.spans,
+            rows.tables,
+            self._indexer.window_heads,
+            start=rows.spans[0].start - start,
+            device=self._device,
+        )
 
     def _view(
         self,
@@ -342,9 +393,10 @@ class BatchPreparer:
             for row in rows
             if row not in own and homes.spans[row].start in tokens
         ]
-        return self._index(
+        return self._indexer.index(
             own_spans,
             tables,
+            self._indexer.whole_heads,
             start=own_spans[0].start - tokens.start if own_spans else 0,
             device=self._device,
             copies=copies,
@@ -363,77 +415,3 @@ class BatchPreparer:
         least = least if self._config.attended_share == 1 else len(spans) + 1
         apart = {span.prefix for span in spans if self._kv.rows[span.row].num_apart}
         return {key: own for key, own in stems.items() if len(own) >= least or key in apart}
-
-    def _index_stem(
-        self, prefix: RowKey, spans: Sequence[RowSpan], start: int, heads: Heads
-    ) -> Stem:
-        return index_stem(
-            spans,
-            self._kv.rows[prefix].pages,
-            start=start,
-            page_tokens=self._policy.page_tokens,
-            num_kv_heads=heads.num_kv,
-            device=self._device,
-        )
-
-    def _index(
-        self,
-        spans: Sequence[RowSpan],
-        tables: Sequence[Sequence[int]],
-        *,
-        start: int,
-        device: torch.device,
-        copies: Sequence[tuple[int, RowSpan, Sequence[int]]] = (),
-        stems: Mapping[RowKey, Sequence[RowSpan]] = MappingProxyType({}),
-        stems_start: int = 0,
-    ) -> Views:
-        if not (spans or copies or stems):
-            return {}
-        config, dtype = self._config, self._dtype
-        return {
-            heads: index_rows(
-                spans,
-                tables,
-                start=start,
-                page_tokens=self._policy.page_tokens,
-                num_heads=config.num_heads,
-                num_kv_heads=heads.num_kv,
-                head_dim=heads.width,
-                element_bytes=dtype.itemsize,
-                device=device,
-                copies=copies,
-                stems=[
-                    self._index_stem(key, own, stems_start, heads) for key, own in stems.items()
-                ],
-                share_of_keys=config.attended_share,
-                by_loop=loops_attend(device, heads.width, dtype, config.kv_format),
-                without_scores=attends_without_scores(device, dtype, heads.width),
-            )
-            for heads in config.all_heads
-        }
-
-
-def _passed(passage: Passage, page_bytes: int) -> Passed:
-    loaded = (passage.cpu_in, passage.disk_in, passage.tails_in)
-    return Passed(
-        load=_loaded(passage, page_bytes),
-        store=_stored(passage, page_bytes),
-        slot_bytes=passage.num_pages * page_bytes,
-        num_loaded=sum(map(num_pages_of, loaded)),
-    )
-
-
-def _loaded(passage: Passage, page_bytes: int) -> Moved:
-    return Moved(
-        cpu=num_pages_of(passage.cpu_in) * page_bytes,
-        disk=num_pages_of(passage.disk_in) * page_bytes,
-        tails=num_pages_of(passage.tails_in) * page_bytes,
-    )
-
-
-def _stored(passage: Passage, page_bytes: int) -> Moved:
-    return Moved(
-        cpu=num_pages_of(passage.cpu_out) * page_bytes,
-        disk=num_pages_of(passage.disk_out) * page_bytes,
-        tails=num_pages_of(passage.tails_out) * page_bytes,
-    )

@@ -17,8 +17,9 @@ class Buffers:
     [K, S, ...] float32, the running state of S scored positions. ``delegated`` and its like on the
     host [K, bytes] hold queries, keys and values of rows that the CPU attends, then what it has
     attended; ``attended`` [K, bytes] that of all rows. ``recomputed_kv`` [pages, bytes] holds keys
-    and values of a slot whose pages hold what came into attention. In a stage of a pipeline
-    ``embedding_rows`` [K, bytes] are received and ``departing_rows`` [K, bytes] sent."""
+    and values of a slot whose pages hold what came into attention; ``window_scratch`` [pages,
+    bytes] those of prompts, while a layer that keeps a window of them is computed. In a stage of a
+    pipeline ``embedding_rows`` [K, bytes] are received and ``departing_rows`` [K, bytes] sent."""
 
     weight_staging: torch.Tensor
     embedding_rows: torch.Tensor
@@ -27,6 +28,7 @@ class Buffers:
     departing_slot: torch.Tensor
     kv_slot: torch.Tensor
     recomputed_kv: torch.Tensor
+    window_scratch: torch.Tensor
     kv_in: torch.Tensor
     kv_out: torch.Tensor
     delegated_kv: torch.Tensor

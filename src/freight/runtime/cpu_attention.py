@@ -74,7 +74,10 @@ class CPUAttention:
         rows = _rows(prepared)
         q, k, v = self._of(self._buffers.delegated_on_cpu, layer, prepared)
         pools, heads = [], self._config.heads(layer)
-        if rows.on_cpu:
+        windows = self._kv.windows if self._config.has_window(layer) else None
+        if windows is not None:
+            pools.append((windows.pools["cpu"][layer], rows.windows[heads]))
+        elif rows.on_cpu:
             pools.append((self._kv.pools["cpu"][layer], rows.on_cpu[heads]))
         if rows.on_disk:
             pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk[heads]))

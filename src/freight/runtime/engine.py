@@ -298,6 +298,7 @@ class Engine:
             self.plan.policy,
             kv_cache=kv_cache,
             page_bytes=(geometry.page_bytes, geometry.input_page_bytes, geometry.state_bytes),
+            windows=geometry.windows,
             activations=self.placement.activations,
             embedding=self.placement.embedding,
             device=self.device.torch_device,
@@ -333,7 +334,7 @@ class Engine:
         expects_more: Callable[[], bool],
         chosen: Callable[[int], Collection[int]],
     ) -> Iterator[Operation]:
-        model = stream_model(self.plan.layout, self.plan.policy)
+        model = stream_model(self.plan.layout, self.plan.policy, rolls=self.plan.geometry.rolls)
         stream = schedule(sweeps, model, expects_more, chosen)
         return verify(stream, self.placement.rings()) if self._options.verify else stream
 

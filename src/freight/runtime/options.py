@@ -43,8 +43,9 @@ class EngineOptions:
     device, and the CPU attends them. ``admission`` says when rows enter a block, ``batch_tokens``
     the most that a micro-batch brings to a sweep: longer prompts come in chunks. A row may bring up
     to ``draft_tokens`` guesses at what it says next, which change no answer. Beginnings of
-    prompts that rows have alike are computed once where they may ``share_prefixes``; rows under
-    way change tiers where the engine may ``move_rows``. ``lossless`` keeps bfloat16 weights with
+    prompts that rows have alike are computed once where they may ``share_prefixes``; layers with an
+    attention window keep the pages alone that it reaches where the engine may ``roll_windows``, and
+    rows under way change tiers where it may ``move_rows``. ``lossless`` keeps bfloat16 weights with
     short exponents, ``weight_bits`` compresses the matrices to integers in groups of ``group_size``
     along their ``group_dim``, both kept in ``compressed_dir`` for later runs; ``kv_bits`` keys and
     values in groups of a head; ``compute`` "int8" makes products of 8-bit integers, on CPUs that
@@ -71,6 +72,7 @@ class EngineOptions:
     batch_tokens: int | None = None
     draft_tokens: int = 0
     share_prefixes: bool = True
+    roll_windows: bool = True
     move_rows: bool = True
     lossless: bool = False
     weight_bits: int | None = None

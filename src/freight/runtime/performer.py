@@ -198,8 +198,13 @@ class Performer:
     def _passing(self, operation: Operation) -> tuple[KVCache, Passage]:
         """What of rows elsewhere passes in a unit, and how."""
         prepared = self._prepared(operation)
-        if self._programme.units[operation.unit].kind != "recurrence":
-            return self._kv, prepared.passage
+        unit = self._programme.units[operation.unit]
+        if unit.kind != "recurrence":
+            assert unit.layer is not None
+            if self._kv.windows is None or not self._config.has_window(unit.layer):
+                return self._kv, prepared.passage
+            assert prepared.window_passage is not None
+            return self._kv.windows, prepared.window_passage
         assert self._kv.states is not None and prepared.state_passage is not None
         return self._kv.states, prepared.state_passage
 

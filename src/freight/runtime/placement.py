@@ -131,11 +131,13 @@ class Placement:
         near = _take(self.near, "KV cache", geometry.kv_layers, near_pages, page)
         pools: dict[Home, _Layers] = {"compute": self._near_pages(near)}
         if policy.compute_tier == "gpu":
-            pools["cpu"] = self._layers_on_host("KV cache", geometry.kv_pages["cpu"])
-        tails = self._layers_on_host("KV tails", geometry.num_tails)
-        states = self._state_caches()
+            whole = [not rolls for rolls in self._rolling]
+            pools["cpu"] = self._layers_on_host("KV cache", geometry.kv_pages["cpu"], whole)
+        every = [True] * self._config.num_layers
+        tails = self._layers_on_host("KV tails", geometry.num_tails, every)
+        states, windows = self._state_caches(), self._window_caches(tails)
         self.kv_caches = [
-            self._kv_cache(lane, pools, tails, states[lane])
+            self._kv_cache(lane, pools, tails, states[lane], windows[lane])
             for lane in range(policy.blocks_in_flight)
         ]
         columns = self.plan.layout.stream_columns
@@ -152,22 +154,63 @@ class Placement:
             dtype=self.dtype,
         )
 
+    @property
+    def _rolling(self) -> list[bool]:
+        """By layer, whether it keeps the pages alone that its window reaches."""
+        rolls = self.plan.geometry.windows.pages > 0
+        return [rolls and self._config.has_window(i) for i in range(self._config.num_layers)]
+
     def _near_pages(self, pages: torch.Tensor) -> _Layers:
         """By layer those of the compute tier: layers without pages of their own all have the first
-        one's, and layers that attend nothing none."""
-        layers = range(self._config.num_layers)
-        attending = self._config.num_attention_layers
-        own = iter(pages if len(pages) == attending else pages.expand(attending, -1, -1))
+        one's, and layers that attend nothing, or keep less, none."""
+        config = self._config
+        whole = [config.attends(layer) and not rolls for layer, rolls in enumerate(self._rolling)]
+        own = iter(pages if len(pages) == sum(whole) else pages.expand(sum(whole), -1, -1))
         nothing = pages.new_empty(pages.shape[1], 0)
-        return [next(own) if self._config.attends(layer) else nothing for layer in layers]
+        return [next(own) if is_whole else nothing for is_whole in whole]
 
-    def _layers_on_host(self, purpose: str, num_pages: int) -> _Layers:
-        """So many pages of each layer."""
-        sizes = self.plan.geometry.far_page_bytes
+    def _layers_on_host(self, purpose: str, num_pages: int, layers: Sequence[bool]) -> _Layers:
+        """So many pages of each of these layers."""
+        sizes = self._far_page_bytes(layers)
         room = _take(self.host, purpose, num_pages * sum(sizes))
         counts = [num_pages * size for size in sizes]
         stretches = room.split(counts)  # type: ignore[no-untyped-call]
         return [own.view(num_pages, size) for own, size in zip(stretches, sizes, strict=True)]
+
+    def _far_page_bytes(self, layers: Sequence[bool]) -> list[int]:
+        """Of these layers, and 0 of others."""
+        sizes = self.plan.geometry.far_page_bytes
+        return [size * own for size, own in zip(sizes, layers, strict=True)]
+
+    def _window_caches(self, tails: _Layers) -> Sequence[KVCache | None]:
+        """For each of the blocks in flight what its rows keep in layers with a window."""
+        policy, g = self.plan.policy, self.plan.geometry
+        own, lanes, rolling = g.windows, policy.blocks_in_flight, self._rolling
+        if not own.pages:
+            return [None] * lanes
+        num_pages = {tier: rows * own.pages for tier, rows in own.rows.items()}
+        count = num_pages[policy.compute_tier]
+        near = iter(_take(self.near, "KV windows", own.layers, count, g.page_bytes))
+        nothing = torch.empty(count, 0, dtype=torch.uint8)
+        pools: dict[Home, _Layers] = {
+            "compute": [next(near) if rolls else nothing for rolls in rolling]
+        }
+        if policy.compute_tier == "gpu":
+            pools["cpu"] = self._layers_on_host("KV windows", num_pages["cpu"], rolling)
+        return [
+            KVCache(
+                pools={home: _part(pool, lane, lanes) for home, pool in pools.items()},
+                tails=_part(tails, lane, lanes),
+                file=self._scratch(g.usage["disk"]["KV windows"] // lanes),
+                num_disk_pages=num_pages["disk"] // lanes,
+                page_tokens=policy.page_tokens,
+                far_page_bytes=self._far_page_bytes(rolling),
+                disk_extent_pages=own.pages if policy.is_continuous else 0,
+                row_pages=own.pages,
+                holds_beginnings=held_beginnings(policy, self.plan.workload) > 0,
+            )
+            for lane in range(lanes)
+        ]
 
     def _state_caches(self) -> Sequence[KVCache | None]:
         """For each of the blocks in flight what its rows keep in layers without keys, one page
@@ -209,7 +252,12 @@ class Placement:
         ]
 
     def _kv_cache(
-        self, lane: int, pools: Mapping[Home, _Layers], tails: _Layers, states: KVCache | None
+        self,
+        lane: int,
+        pools: Mapping[Home, _Layers],
+        tails: _Layers,
+        states: KVCache | None,
+        windows: KVCache | None,
     ) -> KVCache:
         """The pages of one of the blocks in flight: an equal part of all. Where none are kept all
         blocks use the same."""
@@ -222,10 +270,11 @@ class Placement:
             file=self._scratch(geometry.usage["disk"]["KV cache"] // lanes),
             num_disk_pages=geometry.kv_pages["disk"] // lanes,
             page_tokens=policy.page_tokens,
-            far_page_bytes=geometry.far_page_bytes,
+            far_page_bytes=self._far_page_bytes([not rolls for rolls in self._rolling]),
             disk_extent_pages=geometry.disk_extent_pages,
             is_kept=is_kept,
             states=states,
+            windows=windows,
         )
 
     @property
@@ -278,6 +327,7 @@ class Placement:
             ),
             kv_slot=ring(near, "KV slots", "kv slot", g.kv_slot_bytes),
             recomputed_kv=_take(near, "recomputed KV", recomputed_pages, g.page_bytes),
+            window_scratch=_take(near, "window scratch", g.windows.scratch_pages, g.page_bytes),
             kv_in=ring(host, "KV staging", "kv in", in_slot),
             kv_out=ring(host, "KV staging", "kv out", in_slot),
             delegated_kv=ring(host, "delegated KV", "delegated kv", g.delegated_pages, page),

@@ -87,6 +87,7 @@ def plan_run(
             batch_tokens=options.batch_tokens,
             draft_tokens=options.draft_tokens,
             shares_prefixes=shares_prefixes,
+            rolls_windows=options.roll_windows,
             moves_rows=options.move_rows,
             cpu_attention=_share(options.cpu_attention_percent),
             recomputed=_share(options.recompute_percent),

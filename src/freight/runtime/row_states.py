@@ -16,7 +16,7 @@ from freight.memory.kv_cache import KVCache
 from freight.memory.passage import Passage, plan_state_passage
 from freight.model.batch import RowKey, RowSpan
 
-__all__ = ["BatchStates", "ChunkStates", "PoolRows", "StatePlace"]
+__all__ = ["BatchStates", "ChunkStates", "PoolRows", "StatePlace", "is_entering"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class BatchStates:
         own = [
             span
             for span in spans
-            if self._places[span.row].is_in_slot == is_in_slot and _enters(span) == enters
+            if self._places[span.row].is_in_slot == is_in_slot and is_entering(span) == enters
         ]
         if not own:
             return None
@@ -107,6 +107,6 @@ class BatchStates:
         )
 
 
-def _enters(span: RowSpan) -> bool:
+def is_entering(span: RowSpan) -> bool:
     """Whether its first tokens are another row's, and it brings the next."""
     return span.prefix is not None and span.kv_len == span.shared_len

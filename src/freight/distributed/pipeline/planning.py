@@ -63,6 +63,7 @@ class _Block:
     row_tokens: int
     entry_pace: float
     shares_prefixes: bool
+    rolls_windows: bool
     moves_rows: bool
     draft_tokens: int
     blocks_in_flight: int
@@ -83,6 +84,7 @@ class _Block:
             row_tokens=policy.row_tokens,
             entry_pace=policy.entry_pace,
             shares_prefixes=policy.shares_prefixes,
+            rolls_windows=policy.rolls_windows,
             moves_rows=policy.moves_rows,
             draft_tokens=policy.draft_tokens,
             blocks_in_flight=policy.blocks_in_flight,
@@ -107,6 +109,7 @@ class _Block:
             recompute_percent=100 * self.recomputed,
             admission=self.admission,
             share_prefixes=options.share_prefixes and self.shares_prefixes,
+            roll_windows=self.rolls_windows,
             move_rows=self.moves_rows,
             draft_tokens=self.draft_tokens,
         )
@@ -296,6 +299,11 @@ def _agree(
             candidates.insert(turn + 1, replace(block, shares_prefixes=False))
             continue
         _refuse_several("blocks", [str(own) for own in told], "the same policy")
+        rolls = following.geometry.rolls
+        if len(set(ranks.exchange(f"rolls {count}.{turn}", rolls))) > 1:
+            # Where a row finds no room among windows all stages must know.
+            candidates.insert(turn + 1, replace(block, rolls_windows=False))
+            continue
         if not rated:
             return following, None
         alone = forecaster.tell(following.policy)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 from freight.memory.disk import BLOCK
-from freight.model.batch import MicroBatch
+from freight.model.batch import MicroBatch, first_page
 from freight.model.decoder import build_programme
 from freight.plan.layout import UnitLayout
 from freight.plan.operation import Operation
@@ -208,27 +208,41 @@ class _ClosedForm:
         """Pages of offloaded rows: all they had comes, all that were touched go, or of rows that
         move all, and all of what they keep in layers without keys. Of those that the CPU attends
         queries and new keys go, and what it finds comes."""
-        page = self._plan.policy.page_tokens
-        size = sum(self._plan.geometry.far_page_bytes)
         states = self._plan.geometry.state_bytes * self._config.num_recurrent_layers
         near = self._plan.policy.compute_tier
         for state, (source, target, is_attended) in zip(rows, ways, strict=True):
-            before, ids, written = state
-            after, pages = before + len(ids), -(-before // page)
-            kept = before // page if source == target else 0
-            into, back = pages * size, (-(-after // page) - kept) * size
+            old = states if state[0] else 0
+            into, back, full, filled = self._pages(state, stays=source == target)
             if is_attended and _is_next(state):
                 into, back = self._attended_bytes, self._attended_bytes + self._new_key_bytes
-            old = states if before else 0
             if source != near:
                 self.moved["host to device"] += (into + old) * self._on_device
             if target != near:
                 self.moved["device to host"] += (back + states) * self._on_device
             if source == "disk":
-                full = min(pages, max(before, written) // page)
-                self.moved["disk read"] += full * size + old
+                self.moved["disk read"] += full + old
             if target == "disk":
-                self.moved["disk write"] += (after // page - kept) * size + states
+                self.moved["disk write"] += filled + states
+
+    def _pages(self, state: _State, *, stays: bool) -> tuple[int, int, int, int]:
+        """Bytes of a row's pages of all layers that come and that go, and of each those that are on
+        disk where it is: full ones. In layers that keep a window of keys these are the pages that
+        it reaches, and of those that go the last."""
+        before, ids, written = state
+        page, windows = self._plan.policy.page_tokens, self._plan.geometry.windows
+        after, pages = before + len(ids), -(-before // page)
+        full, last = min(pages, max(before, written) // page), -(-after // page)
+        rolled = windows.layers * self._plan.geometry.page_bytes
+        whole = sum(self._plan.geometry.far_page_bytes) - rolled
+        first = first_page(before, page, windows.tokens) if rolled else 0
+        kept = before // page if stays else 0
+        touched = max(before // page if stays else first, last - windows.pages)
+        return (
+            pages * whole + (pages - first) * rolled,
+            (last - kept) * whole + (last - touched) * rolled,
+            full * whole + (full - first) * rolled,
+            (after // page - kept) * whole + (after // page - touched) * rolled,
+        )
 
     def add_activations(self, num_tokens: int, *, is_begun: bool) -> None:
         """Out and in again between any two units, until what the head needs is picked; in once more
