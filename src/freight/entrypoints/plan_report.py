@@ -259,6 +259,7 @@ def policy_record(question: Question, policy: Policy) -> dict[str, Any]:
         "num_micro_batches": policy.num_micro_batches,
         "chunk_tokens": policy.chunk_tokens,
         "overlap": policy.overlap,
+        "rolls_windows": policy.rolls_windows,
         "moves_rows": policy.moves_rows,
         "cpu_attention": policy.cpu_attention,
         "recompute_kv": policy.recomputed,

@@ -32,6 +32,9 @@ def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
         yield "attention on the CPU", _with(search, cpu_attention=0.0)
     if wishes.recomputed is None and why_not_recomputed(planner.config, planner.programme) is None:
         yield "keys computed again", _with(search, recomputed=0.0)
+    window = planner.config.widest_window
+    if wishes.rolls_windows and window and window < planner.workload.max_total_tokens:
+        yield "windows that roll", _with(search, rolls_windows=False)
     if wishes.num_micro_batches is None:
         yield "several micro-batches per sweep", _with(search, num_micro_batches=1)
     if wishes.admission is None:
@@ -44,6 +47,7 @@ def searches_without(search: Search) -> Iterator[tuple[str, Search]]:
         overlap=False,
         cpu_attention=0.0 if is_gpu else None,
         recomputed=0.0,
+        rolls_windows=False,
         num_micro_batches=1,
         admission="zigzag",
         kv=near,
