@@ -48,6 +48,15 @@ MODEL = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+WINDOWED = {
+    **MODEL,
+    "model_type": "gemma3_text",
+    "head_dim": 64,
+    "sliding_window": 64,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+"""Of every six layers five attend the last 64 tokens."""
 
 Lengths = Sequence[tuple[int, int]]
 """(prompt, new) tokens of each row."""
@@ -63,6 +72,7 @@ class Pair:
     before: dict[str, Any]
     after: dict[str, Any]
     both: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=lambda: MODEL)
 
 
 def make_pairs() -> Iterator[Pair]:
@@ -126,6 +136,30 @@ def make_pairs() -> Iterator[Pair]:
         after={"share_prefixes": True},
         both={**near, "gpu_memory_bytes": 500 * MIB},
     )
+    whole, rolled = {"roll_windows": False}, {"roll_windows": True}
+    yield Pair(
+        name="windows that roll over all keys, on the device",
+        lengths=[(draw.randint(150, 300), 32) for _ in range(96)],
+        before=whole,
+        after=rolled,
+        both=near,
+        model=WINDOWED,
+    )
+    yield Pair(
+        name="windows that roll over all keys, behind the link",
+        lengths=[(256, 32)] * 32,
+        before=whole,
+        after=rolled,
+        both={
+            **zigzag,
+            "gpu_memory_bytes": 2 * GIB,
+            "weights_percent": (100.0, 0.0, 0.0),
+            "kv_percent": (0.0, 100.0, 0.0),
+            "cpu_attention_percent": 0.0,
+            "sim_bytes_per_s": int(0.5e9),
+        },
+        model=WINDOWED,
+    )
 
 
 def main() -> None:
@@ -136,15 +170,22 @@ def main() -> None:
     arguments = parser.parse_args()
     records = []
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
-        model_dir = Path(name) / "model"
-        model_dir.mkdir()
-        (model_dir / "config.json").write_text(json.dumps(MODEL))
-        write_dummy_checkpoint(read_config(model_dir), model_dir, dtype="bfloat16")
         machine = profile(find_device("cpu"), Path(name), lambda _: None)
         for pair in make_pairs():
             if arguments.only in pair.name:
+                model_dir = Path(name) / pair.model["model_type"]
+                write_model(pair.model, model_dir)
                 records.append(compare(pair, model_dir, machine, arguments.turns))
     print(json.dumps({"benchmark": "gains", "link_bytes_per_s": LINK, "pairs": records}))
+
+
+def write_model(model: dict[str, Any], model_dir: Path) -> None:
+    """Random weights in a directory, unless they are there."""
+    if model_dir.exists():
+        return
+    model_dir.mkdir()
+    (model_dir / "config.json").write_text(json.dumps(model))
+    write_dummy_checkpoint(read_config(model_dir), model_dir, dtype="bfloat16")
 
 
 def compare(pair: Pair, model_dir: Path, machine: Machine, turns: int) -> dict[str, Any]:
