@@ -26,6 +26,7 @@ from ..runtime import tiny
 from ..runtime.classics import CLASSICS
 from ..runtime.test_engine_parity import CONFIGS, FAMILIES
 from ..runtime.test_engine_recurrence import CONFIGS as RECURRENT
+from ..runtime.test_engine_windows import MODELS as WINDOWED
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -142,6 +143,20 @@ def test_rows_with_states_give_the_tokens_of_transformers(
         if "lfm2" not in name:
             assert kernels_of(torch.device("cuda", 0)).recur is not None
         assert kernels_of(torch.device("cuda", 0)).convolve is not None
+        found = tiny.run(engine, prompts, STEPS)
+    assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("placement", ["all on the gpu", "all on disk", "attention on the cpu"])
+def test_windows_roll_and_give_the_tokens_of_transformers(
+    tmp_path: Path, placement: str, name: str
+) -> None:
+    model = tiny.make_model(tmp_path, config=WINDOWED[name]).cuda()
+    prompts = tiny.prompts(7, 80)
+    options = {**BLOCK, **PLACEMENTS[placement]}
+    with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
+        assert engine.plan.geometry.rolls
         found = tiny.run(engine, prompts, STEPS)
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
 

@@ -49,8 +49,9 @@ def test_a_ring_holds_what_the_next_token_sees(data: st.DataObject) -> None:
         guesses = 0 if not kv_len else data.draw(st.integers(0, drafts))
         new = 1 + guesses if guesses else data.draw(st.integers(1, 30))
         total = kv_len + new
-        passage = plan_passage([row], [kv_len], [total], page, [written], window=window)
-        first, (table,) = first_page(kv_len, page, window), passage.tables
+        first = first_page(kv_len, page, window)
+        passage = plan_passage([row], [kv_len], [total], page, [written], firsts=[first])
+        (table,) = passage.tables
         assert first * page <= max(0, kv_len + 1 - window)
         come = pairs(passage.cpu_in) | pairs(passage.disk_in)
         found = {slot: at_home[place] for place, slot in come.items()}

@@ -10,8 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from freight.model.batch import first_page
-
 __all__ = [
     "Home",
     "PageRun",
@@ -119,19 +117,19 @@ def plan_passage(
     page_tokens: int,
     written_lens: Sequence[int] = (),
     *,
-    window: int | None = None,
+    firsts: Sequence[int] = (),
     enter: Collection[int] = (),
 ) -> Passage:
     """Plan for ``rows``, with so many tokens before and after the sweep. Where the last one wrote
     more than are left of it, ``written_lens`` say how many: a page that it filled is on disk. Pages
     lie in the slot in the order in which they lie at home, so that neighbours stay together.
 
-    With a ``window`` rows have as many pages as it can reach, which are used in turn, and those
-    pass that it reaches now; a row's table begins with its :func:`first_page`. Of rows that
-    ``enter``, by number, nothing is there yet: what they had is put into the slot from elsewhere.
+    Where ``firsts`` are given, rows use their pages in turn, and those pass from these numbers on,
+    with which their tables begin; as many as a row has are kept. Of rows that ``enter``, by number,
+    nothing is there yet: what they had is put into the slot from elsewhere.
     """
     sources = [row.origin or row for row in rows]
-    firsts = [first_page(kv_len, page_tokens, window) for kv_len in kv_lens]
+    rolls, firsts = bool(firsts), firsts or [0] * len(rows)
     lasts = [-(-total // page_tokens) for total in total_lens]
     used = [
         (source.home, source.page_of(turn), number, turn)
@@ -150,7 +148,7 @@ def plan_passage(
         runs_in.add(source, table, first, there, max(kv_len, written))
         is_new = row.origin is not None or number in enter
         touched = first if is_new else kv_len // page_tokens
-        if window is not None:
+        if rolls:
             touched = max(touched, last - len(row.pages))
         runs_out.add(row, table, first, range(touched, last), total)
     return Passage(

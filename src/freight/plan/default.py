@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from freight.model.config import ModelConfig
+from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
 from freight.plan.forms import BLOCK, Forms, find_forms
@@ -186,7 +186,9 @@ class Planner:
         rows are where the arithmetic is and weights are on disk. Unless it ``shares`` what prompts
         begin with each row brings its whole prompt."""
         wishes, own = self.wishes, self.workload
-        page_tokens = fitting_page_tokens(self.config, own.max_total_tokens, _size_of(self.dtype))
+        page_tokens = fitting_page_tokens(
+            self.config, own.max_total_tokens, DTYPE_BYTES[self.dtype]
+        )
         admission = admission or wishes.admission or "zigzag"
         shares = self.sharing()[0] if shares is None else shares
         near = Split(gpu=1.0) if self.compute_tier == "gpu" else Split(cpu=1.0)
@@ -378,7 +380,8 @@ class Planner:
         rows = min(policy.block_rows, self.workload.num_rows)
         disk_s = (disk_bytes := self._needed_bytes(layout, "disk", rows)) / _DISK_BYTES_PER_S
         link_bytes = self._needed_bytes(layout, "cpu", rows)
-        pages = rows * self.workload.max_total_tokens // policy.page_tokens
+        own = self.workload.own_total_tokens(plan.geometry.shared_page)
+        pages = rows * own // policy.page_tokens
         kv_bytes = plan.geometry.far_bytes(self.config, rows, pages)
         if self.compute_tier == "gpu":
             link_bytes += disk_bytes
@@ -444,7 +447,3 @@ def _with_split(policy: Policy, name: _Placed, split: Split) -> Policy:
     if name == "weights":
         return replace(policy, weights=split)
     return replace(policy, embedding=split)
-
-
-def _size_of(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2

@@ -18,7 +18,7 @@ from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
-from freight.plan.windows import Windows
+from freight.plan.windows import NO_WINDOWS, Windows
 from freight.plan.workload import RowLength
 from freight.quantities import align_up
 
@@ -109,7 +109,6 @@ class WorkSizes:
     page_bytes: int
     input_page_bytes: int
     state_bytes: int
-    windows: Windows
     stream_bytes: int
     embedding_bytes: int
     query_bytes: int
@@ -118,6 +117,7 @@ class WorkSizes:
     scored_share: float = 0.0
     departing_bytes: int = 0
     samples: int = 1
+    windows: Windows = NO_WINDOWS
 
     def is_sibling(self, number: int) -> bool:
         return number % self.samples > 0

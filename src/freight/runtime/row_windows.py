@@ -99,7 +99,7 @@ class BatchWindows:
             [span.total_len for _, span in far],
             page_tokens,
             [span.written_len for _, span in far],
-            window=windows.tokens,
+            firsts=[first_page(span.kv_len, page_tokens, windows.tokens) for _, span in far],
             enter={number for number, (_, span) in enumerate(far) if is_entering(span)},
         )
         self._tables: dict[RowKey, Sequence[int]] = {
