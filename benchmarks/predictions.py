@@ -65,6 +65,22 @@ SHAPES = {
         "max_position_embeddings": 2048,
         "word_embed_proj_dim": 2048,
     },
+    # Four norms a layer and two of each head, gates by gelu, windows in five of six layers.
+    "gemma": {
+        "model_type": "gemma3_text",
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 64,
+        "sliding_window_pattern": 6,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -126,12 +142,25 @@ def make_cases(directory: Path) -> Iterator[Case]:
         weights_percent=(0.0, 50.0, 50.0),
         activations_percent=(0.0, 0.0, 100.0),
     )
+    yield on_cpu("windows, in memory", "gemma", weights_percent=(0.0, 100.0, 0.0))
+    yield on_cpu(
+        "windows, KV on disk", "gemma", "256:8:32", weights_percent=(0.0, 50.0, 50.0), **kv_disk
+    )
     yield on_cpu("without overlap", weights_percent=(0.0, 0.0, 100.0), overlap=False)
     yield on_device("a device, weights in RAM", "4e9", GIB, weights_percent=(30.0, 70.0, 0.0))
     yield on_device(
         "a device on a slow link, KV in RAM",
         "1.5e9",
         GIB,
+        weights_percent=(50.0, 50.0, 0.0),
+        kv_percent=(0.0, 100.0, 0.0),
+        cpu_attention_percent=0.0,
+    )
+    yield on_device(
+        "windows, a device on a slow link",
+        "1.5e9",
+        GIB,
+        shape="gemma",
         weights_percent=(50.0, 50.0, 0.0),
         kv_percent=(0.0, 100.0, 0.0),
         cpu_attention_percent=0.0,

@@ -5,6 +5,7 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -192,7 +193,9 @@ def measure(
         disk_extent_pages=extent_pages,
         kv_slot_pages=slot_pages,
         kv_slot_bytes=max(
-            slot_pages * max(far_page_bytes), far_states, windows.slot_pages * page_bytes
+            slot_pages * max(_of_whole(config, windows, far_page_bytes), default=0),
+            far_states,
+            windows.slot_pages * page_bytes,
         ),
         num_tails=policy.blocks_in_flight * block * kv_rows["disk"],
         activation_rows=tokens,
@@ -225,6 +228,13 @@ def measure(
     _count_weights(geometry, layout, policy)
     _count_block(geometry, config, layout, policy)
     return geometry
+
+
+def _of_whole(config: ModelConfig, windows: Windows, sizes: Sequence[int]) -> list[int]:
+    """Those, by layer, of layers that keep all keys."""
+    return [
+        size for layer, size in enumerate(sizes) if not (windows.pages and config.has_window(layer))
+    ]
 
 
 def _recurrence_bytes(config: ModelConfig) -> int:
@@ -306,10 +316,7 @@ def _count_block(
     """What the block's rows take: KV cache, activations, logits and scratch."""
     g, home, block = geometry, policy.compute_tier, policy.num_micro_batches
     row_bytes = layout.stream_columns * layout.element_bytes
-    rolling = [g.windows.pages > 0 and config.has_window(i) for i in range(config.num_layers)]
-    far_bytes = sum(
-        size for size, rolls in zip(g.far_page_bytes, rolling, strict=True) if not rolls
-    )
+    far_bytes = sum(_of_whole(config, g.windows, g.far_page_bytes))
     layer_pages = {
         t: pages * (g.kv_layers * g.page_bytes if t == home else far_bytes)
         for t, pages in g.kv_pages.items()
