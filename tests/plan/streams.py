@@ -231,9 +231,7 @@ def _delegated(cpu: int, disk: int) -> Delegated:
         num_rows=1,
         query_bytes=5,
         attended_bytes=4,
-        kv_load=Moved(disk=disk),
-        kv_store=Moved(disk=disk),
-        kv_slot_bytes=disk,
+        kv=Passed(load=Moved(disk=disk), store=Moved(disk=disk), slot_bytes=disk),
     )
 
 

@@ -72,7 +72,7 @@ def test_what_the_cpu_attends_goes_there_and_back(case: Case) -> None:
             Kind.COPY_ATTENDED,
             Kind.FINISH_ATTENTION,
         ]
-        assert (through_ram <= set(kinds)) == bool(delegated and delegated.kv_slot_bytes)
+        assert (through_ram <= set(kinds)) == bool(delegated and delegated.kv.slot_bytes)
 
 
 @settings(deadline=None, max_examples=50)
@@ -128,8 +128,8 @@ def test_bytes_of_keys_and_activations(case: Case) -> None:
         expected |= {
             Kind.COPY_QUERIES: sum(d.query_bytes for d in delegated),
             Kind.COPY_ATTENDED: sum(d.attended_bytes for d in delegated),
-            Kind.READ_DELEGATED: sum(d.kv_load.disk for d in delegated),
-            Kind.WRITE_DELEGATED: sum(d.kv_store.disk for d in delegated),
+            Kind.READ_DELEGATED: sum(d.kv.load.disk for d in delegated),
+            Kind.WRITE_DELEGATED: sum(d.kv.store.disk for d in delegated),
         }
         expected[Kind.READ_HIDDEN] += sum(w.activations.disk for w in again)
         expected[Kind.COPY_HIDDEN] += sum(_sum(w.activations) for w in again)

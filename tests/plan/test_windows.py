@@ -118,9 +118,9 @@ def test_a_window_of_each_row(gemma: ModelConfig) -> None:
     ("changes", "work"),
     [
         ({}, rows(900, 100)),  # what the window reaches is all there is
+        ({"num_micro_batches": 1, "micro_batch_size": 1}, rows(1030, 10)),  # a page; and scratch
         ({"rolls_windows": False}, rows(4000, 100)),
         ({"recomputed": 0.5}, rows(4000, 100)),
-        ({"cpu_attention": 0.5, "kv": Split(cpu=0.5, disk=0.5)}, rows(4000, 100)),
         ({"kv": Split(gpu=1.0)}, rows(4000, 1)),  # no key is kept
         ({"admission": "refill", "row_tokens": 1000}, rows(4000, 100)),  # on average
     ],

@@ -355,7 +355,10 @@ class Cost:
     def _keys_s(self, step: Attend, spans: Sequence[RowSpan]) -> float:
         """Prompts by arithmetic, single queries by the keys and values they read; what rows share
         and attend together by arithmetic too."""
-        own, pairs = _own_parts(step, spans, LEAST_SHARERS[self.policy.compute_tier])
+        least = LEAST_SHARERS[self.policy.compute_tier]
+        if step.window is not None and self.window_pages:  # rows have windows of their own
+            least = len(spans) + 1
+        own, pairs = _own_parts(step, spans, least)
         pairs += sum(_pairs(part, step.window) for part in own if part.num_new > 1)
         flops = 4 * step.num_heads * step.head_dim * pairs
         prompts_s = flops / self.unit.attention_flops[self.unit.nearest_dtype(self.dtype)]

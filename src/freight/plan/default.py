@@ -25,6 +25,7 @@ from freight.plan.recomputation import check_recomputation
 from freight.plan.recurrence import settle_wishes
 from freight.plan.refusal import refusal
 from freight.plan.ring import choose_piece_bytes, staging_pieces
+from freight.plan.windows import counted_tokens
 from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 
@@ -239,7 +240,7 @@ class Planner:
         if admission == "diagonal":  # as if all answers were as long as they may be
             held = own.mean_row_prompt_tokens - own.mean_shared_tokens(shared_page)
             held += (own.max_new_tokens + page_tokens) / 2
-        return max(1, math.ceil(held))
+        return counted_tokens(self.config, self.wishes, page_tokens, held)
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first, or None."""

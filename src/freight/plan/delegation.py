@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from freight.plan.operation import Access, Kind, Lane, Operation
 from freight.plan.scoreboard import RING_SLOTS, Scoreboard, read, write
-from freight.plan.sweep import BatchWork, Delegated
+from freight.plan.sweep import BatchWork, Delegated, Passed
 
 __all__ = ["Delegation", "attended_home"]
 
@@ -30,9 +30,11 @@ def attended_home(tier: str, layer: int) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class Delegation:
-    """What of a sweep is still to be read and to be attended, in order."""
+    """What of a sweep is still to be read and to be attended, in order; the units that are
+    ``rolling`` keep the pages alone that their window reaches."""
 
     board: Scoreboard
+    rolling: frozenset[int]
     sweep: int = 0
     unread: deque[Turn] = field(default_factory=deque)
     unattended: deque[Turn] = field(default_factory=deque)
@@ -42,7 +44,7 @@ class Delegation:
         """A new sweep, with all that it will have attended."""
         assert not self.unread and not self.unattended and not self.slots
         self.sweep = sweep
-        self.unread.extend(turn for turn in turns if _of(turn[2]).kv_slot_bytes)
+        self.unread.extend(own for own in turns if self._passed(own[0], own[2]).slot_bytes)
         yield from self._read_ahead()
 
     def send(self, unit: int, layer: int, work: BatchWork) -> Iterator[Operation]:
@@ -76,13 +78,13 @@ class Delegation:
     def _read_ahead(self) -> Iterator[Operation]:
         while self.unread and len(self.slots) < RING_SLOTS[_RING]:
             unit, layer, work = self.unread.popleft()
-            k, size = work.batch.index, _of(work).kv_slot_bytes
+            k, passed = work.batch.index, self._passed(unit, work)
             slot = self.slots[unit, k] = self.board.take_slot(_RING)
             accesses = [
                 self.board.home(attended_home("disk", layer), k),
-                write(_RING, slot, (self.sweep, unit, k, 0), size),
+                write(_RING, slot, (self.sweep, unit, k, 0), passed.slot_bytes),
             ]
-            moved = _of(work).kv_load.disk
+            moved = passed.load.disk
             yield self._make(
                 Kind.READ_DELEGATED,
                 Lane.DISK_READ,
@@ -99,7 +101,7 @@ class Delegation:
             unit, layer, work = self.unattended[0]
             k = work.batch.index
             slot = self.slots.get((unit, k), -1)
-            if _of(work).kv_slot_bytes and slot < 0:
+            if self._passed(unit, work).slot_bytes and slot < 0:
                 return
             self.unattended.popleft()
             name = "delegated rows on cpu"
@@ -123,9 +125,14 @@ class Delegation:
             read(_RING, slot, (self.sweep, unit, k, 1)),
             self.board.new_home(attended_home("disk", layer), k, (self.sweep, 1)),
         ]
-        moved = _of(work).kv_store.disk
+        moved = self._passed(unit, work).store.disk
         kind, lane = Kind.WRITE_DELEGATED, Lane.DISK_WRITE
         yield self._make(kind, lane, accesses, unit, work, source_slot=slot, num_bytes=moved)
+
+    def _passed(self, unit: int, work: BatchWork) -> Passed:
+        """What of the rows on disk passes in a unit."""
+        own = _of(work)
+        return own.windows if unit in self.rolling else own.kv
 
     def _make(
         self,

@@ -221,7 +221,9 @@ def measure(
         shapes_bytes=shapes_bytes,
         query_bytes=num_delegated * (attended + token_bytes),
         attended_bytes=_most_attended(policy, workload) * attended if num_delegated else 0,
-        delegated_pages=min(slot_pages, delegated["disk"] * row_pages),
+        delegated_pages=max(
+            min(slot_pages, delegated["disk"] * row_pages), delegated["disk"] * windows.pages
+        ),
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
         usage={"gpu": {}, "cpu": {}, "disk": {}},
     )

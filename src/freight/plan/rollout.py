@@ -228,7 +228,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         kv=_passed(far, page, page_bytes),
         inputs=_passed(far, page, sizes.input_page_bytes),
         states=_states(pairs, sizes) if sizes.state_bytes else Passed(),
-        windows=_windows(pairs[:num_whole], sizes) if sizes.windows.pages else Passed(),
+        windows=_windows(pairs[:num_whole], sizes),
         activations=Moved(cpu=host, disk=disk),
         activation_slot_bytes=align_up(host, BLOCK) + disk,
         delegated=_delegated(delegated, sizes) if delegated else None,
@@ -244,9 +244,8 @@ def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> D
         num_rows=len(pairs),
         query_bytes=len(pairs) * sizes.query_bytes,
         attended_bytes=len(pairs) * sizes.attended_bytes,
-        kv_load=_bytes((_loaded(*own, page) for own in on_disk), page_bytes),
-        kv_store=_bytes((_stored(*own, page) for own in on_disk), page_bytes),
-        kv_slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in on_disk),
+        kv=_passed(on_disk, page, page_bytes),
+        windows=_windows([pair for pair in pairs if pair[0].home == "disk"], sizes),
     )
 
 
@@ -325,6 +324,8 @@ def _windows(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Pas
     """What the window reaches of rows elsewhere comes, and what new tokens touch, as far as it is
     kept, goes; of a beginning that is another row's all of that goes with the first tokens."""
     page, own = sizes.policy.page_tokens, sizes.windows
+    if not own.pages:
+        return Passed()
     loaded, stored, slot_pages = [], [], 0
     for row, span in pairs:
         if row.home == sizes.policy.compute_tier:

@@ -47,11 +47,12 @@ def schedule(
     """
     board = Scoreboard(staging_slots=model.staging_slots)
     weights = WeightStream(model=model, board=board, expects_more=expects_more)
+    rolling = frozenset(number for number, unit in enumerate(model.units) if unit.rolls)
     stream = _Stream(
         model=model,
         board=board,
         weights=weights,
-        delegation=Delegation(board=board),
+        delegation=Delegation(board=board, rolling=rolling),
         handover=Handover(turns=sweeps, model=model, board=board),
         chosen=chosen or _nothing_chosen,
     )

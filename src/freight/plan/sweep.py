@@ -43,22 +43,6 @@ _NOTHING: Final = Moved()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delegated:
-    """The rows of a micro-batch whose keys the CPU attends in a sweep: its last ``num_rows``.
-
-    ``query_bytes`` of queries, keys and values go to it, ``attended_bytes`` come back. Of rows on
-    disk ``kv_load`` and ``kv_store`` pass through ``kv_slot_bytes`` of RAM.
-    """
-
-    num_rows: int
-    query_bytes: int
-    attended_bytes: int
-    kv_load: Moved = _NOTHING
-    kv_store: Moved = _NOTHING
-    kv_slot_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Passed:
     """What of rows elsewhere passes through ``slot_bytes`` of a slot, in ``num_loaded`` pages."""
 
@@ -66,6 +50,21 @@ class Passed:
     store: Moved = _NOTHING
     slot_bytes: int = 0
     num_loaded: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delegated:
+    """The rows of a micro-batch whose keys the CPU attends in a sweep: its last ``num_rows``.
+
+    ``query_bytes`` of queries, keys and values go to it, ``attended_bytes`` come back. Of rows on
+    disk ``kv`` passes through RAM, and ``windows`` in a layer that keeps the last pages of keys.
+    """
+
+    num_rows: int
+    query_bytes: int
+    attended_bytes: int
+    kv: Passed = Passed()
+    windows: Passed = Passed()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

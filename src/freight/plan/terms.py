@@ -103,7 +103,7 @@ class Terms:
             kv_slot_bytes=float(
                 base.geometry.page_bytes
                 * max(
-                    pages_together(policy, workload, policy.micro_batch_size),
+                    bool(kept_layers) * pages_together(policy, workload, policy.micro_batch_size),
                     windows.most_slot_pages,
                 )
             ),

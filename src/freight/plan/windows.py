@@ -12,11 +12,12 @@ import math
 from dataclasses import dataclass
 
 from freight.model.switches import ModelConfig
-from freight.plan.kept_pages import keeps_kv, most_rows, own_pages, state_rows
-from freight.plan.policy import Policy, Tier
+from freight.plan.kept_pages import keeps_kv, kv_pages, most_rows, state_rows
+from freight.plan.policy import TIERS, Policy, Tier
+from freight.plan.wishes import Wishes
 from freight.plan.workload import Workload
 
-__all__ = ["NO_WINDOWS", "Windows", "find_windows", "pages_seen"]
+__all__ = ["NO_WINDOWS", "Windows", "counted_tokens", "find_windows", "pages_seen", "pays"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,22 +57,21 @@ def pages_seen(num_tokens: int, page_tokens: int) -> int:
     return (num_tokens + page_tokens - 2) // page_tokens + 1
 
 
+def pays(saved_pages: int, scratch_pages: int) -> bool:
+    """Whether pages that are not kept are more than those that this takes."""
+    return saved_pages > scratch_pages
+
+
 def find_windows(config: ModelConfig, policy: Policy, workload: Workload) -> Windows:
-    """What a block's rows have in layers with a window; nothing of its own where all that a row
-    has takes no more, as where rows are short or begin alike, and where keys are not kept as they
-    are in order: recomputed, chosen among all by their scores, or on disk for the CPU."""
+    """What a block's rows have in layers with a window. They keep all keys where that takes no more
+    memory, as where rows are short or begin alike, and where keys are not kept as they are in
+    order: recomputed, or chosen among all by their scores."""
     tokens = config.widest_window
     is_plain = not policy.recomputed and config.attended_share == 1
-    is_plain &= not (policy.cpu_attention and policy.kv.disk)
     if tokens is None or not (policy.rolls_windows and is_plain and keeps_kv(policy, workload)):
         return NO_WINDOWS
     page = policy.page_tokens
     pages = pages_seen(tokens + policy.draft_tokens, page)
-    whole = own_pages(policy, workload)
-    if policy.is_continuous and policy.row_tokens:
-        whole = min(whole, math.ceil(policy.row_tokens / page))
-    if pages >= whole:
-        return NO_WINDOWS
     brought = min(policy.max_batch_tokens, workload.max_total_tokens)
     of_row = min(
         -(-workload.max_total_tokens // page), pages_seen(tokens - 1 + max(1, brought), page)
@@ -88,12 +88,29 @@ def find_windows(config: ModelConfig, policy: Policy, workload: Workload) -> Win
         apart = rows * (pages + 1) + -(-policy.max_batch_tokens // page)
         return min(rows * of_row, apart) if rows else 0
 
+    rows, layers = state_rows(policy, workload), config.num_window_layers
+    scratch = max(of_row, pages_seen(policy.chunk_tokens, page))
+    saved = sum(kv_pages(policy, tier, workload, 0) - rows[tier] * pages for tier in TIERS)
+    if not pays(layers * saved, scratch):
+        return NO_WINDOWS
     return Windows(
         tokens=tokens,
         pages=pages,
-        layers=config.num_window_layers,
-        rows=state_rows(policy, workload),
+        layers=layers,
+        rows=rows,
         slot_pages=slot_pages(far),
         most_slot_pages=slot_pages(policy.micro_batch_size),
-        scratch_pages=max(of_row, pages_seen(policy.chunk_tokens, page)),
+        scratch_pages=scratch,
     )
+
+
+def counted_tokens(config: ModelConfig, wishes: Wishes, page_tokens: int, held: float) -> int:
+    """Of a row that is expected to have ``held`` tokens of keys, those to count pages for where
+    rows enter at any time; 0, all that it may have, where no layer has more than a window of it."""
+    tokens = config.widest_window
+    rolls = wishes.rolls_windows and not wishes.recomputed and config.attended_share == 1
+    rolls &= config.num_window_layers == config.num_attention_layers
+    pages = pages_seen((tokens or 0) + wishes.draft_tokens, page_tokens)
+    if rolls and tokens and pages * page_tokens < held:
+        return 0
+    return max(1, math.ceil(held))

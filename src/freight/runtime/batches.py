@@ -27,11 +27,11 @@ from freight.plan.sweep import BatchWork, Delegated, Moved, Passed
 from freight.plan.windows import Windows
 from freight.quantities import align_up
 from freight.runtime.angles import RotaryAngles
-from freight.runtime.passed_bytes import loaded, passed, stored
+from freight.runtime.passed_bytes import passed
 from freight.runtime.recompute import LoadedPages, loaded_pages
 from freight.runtime.row_states import BatchStates, ChunkStates
 from freight.runtime.row_views import RowIndexer, Views
-from freight.runtime.row_windows import BatchWindows, WindowRows, rolled
+from freight.runtime.row_windows import BatchWindows, WindowRows, pass_windows, rolled
 from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["BatchPreparer", "Chunk", "PreparedBatch"]
@@ -62,13 +62,14 @@ class Chunk:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DelegatedRows:
     """The last ``num_rows`` of a micro-batch, which the CPU attends: those in RAM and those that
-    come from disk through a slot; ``windows`` are the former where layers keep the last window."""
+    come from disk through a slot. ``windows`` are both where layers keep the last window."""
 
     num_rows: int
     on_cpu: Views
-    windows: Views
     on_disk: Views
     passage: Passage
+    windows: tuple[Views, Views]
+    window_passage: Passage | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,9 +199,8 @@ class BatchPreparer:
             num_rows=rows.num_rows,
             query_bytes=attended + keys,
             attended_bytes=attended,
-            kv_load=loaded(rows.passage, page_bytes),
-            kv_store=stored(rows.passage, page_bytes),
-            kv_slot_bytes=rows.passage.num_pages * page_bytes,
+            kv=passed(rows.passage, page_bytes),
+            windows=passed(rows.window_passage, page_bytes) if rows.window_passage else Passed(),
         )
 
     def _prepare(self, batch: MicroBatch) -> PreparedBatch:
@@ -266,26 +266,37 @@ class BatchPreparer:
         )
         tables = [row.pages for row in pages[:num_on_cpu]]
         index, heads = self._indexer.index, self._indexer.whole_heads
+        windows, window_passage = self._delegate_windows(spans, num_on_cpu)
         return DelegatedRows(
             num_rows=len(spans),
             on_cpu=index(spans[:num_on_cpu], tables, heads, start=0, device=_HOST),
-            windows=self._delegated_windows(spans[:num_on_cpu]),
             on_disk=index(on_disk, passage.tables, heads, start=num_on_cpu, device=_HOST),
             passage=passage,
+            windows=windows,
+            window_passage=window_passage,
         )
 
-    def _delegated_windows(self, spans: Sequence[RowSpan]) -> Views:
-        if self._kv.windows is None:
-            return {}
-        rows = self._kv.windows.rows
-        own = [rolled(span, self._policy.page_tokens, self._windows.tokens) for span in spans]
-        tables = [
-            [rows[span.row].page_of(turn) for turn in turns]
-            for span, (_, turns) in zip(spans, own, strict=True)
-        ]
+    def _delegate_windows(
+        self, spans: Sequence[RowSpan], num_on_cpu: int
+    ) -> tuple[tuple[Views, Views], Passage | None]:
+        cache, page = self._kv.windows, self._policy.page_tokens
+        if cache is None:
+            return ({}, {}), None
+        on_disk = [(span.row, span) for span in spans[num_on_cpu:]]
+        passage = pass_windows(cache, on_disk, self._windows, page)
+        own = [rolled(span, page, self._windows.tokens) for span in spans]
         shifted = [span for span, _ in own]
-        heads = self._indexer.window_heads
-        return self._indexer.index(shifted, tables, heads, start=0, device=_HOST)
+        tables = [
+            [cache.rows[span.row].page_of(turn) for turn in turns]
+            for span, (_, turns) in zip(spans[:num_on_cpu], own, strict=False)
+        ]
+        index, heads = self._indexer.index, self._indexer.window_heads
+        near = index(shifted[:num_on_cpu], tables, heads, start=0, device=_HOST)
+        far = shifted[num_on_cpu:]
+        return (
+            near,
+            index(far, passage.tables, heads, start=num_on_cpu, device=_HOST),
+        ), passage
 
     def _find_rows(
         self, spans: Sequence[RowSpan]

@@ -10,6 +10,7 @@ import torch
 
 from freight.kernels.pages import Pages
 from freight.memory.kv_cache import KVCache
+from freight.memory.passage import Passage
 from freight.memory.transfer import Link
 from freight.model.attention import append, attend, sink
 from freight.model.config import ModelConfig
@@ -65,7 +66,8 @@ class CPUAttention:
 
     def read(self, operation: Operation, layer: int, prepared: PreparedBatch) -> None:
         slot = self._buffers.delegated_kv[operation.slot]
-        self._kv.read_disk(layer, _rows(prepared).passage, slot)
+        kv, passage = self._passing(layer, prepared)
+        kv.read_disk(layer, passage, slot)
 
     def attend(
         self, operation: Operation, layer: int, prepared: PreparedBatch, step: Attend
@@ -74,13 +76,12 @@ class CPUAttention:
         rows = _rows(prepared)
         q, k, v = self._of(self._buffers.delegated_on_cpu, layer, prepared)
         pools, heads = [], self._config.heads(layer)
-        windows = self._kv.windows if self._config.has_window(layer) else None
-        if windows is not None:
-            pools.append((windows.pools["cpu"][layer], rows.windows[heads]))
-        elif rows.on_cpu:
-            pools.append((self._kv.pools["cpu"][layer], rows.on_cpu[heads]))
-        if rows.on_disk:
-            pools.append((self._buffers.delegated_kv[operation.slot], rows.on_disk[heads]))
+        kv, _ = self._passing(layer, prepared)
+        on_cpu, on_disk = (rows.on_cpu, rows.on_disk) if kv is self._kv else rows.windows
+        if on_cpu:
+            pools.append((kv.pools["cpu"][layer], on_cpu[heads]))
+        if on_disk:
+            pools.append((self._buffers.delegated_kv[operation.slot], on_disk[heads]))
         for pool, view in pools:
             pages = self.pages(pool, layer)
             append(pages, view, k, v)
@@ -95,7 +96,16 @@ class CPUAttention:
 
     def write(self, operation: Operation, layer: int, prepared: PreparedBatch) -> None:
         slot = self._buffers.delegated_kv[operation.source_slot]
-        self._kv.write_disk(layer, _rows(prepared).passage, slot)
+        kv, passage = self._passing(layer, prepared)
+        kv.write_disk(layer, passage, slot)
+
+    def _passing(self, layer: int, prepared: PreparedBatch) -> tuple[KVCache, Passage]:
+        """What the layer's keys are in, and how those of rows on disk pass."""
+        rows, windows = _rows(prepared), self._kv.windows
+        if windows is None or not self._config.has_window(layer):
+            return self._kv, rows.passage
+        assert rows.window_passage is not None
+        return windows, rows.window_passage
 
     def copy_attended(self, operation: Operation, prepared: PreparedBatch) -> None:
         k, num_bytes = prepared.batch.index, operation.num_bytes

@@ -17,7 +17,7 @@ from freight.model.batch import RowKey, RowSpan, first_page
 from freight.plan.windows import Windows
 from freight.runtime.row_states import is_entering
 
-__all__ = ["BatchWindows", "PageMove", "WindowRows", "rolled"]
+__all__ = ["BatchWindows", "PageMove", "WindowRows", "pass_windows", "rolled"]
 
 Place = Literal["near", "scratch", "slot"]
 """The compute tier's own pages, those that are used within one computation, or a slot's."""
@@ -59,6 +59,21 @@ def rolled(span: RowSpan, page_tokens: int, window: int) -> tuple[RowSpan, range
     return own, range(first, -(-span.total_len // page_tokens))
 
 
+def pass_windows(
+    cache: KVCache, rows: Sequence[tuple[RowKey, RowSpan]], windows: Windows, page_tokens: int
+) -> Passage:
+    """How rows pass through a slot that are not where they are attended."""
+    return plan_passage(
+        [cache.rows[key] for key, _ in rows],
+        [span.kv_len for _, span in rows],
+        [span.total_len for _, span in rows],
+        page_tokens,
+        [span.written_len for _, span in rows],
+        firsts=[first_page(span.kv_len, page_tokens, windows.tokens) for _, span in rows],
+        enter={number for number, (_, span) in enumerate(rows) if is_entering(span)},
+    )
+
+
 @dataclass(kw_only=True, slots=True)
 class _Moves:
     """Pages being collected; neighbours go together."""
@@ -93,15 +108,7 @@ class BatchWindows:
         self._page_tokens = page_tokens
         rows = [(key, span) for span in spans for key in span.keys]
         far = [(key, span) for key, span in rows if not cache.rows[key].is_near]
-        self.passage: Passage = plan_passage(
-            [cache.rows[key] for key, _ in far],
-            [span.kv_len for _, span in far],
-            [span.total_len for _, span in far],
-            page_tokens,
-            [span.written_len for _, span in far],
-            firsts=[first_page(span.kv_len, page_tokens, windows.tokens) for _, span in far],
-            enter={number for number, (_, span) in enumerate(far) if is_entering(span)},
-        )
+        self.passage: Passage = pass_windows(cache, far, windows, page_tokens)
         self._tables: dict[RowKey, Sequence[int]] = {
             key: table for (key, _), table in zip(far, self.passage.tables, strict=True)
         }
@@ -161,6 +168,7 @@ class BatchWindows:
             if place == "scratch":
                 pages = [("scratch", num_pages + number) for number in range(len(turns))]
                 num_pages += len(turns)
+                assert num_pages <= self._windows.scratch_pages, (span, self._windows)
             own.append(shifted)
             tables.append([page for _, page in pages])
             if is_new or place == "scratch":

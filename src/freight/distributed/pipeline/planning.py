@@ -136,6 +136,9 @@ def build_stage_engine(
         # Rows that a CPU attends beside one stage's device stay, and would move on another stage.
         model = replace(model, options=replace(model.options, move_rows=False))
     layers = _cut(model, workload, ranks)
+    if len({any(map(model.config.has_window, own)) for own in layers}) > 1:
+        # Where a row finds no room among windows, stages without any would have let it in.
+        model = replace(model, options=replace(model.options, roll_windows=False))
     stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
     plan, told = _best(model, own, stage, workload, layers[ranks.rank], ranks)
