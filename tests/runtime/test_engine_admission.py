@@ -273,16 +273,29 @@ mixed_homes = st.one_of(
 def test_rows_that_move_go_on_as_they_would_have(
     data: st.DataObject, model_dir: Path, answers: list[tiny.Answer]
 ) -> None:
+    move_rows(data, model_dir, answers, SCORES, page_tokens=8)
+
+
+def move_rows(
+    data: st.DataObject,
+    directory: Path,
+    answers: Sequence[tiny.Answer],
+    scores: Mapping[int, torch.Tensor],
+    *,
+    page_tokens: int,
+) -> None:
     """Few pages for what answers become, and rows on every tier; what crosses links is counted, and
-    reckoned from where rows were."""
+    reckoned from where rows were, unless some rows have keys of others, or the CPU attends."""
     rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
     asked = data.draw(st.lists(rows, min_size=8, max_size=20))
+    if is_counted := data.draw(st.booleans()):
+        asked = [replace(own, samples=1, is_shared=False) for own in asked]
     asked.sort(key=lambda own: own.beginning[1])
     device, kv, attention = data.draw(mixed_homes)
     options = {
         "device": device,
         "kv_percent": kv,
-        "cpu_attention_percent": attention,
+        "cpu_attention_percent": 0.0 if is_counted and device == "sim" else attention,
         "admission": data.draw(st.sampled_from(["diagonal", "refill", "refill"])),
         "micro_batch_size": data.draw(st.integers(3, 9)),
         "num_micro_batches": data.draw(st.integers(1, 2)),
@@ -291,19 +304,17 @@ def test_rows_that_move_go_on_as_they_would_have(
     }
     changes: dict[str, Any] = {
         "entry_pace": data.draw(st.sampled_from([2.0, 1000.0])),
-        "row_tokens": data.draw(st.sampled_from([1, 20, 40, 0])),
-        "page_tokens": 8,
+        "row_tokens": data.draw(st.sampled_from([1, 20, 40, 60, 0])),
+        "page_tokens": page_tokens,
     }
     work = workload(asked, data.draw(st.integers(1, STEPS)))
-    with engine(model_dir, work, changes, **options) as built:
+    with engine(directory, work, changes, **options) as built:
         log, before = SweepLog(built), Counter(built.traffic.moved)
         requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers)
+        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
         moved = Counter(built.traffic.moved)
         moved.subtract(before)
-        if max(own.samples for own in asked) == 1 and not (
-            attention or built.plan.geometry.shared_page
-        ):
+        if is_counted:
             assert dict(+moved) == logged_bytes(built, log)
 
 

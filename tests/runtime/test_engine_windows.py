@@ -43,7 +43,7 @@ from .test_engine_admission import (
     check,
     engine,
     homes,
-    mixed_homes,
+    move_rows,
     score,
     workload,
 )
@@ -116,39 +116,8 @@ def test_any_admission_gives_the_same_answers(data: st.DataObject, oracle: Oracl
 )
 @given(data=st.data())
 def test_rows_that_move_go_on_as_they_would_have(data: st.DataObject, oracle: Oracle) -> None:
-    """What crosses links is counted, and reckoned from where rows were."""
     directory, answers, scores = oracle
-    rows = data.draw(st.sampled_from([asked_rows, asked_alike]))
-    asked = data.draw(st.lists(rows, min_size=8, max_size=20))
-    if is_counted := data.draw(st.booleans()):
-        asked = [replace(own, samples=1, is_shared=False) for own in asked]
-    asked.sort(key=lambda own: own.beginning[1])
-    device, kv, attention = data.draw(mixed_homes)
-    attention = 0.0 if is_counted and device == "sim" else attention
-    options = {
-        "device": device,
-        "kv_percent": kv,
-        "cpu_attention_percent": attention,
-        "admission": data.draw(st.sampled_from(["diagonal", "refill", "refill"])),
-        "micro_batch_size": data.draw(st.integers(3, 9)),
-        "num_micro_batches": data.draw(st.integers(1, 2)),
-        "batch_tokens": data.draw(st.sampled_from([None, 17, 40])),
-        "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
-    }
-    changes: dict[str, Any] = {
-        "entry_pace": data.draw(st.sampled_from([2.0, 1000.0])),
-        "row_tokens": data.draw(st.sampled_from([20, 40, 60, 0])),
-        "page_tokens": 4,
-    }
-    work = workload(asked, data.draw(st.integers(1, STEPS)))
-    with engine(directory, work, changes, **options) as built:
-        log, before = SweepLog(built), Counter(built.traffic.moved)
-        requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
-        moved = Counter(built.traffic.moved)
-        moved.subtract(before)
-        if is_counted:
-            assert dict(+moved) == logged_bytes(built, log)
+    move_rows(data, directory, answers, scores, page_tokens=4)
 
 
 KV = [("cpu", CPU), ("cpu", DISK), ("sim", GPU), ("sim", (34.0, 33.0, 33.0))]
