@@ -240,7 +240,7 @@ class Planner:
         if admission == "diagonal":  # as if all answers were as long as they may be
             held = own.mean_row_prompt_tokens - own.mean_shared_tokens(shared_page)
             held += (own.max_new_tokens + page_tokens) / 2
-        return counted_tokens(self.config, self.wishes, page_tokens, held)
+        return counted_tokens(self.config, self.programme, self.wishes, page_tokens, held)
 
     def realise(self, policy: Policy) -> Plan | None:
         """The policy with as much of the weights in memory as fits, fastest tier first, or None."""

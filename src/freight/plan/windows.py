@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from freight.model.programme import Programme
 from freight.model.switches import ModelConfig
 from freight.plan.kept_pages import keeps_kv, kv_pages, most_rows, state_rows
 from freight.plan.policy import TIERS, Policy, Tier
@@ -104,12 +105,16 @@ def find_windows(config: ModelConfig, policy: Policy, workload: Workload) -> Win
     )
 
 
-def counted_tokens(config: ModelConfig, wishes: Wishes, page_tokens: int, held: float) -> int:
+def counted_tokens(
+    config: ModelConfig, programme: Programme, wishes: Wishes, page_tokens: int, held: float
+) -> int:
     """Of a row that is expected to have ``held`` tokens of keys, those to count pages for where
-    rows enter at any time; 0, all that it may have, where no layer has more than a window of it."""
+    rows enter at any time; 0, all that it may have, where no layer has more than a window of it:
+    but for a stage of a pipeline, whose others may have layers that do."""
     tokens = config.widest_window
     rolls = wishes.rolls_windows and not wishes.recomputed and config.attended_share == 1
     rolls &= config.num_window_layers == config.num_attention_layers
+    rolls &= not (programme.receives or programme.sends)
     pages = pages_seen((tokens or 0) + wishes.draft_tokens, page_tokens)
     if rolls and tokens and pages * page_tokens < held:
         return 0

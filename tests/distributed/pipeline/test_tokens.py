@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +23,7 @@ from transformers import (
     OPTConfig,
     PhiConfig,
     PretrainedConfig,
+    Qwen2Config,
 )
 
 from freight.demo import MODEL_DIR
@@ -230,6 +232,36 @@ def test_families(family: str, tmp_path: Path) -> None:
     options = {**tiny.ON_CPU, "admission": "refill"}
     told = answers(tmp_path, 3, requests(), work, **options)
     assert [ids(own) for own in told] == [wanted] * 3
+
+
+@pytest.mark.parametrize("options", [tiny.ON_CPU, tiny.ON_SIM], ids=["disk", "device"])
+@pytest.mark.parametrize(("first", "rolls"), [(1, True), (2, False)])
+def test_windows_roll_on_all_stages_or_on_none(
+    first: int, rolls: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Layers have windows from the second on, or those of the second stage alone; rows move."""
+    config = Qwen2Config(
+        **{**tiny.SIZES, "num_hidden_layers": 4},
+        use_sliding_window=True,
+        sliding_window=9,
+        max_window_layers=first,
+    )
+    model = tiny.make_model(tmp_path, config=config)
+    prompts = tiny.prompts(9, 80)
+    wanted = tiny.tokens(tiny.reference(model, prompts, STEPS))
+    found: list[bool] = []
+    with patch("freight.plan.windows.pays", return_value=True):
+        told = answers(
+            tmp_path,
+            2,
+            list(tiny.requests(prompts, SamplingParams(max_tokens=STEPS))),
+            tiny.workload(prompts, STEPS),
+            look=lambda own: found.append(own.plan.geometry.rolls),
+            admission="refill",
+            **options,
+        )
+    assert [ids(own) for own in told] == [wanted] * 2
+    assert found == [rolls] * 2
 
 
 def one_process(
