@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.kernels.grouped import CompressedRows, dequantise, dequantise_reference
+from freight.kernels.micro import join_micro_blocks, make_micro_plain_reference
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
-from freight.model.number_format import Grouped, find_compressed
+from freight.model.number_format import Grouped, MicroFloats, find_compressed
 from freight.model.packed_tensors import becomes
 from freight.model.packing import Packing
 from freight.model.sources import Packed
@@ -99,17 +100,17 @@ def random_blocks(kind: str, rows: int, blocks: int, seed: int) -> Array:
     raw = dice.integers(0, 256, (rows, blocks, BLOCKS[kind].num_bytes), dtype=np.uint8)
     scales = dice.normal(0, 0.01, (rows, blocks, 2)).astype(np.float16)
     scales = scales.view(np.uint8).reshape(rows, blocks, 4)
-    if kind == "Q6_K":
-        raw[..., -2:] = scales[..., :2]
+    width = 4 if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K") else 2
+    if kind in ("Q2_K", "Q3_K", "Q6_K"):
+        raw[..., -width:] = scales[..., :width]
     else:
-        width = 2 if kind in ("Q4_0", "Q5_0", "Q8_0") else 4
         raw[..., :width] = scales[..., :width]
     return raw.reshape(rows, -1)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    kind=st.sampled_from(sorted(BLOCKS)),
+    kind=st.sampled_from(sorted(kind for kind in BLOCKS if kind != "MXFP4")),
     rows=st.integers(1, 20),
     blocks=st.integers(1, 3),
     seed=st.integers(0, 999),
@@ -119,10 +120,24 @@ def test_blocks(kind: str, rows: int, blocks: int, seed: int) -> None:
     wanted = torch.from_numpy(quants.dequantize(raw, GGMLQuantizationType[kind]))
     block = BLOCKS[kind]
     assert wanted.shape[1] == blocks * block.values
+    assert isinstance(block.becomes, Grouped)
     own = exact_rows(unpack_blocks(kind, torch.from_numpy(raw), block.num_bytes), block.becomes)
     assert own is not None
     for found in both_ways(own, wanted.shape[1], block.becomes):
         assert torch.equal(found, wanted)
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(1, 20), groups=st.integers(1, 5), seed=st.integers(0, 999))
+def test_blocks_of_small_floats(rows: int, groups: int, seed: int) -> None:
+    dice, size = np.random.default_rng(seed), BLOCKS["MXFP4"].num_bytes
+    raw = dice.integers(0, 256, (rows, groups, size), dtype=np.uint8)
+    raw[..., 0] = dice.integers(1, 250, (rows, groups))
+    wanted = quants.dequantize(raw.reshape(rows, -1), GGMLQuantizationType.MXFP4)
+    own = join_micro_blocks(torch.from_numpy(raw))
+    found = torch.empty(wanted.shape)
+    make_micro_plain_reference(own, MicroFloats(), found)
+    assert torch.equal(found, torch.from_numpy(wanted))
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,25 +1,43 @@
 """Tiny GGUF files, written by the gguf package as llama.cpp's converter would write them.
 
-Names are the package's own map. The converter weaves the rows of queries and keys for the llama
-architecture and adds one to Gemma's gains. Types that the package cannot make get any blocks; what
-they mean, by the package, is put into the model.
+Names are the package's own map. The converter weaves the rows of queries and keys for some
+architectures, adds one to some gains, stacks experts and takes apart what lies together. Types that
+the package cannot make get any blocks; what they mean, by the package, is put into the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 Array = np.ndarray[Any, Any]
 
-_MADE = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+_WOVEN: Final = ("llama", "granite", "granitemoe", "smollm3", "arcee", "olmo")
+_PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe")
+_WITH_STATED_SUMS: Final = ("glm4moe", "dots1")
+_WITH_PATTERN: Final = ("exaone4", "olmo2", "gemma4")
+_MADE: Final = (
+    Kind.F32,
+    Kind.F16,
+    Kind.BF16,
+    Kind.Q4_0,
+    Kind.Q4_1,
+    Kind.Q5_0,
+    Kind.Q5_1,
+    Kind.Q8_0,
+    Kind.MXFP4,
+)
 
 
 def weave(x: Array, num_heads: int) -> Array:
@@ -42,52 +60,284 @@ def random_blocks(kind: Kind, shape: tuple[int, ...], dice: np.random.Generator)
     if kind == Kind.Q6_K:
         raw[:, 192:208] = dice.integers(0, 20, (blocks, 16)).astype(np.int8).view(np.uint8)
         raw[:, 208:] = scales[:, :1].view(np.uint8)
+    elif kind == Kind.Q2_K:
+        raw[:, 80:] = scales.view(np.uint8)
+    elif kind == Kind.Q3_K:
+        raw[:, 108:] = scales[:, :1].view(np.uint8)
+    elif kind in (Kind.IQ4_NL, Kind.IQ4_XS):
+        raw[:, :2] = scales[:, :1].view(np.uint8)
     else:
         raw[:, :4] = scales.view(np.uint8)
     return raw.reshape(shape[0], -1)
 
 
-def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
-    """What a converter says of a model's shape."""
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_rope_dimension_count(width)
+# What is said of a model's shape: the configuration's name, and the writer's method.
+_NUMBERS: Final = (
+    ("max_position_embeddings", "context_length"),
+    ("num_hidden_layers", "block_count"),
+    ("hidden_size", "embedding_length"),
+    ("intermediate_size", "feed_forward_length"),
+    ("num_attention_heads", "head_count"),
+    ("num_key_value_heads", "head_count_kv"),
+    ("rms_norm_eps", "layer_norm_rms_eps"),
+    ("layer_norm_eps", "layer_norm_eps"),
+    ("norm_epsilon", "layer_norm_eps"),
+    ("norm_eps", "layer_norm_eps"),
+    ("sliding_window", "sliding_window"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("clip_qkv", "clamp_kqv"),
+    ("attention_multiplier", "attention_scale"),
+    ("embedding_multiplier", "embedding_scale"),
+    ("residual_multiplier", "residual_scale"),
+    ("logits_scaling", "logit_scale"),
+    ("logit_scale", "logit_scale"),
+    ("num_local_experts", "expert_count"),
+    ("num_experts", "expert_count"),
+    ("n_routed_experts", "expert_count"),
+    ("moe_num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("top_k_experts", "expert_used_count"),
+    ("moe_k", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+    ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("moe_num_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("moe_layer_start_index", "leading_dense_block_count"),
+    ("moe_layer_interval", "interleave_moe_layer_step"),
+    ("routed_scaling_factor", "expert_weights_scale"),
+    ("n_group", "expert_group_count"),
+    ("topk_group", "expert_group_used_count"),
+)
+
+
+def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig, architecture: str) -> None:
+    raw, said = config.to_dict(), dict[str, Any]()
+    for theirs, method in _NUMBERS:
+        if raw.get(theirs) is not None:
+            said.setdefault(method, raw[theirs])
+    width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    if architecture == "gemma4":
+        width = _describe_unlike_layers(writer, raw, said)
+    for method, value in said.items():
+        getattr(writer, f"add_{method}")(value)
     writer.add_key_length(width)
     writer.add_value_length(width)
-    if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
-    experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 0))
-    if experts:
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if getattr(config, "moe_intermediate_size", 0):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if getattr(config, "attn_logit_softcapping", None):
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture in _WITH_PATTERN and said.get("sliding_window"):
+        writer.add_sliding_window_pattern([k == "sliding_attention" for k in raw["layer_types"]])
+    if architecture in _WITH_STATED_SUMS:
+        writer.add_expert_weights_norm(raw["norm_topk_prob"])
+    _describe_rotation(writer, raw["rope_parameters"], width)
+    if architecture.startswith("qwen35"):
+        writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(raw["linear_key_head_dim"])
+        writer.add_ssm_group_count(raw["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
+        writer.add_ssm_inner_size(raw["linear_value_head_dim"] * raw["linear_num_value_heads"])
+        writer.add_full_attention_interval(4)
 
 
-def _write_experts(
-    writer: gguf.GGUFWriter, theirs: str, parameter: torch.nn.Parameter, x: Array
-) -> None:
-    """Stacked [experts, rows, columns]; transformers has gate and up as one."""
-    layer, is_down = theirs.split(".")[2], theirs.endswith("down_proj")
-    parts = {"down": x} if is_down else dict(zip(("gate", "up"), np.split(x, 2, 1), strict=True))
-    meant = []
-    for part, own in parts.items():
-        raw = gguf.quants.quantize(np.ascontiguousarray(own), Kind.Q8_0)
-        name = f"blk.{layer}.ffn_{part}_exps.weight"
-        writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=Kind.Q8_0)
-        meant.append(gguf.quants.dequantize(raw, Kind.Q8_0).reshape(own.shape))
-    with torch.no_grad():
-        parameter.copy_(torch.from_numpy(np.concatenate(meant, 1)))
+def _describe_unlike_layers(
+    writer: gguf.GGUFWriter, raw: Mapping[str, Any], said: dict[str, Any]
+) -> int:
+    """Of layers that see all, and the others; the width of the first ones' heads."""
+    writer.add_key_length_swa(raw["head_dim"])
+    writer.add_value_length_swa(raw["head_dim"])
+    writer.add_embedding_length_per_layer_input(raw["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(raw["num_kv_shared_layers"])
+    own = raw["per_layer_config"]
+    usual = said["head_count_kv"]
+    counts = [
+        own.get(str(i), {}).get("num_key_value_heads", usual) for i in range(said["block_count"])
+    ]
+    said["head_count_kv"] = counts
+    width: int = next(iter(own.values()))["head_dim"]
+    return width
+
+
+def _describe_rotation(writer: gguf.GGUFWriter, parameters: Any, width: int) -> None:
+    windows = parameters.get("sliding_attention", {})
+    own = parameters.get("full_attention", parameters)
+    writer.add_rope_freq_base(own["rope_theta"])
+    if windows.get("rope_theta"):
+        writer.add_rope_freq_base_swa(windows["rope_theta"])
+    if own["rope_type"] != "proportional":
+        writer.add_rope_dimension_count(int(width * (own.get("partial_rotary_factor") or 1.0)))
+    if own["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(own["rope_type"]))
+        writer.add_rope_scaling_factor(own["factor"])
+    if own["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(own["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(own["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(own["beta_slow"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A tensor of the file; ``put`` takes what it means."""
+
+    name: str
+    x: Array
+    put: Callable[[Array], None]
+
+
+_EXPERT: Final = re.compile(r".*layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight")
+_STACKED: Final = re.compile(
+    r".*layers\.(\d+)\.(?:\w+\.)*"
+    r"(experts\.gate_up_proj|experts\.down_proj|input_linear|output_linear)(_bias)?(\.weight)?"
+)
+_PARTS: Final = {"w1": "gate", "w2": "down", "w3": "up"}
+# What the package's map does not have.
+_RENAMED: Final = (
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight"),
+    ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight"),
+    ("linear_attn.in_proj_z.weight", "attn_gate.weight"),
+    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
+    ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
+    ("linear_attn.out_proj.weight", "ssm_out.weight"),
+    ("linear_attn.norm.weight", "ssm_norm.weight"),
+    ("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
+    ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+)
+
+
+def _entries(
+    theirs: Mapping[str, Array], meant: dict[str, Array], config: Any, architecture: str
+) -> Iterator[Entry]:
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    raw = config.to_dict()
+    heads = {"attn_q": raw["num_attention_heads"], "attn_k": raw["num_key_value_heads"]}
+    experts: dict[str, dict[int, str]] = {}
+    for name, x in theirs.items():
+        one, stacked = _EXPERT.fullmatch(name), _STACKED.fullmatch(name)
+        if one:
+            part = one[3].removesuffix("_proj")
+            place = f"blk.{one[1]}.ffn_{_PARTS.get(part, part)}_exps.weight"
+            experts.setdefault(place, {})[int(one[2])] = name
+        elif stacked:
+            turned = architecture == "gpt-oss"
+            yield from _stacks(name, x, meant, stacked, turned, architecture == "gemma4")
+        elif name.endswith("kv_b_proj.weight"):
+            yield from _latents(name, x, meant, config)
+        elif ".linear_attn." in name and not name.endswith("linear_attn.norm.weight"):
+            yield _state(_name(name, names), name, x, meant, config)
+        else:
+            own = _name(name, names)
+            yield _plain(own, name, x, meant, heads, architecture)
+    for place, members in experts.items():
+        order = [members[expert] for expert in range(len(members))]
+
+        def put_all(x: Array, order: list[str] = order) -> None:
+            meant.update(zip(order, x, strict=True))
+
+        yield Entry(name=place, x=np.stack([theirs[name] for name in order]), put=put_all)
+
+
+def _name(name: str, names: Any) -> str:
+    for end, own in _RENAMED:
+        if name.endswith(end):
+            layer = name.split("layers.")[1].split(".")[0]
+            return f"blk.{layer}.{own}"
+    found: str = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found, name
+    return found
+
+
+def _plain(
+    own: str, name: str, x: Array, meant: dict[str, Array], heads: Mapping[str, int], kind: str
+) -> Entry:
+    num_heads = heads.get(own.split(".")[2]) if own.startswith("blk") else None
+    woven = num_heads if kind in _WOVEN else None
+    plus = np.float32(kind in _PLUS_ONE and own.endswith("norm.weight") and "ssm" not in own)
+    shape = x.shape
+
+    def put(x: Array) -> None:
+        meant[name] = (unweave(x, woven) if woven else x - plus).reshape(shape)
+
+    return Entry(name=own, x=weave(x, woven) if woven else x + plus, put=put)
+
+
+def _latents(name: str, x: Array, meant: dict[str, Array], config: Any) -> Iterator[Entry]:
+    """What makes keys of latents is turned around, a head at a time."""
+    layer = name.split("layers.")[1].split(".")[0]
+    wide, rank = config.qk_nope_head_dim, x.shape[1]
+    heads = x.reshape(config.num_attention_heads, -1, rank)
+    whole = np.empty_like(heads)
+    meant[name] = whole.reshape(x.shape)
+
+    def put_keys(x: Array) -> None:
+        whole[:, :wide] = x.swapaxes(1, 2)
+
+    def put_values(x: Array) -> None:
+        whole[:, wide:] = x
+
+    keys = heads[:, :wide].swapaxes(1, 2)
+    yield Entry(name=f"blk.{layer}.attn_k_b.weight", x=keys, put=put_keys)
+    yield Entry(name=f"blk.{layer}.attn_v_b.weight", x=heads[:, wide:], put=put_values)
+
+
+def _state(own: str, name: str, x: Array, meant: dict[str, Array], config: Any) -> Entry:
+    """Value heads are dealt out: the first of each key head come first."""
+    groups, count = config.linear_num_key_heads, config.linear_num_value_heads
+    each, shape = count // groups, x.shape
+    first = 2 * groups * config.linear_key_head_dim
+    first *= own.endswith(("attn_qkv.weight", "ssm_conv1d.weight"))
+    by_column, negated = own.endswith("ssm_out.weight"), own.endswith("ssm_a")
+
+    def exchange(x: Array, sizes: tuple[int, int]) -> Array:
+        x = x.T if by_column else x
+        heads = x[first:].reshape(*sizes, -1, *x.shape[1:]).swapaxes(0, 1)
+        x = np.concatenate([x[:first], heads.reshape(-1, *x.shape[1:])])
+        return x.T if by_column else x
+
+    def put(x: Array) -> None:
+        x = exchange(x.reshape(shape), (each, groups))
+        meant[name] = np.log(-x) if negated else x
+
+    x = exchange(-np.exp(x) if negated else x, (groups, each))
+    return Entry(name=own, x=x.squeeze(), put=put)
+
+
+def _stacks(
+    name: str,
+    x: Array,
+    meant: dict[str, Array],
+    found: re.Match[str],
+    turned: bool,
+    fused: bool,
+) -> Iterator[Entry]:
+    """Of experts that lie in one tensor, [experts, rows, columns]; gates and values of gpt-oss take
+    turns, and its columns are rows."""
+    is_bias = bool(found[3])
+    if turned and not is_bias:
+        x = x.swapaxes(1, 2)
+    is_both = found[2] in ("experts.gate_up_proj", "input_linear")
+    end = "bias" if is_bias else "weight"
+    if not is_both or fused:
+        part = "gate_up" if is_both else "down"
+        pieces = {part: (slice(None),)}
+    elif turned:
+        pieces = {"gate": (slice(None), slice(0, None, 2)), "up": (slice(None), slice(1, None, 2))}
+    else:
+        half = x.shape[1] // 2
+        pieces = {"gate": (slice(None), slice(half)), "up": (slice(None), slice(half, None))}
+    whole = np.empty_like(x)
+    meant[name] = whole.swapaxes(1, 2) if turned and not is_bias else whole
+    for part, where in pieces.items():
+
+        def put(x: Array, where: Any = where) -> None:
+            whole[where] = x
+
+        yield Entry(name=f"blk.{found[1]}.ffn_{part}_exps.{end}", x=x[where], put=put)
 
 
 def describe_tokenizer(writer: gguf.GGUFWriter, content: Mapping[str, Any], pre: str) -> None:
@@ -113,38 +363,43 @@ def write_gguf(
 ) -> PreTrainedModel:
     """Write ``model`` in the types that ``kind_of`` gives for names such as "blk.0.attn_q.weight",
     vectors in float32, and put into it what they mean."""
-    config = model.config
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    config, dice = model.config, np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), architecture)
-    _describe(writer, config)
+    _describe(writer, config, architecture)
     describe(writer)
-    dice = np.random.default_rng(0)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    tied = bool(getattr(config, "tie_word_embeddings", False))
-    for theirs, parameter in model.named_parameters():
-        if tied and theirs == "lm_head.weight":
-            continue
-        x = parameter.detach().float().numpy()
-        if ".experts." in theirs:
-            _write_experts(writer, theirs, parameter, x)
-            continue
-        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        num_heads = heads.get(name.split(".")[2]) if name.startswith("blk") else None
-        woven = num_heads if architecture == "llama" else None
-        plus = 1.0 if architecture == "gemma2" and "norm" in name else 0.0
-        x = weave(x, woven) if woven else x + np.float32(plus)
-        kind = kind_of(name) if x.ndim > 1 else Kind.F32
-        made = kind in _MADE
-        raw = gguf.quants.quantize(x, kind) if made else random_blocks(kind, x.shape, dice)
-        writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=kind)
-        with np.errstate(all="ignore"):  # of types that are not read, scales may be no numbers
-            meant = gguf.quants.dequantize(raw, kind).reshape(x.shape)
-        meant = unweave(meant, woven) if woven else meant - np.float32(plus)
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(meant)))
+    meant: dict[str, Array] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        published = load_file(f"{directory}/model.safetensors")
+        theirs = {name: tensor.float().numpy() for name, tensor in published.items()}
+        if getattr(config, "tie_word_embeddings", False):
+            theirs.pop("lm_head.weight", None)
+        for entry in _entries(theirs, meant, config, architecture):
+            kind = _kind(kind_of, entry)
+            x = np.ascontiguousarray(entry.x.squeeze() if entry.x.shape[0] == 1 else entry.x)
+            made = kind in _MADE
+            raw = gguf.quants.quantize(x, kind) if made else random_blocks(kind, x.shape, dice)
+            writer.add_tensor(entry.name, raw, raw_shape=raw.shape, raw_dtype=kind)
+            with np.errstate(all="ignore"):  # of types that are not read, scales may be no numbers
+                entry.put(gguf.quants.dequantize(raw, kind).reshape(x.shape))
+        values = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in meant.items()}
+        save_file(values, f"{directory}/model.safetensors", metadata={"format": "pt"})
+        loaded = type(model).from_pretrained(directory, dtype=torch.float32)
+        model.load_state_dict(loaded.state_dict())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _kind(kind_of: Callable[[str], Kind], entry: Entry) -> Kind:
+    """Of what is narrow only some types fit the columns."""
+    kept = ("bias", "norm.weight", "conv1d.weight", "ssm_a", "alpha.weight", "beta.weight")
+    if entry.x.ndim < 2 or entry.name.endswith(kept):
+        return Kind.F32
+    kind = kind_of(entry.name)
+    fits = entry.x.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+    if not fits or (entry.x.ndim > 2 and kind not in (Kind.MXFP4, Kind.F32)):
+        return Kind.Q8_0
+    return kind

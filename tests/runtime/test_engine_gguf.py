@@ -10,16 +10,46 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoConfig,
+    OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from freight.errors import ModelError
@@ -40,6 +70,49 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 512,
     "pad_token_id": None,
 }
+FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 0.5,
+}
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 4,
+    "routed_scaling_factor": 1.5,
+}
+
+
+STATES: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def layers(count: int) -> dict[str, Any]:
+    return {**SIZES, "num_hidden_layers": count}
+
+
+def gemma4(**changes: Any) -> PretrainedConfig:
+    """Every other layer sees all, with wider heads."""
+    given: dict[str, Any] = {
+        **layers(4),
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "attention_k_eq_v": True,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 0,
+        "pad_token_id": 0,
+    }
+    return Gemma4TextConfig(**{**given, **changes})
+
+
 CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
     "llama": ("llama", LlamaConfig(**SIZES)),
     "llama, biases and tied head": (
@@ -67,7 +140,134 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
         ),
     ),
     "phi3": ("phi3", Phi3Config(**SIZES, sliding_window=None, tie_word_embeddings=False)),
+    "gemma": ("gemma", GemmaConfig(**SIZES, head_dim=64)),
     "gemma2": ("gemma2", Gemma2Config(**SIZES, head_dim=128, sliding_window=8)),
+    "gemma3": (
+        "gemma3",
+        Gemma3TextConfig(
+            **layers(7),
+            head_dim=128,
+            query_pre_attn_scalar=128,
+            sliding_window=8,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+    ),
+    "gemma4": ("gemma4", gemma4(num_global_key_value_heads=1, final_logit_softcapping=30.0)),
+    "gemma4, experts": (
+        "gemma4",
+        gemma4(
+            attention_k_eq_v=False,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=64,
+        ),
+    ),
+    "gpt_oss": (
+        "gpt-oss",
+        GptOssConfig(
+            **{**SIZES, "intermediate_size": 64},
+            head_dim=64,
+            sliding_window=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+    ),
+    "qwen2_moe": (
+        "qwen2moe",
+        Qwen2MoeConfig(
+            **SIZES,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=256,
+        ),
+    ),
+    "qwen3_5": ("qwen35", Qwen3_5TextConfig(**layers(4), **STATES, head_dim=64)),
+    "qwen3_5_moe": (
+        "qwen35moe",
+        Qwen3_5MoeTextConfig(
+            **layers(4),
+            **STATES,
+            head_dim=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=256,
+        ),
+    ),
+    "deepseek_v3": (
+        "deepseek2",
+        DeepseekV3Config(
+            **{**layers(3), "num_key_value_heads": 4},
+            **EXPERTS,
+            kv_lora_rank=128,
+            q_lora_rank=64,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+            first_k_dense_replace=1,
+            n_group=2,
+            topk_group=1,
+        ),
+    ),
+    "granite": ("granite", GraniteConfig(**SIZES, **FACTORS)),
+    "granite_moe": (
+        "granitemoe",
+        GraniteMoeConfig(
+            **{**SIZES, "intermediate_size": 64},
+            **FACTORS,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        ),
+    ),
+    "smollm3": ("smollm3", SmolLM3Config(**layers(4))),
+    "glm4": ("glm4", Glm4Config(**SIZES, head_dim=64, attention_bias=True)),
+    "glm4_moe": (
+        "glm4moe",
+        Glm4MoeConfig(**SIZES, **EXPERTS, head_dim=64, attention_bias=True, use_qk_norm=True),
+    ),
+    "dots1": ("dots1", Dots1Config(**SIZES, **EXPERTS, first_k_dense_replace=1)),
+    "olmo": ("olmo", OlmoConfig(**SIZES, clip_qkv=0.75)),
+    "olmo2": ("olmo2", Olmo2Config(**SIZES)),
+    "olmo3": ("olmo2", Olmo3Config(**layers(4), sliding_window=8)),
+    "olmoe": (
+        "olmoe",
+        OlmoeConfig(**{**SIZES, "intermediate_size": 64}, num_experts=4, num_experts_per_tok=2),
+    ),
+    "cohere": ("command-r", CohereConfig(**SIZES, logit_scale=0.25)),
+    "cohere, norms of heads": (
+        "command-r",
+        CohereConfig(**SIZES, logit_scale=0.25, use_qk_norm=True),
+    ),
+    "cohere2": ("cohere2", Cohere2Config(**layers(4), logit_scale=0.25, sliding_window=8)),
+    "seed_oss": ("seed_oss", SeedOssConfig(**SIZES, head_dim=64)),
+    "ernie4_5": ("ernie4_5", Ernie4_5Config(**SIZES, head_dim=64)),
+    "ernie4_5_moe": (
+        "ernie4_5-moe",
+        Ernie4_5_MoeConfig(
+            **layers(3), moe_num_experts=4, moe_k=2, moe_intermediate_size=64, use_bias=False
+        ),
+    ),
+    "exaone4": ("exaone4", Exaone4Config(**layers(4), sliding_window=8)),
+    "hunyuan": ("hunyuan-dense", HunYuanDenseV1Config(**SIZES, head_dim=64)),
+    "nemotron": ("nemotron", NemotronConfig(**SIZES)),
+    "arcee": ("arcee", ArceeConfig(**SIZES)),
+    "starcoder2": ("starcoder2", Starcoder2Config(**SIZES)),
+    "stablelm": ("stablelm", StableLmConfig(**SIZES, use_qkv_bias=True)),
+    "phi": ("phi2", PhiConfig(**SIZES)),
 }
 
 
@@ -106,17 +306,28 @@ def answer(directory: Path, kept: Path, **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_architectures(name: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, name, mixed)
-    for options in (tiny.ON_CPU, tiny.ON_SIM):
+    delegated = {} if name.startswith("qwen3_5") else {"cpu_attention_percent": 60.0}
+    for options in (tiny.ON_CPU, {**tiny.ON_SIM, "cpu_attention_percent": 0.0, **delegated}):
         assert answer(tmp_path, tmp_path / "kept", **options) == answers
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"],
+    [
+        *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K"),
+        *("Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    ],
 )
 def test_types(kind: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, "llama", of(Kind[kind]))
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss is published."""
+    answers = prepare(tmp_path, "gpt_oss", lambda name: Kind.MXFP4 if "exps" in name else Kind.Q8_0)
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        assert answer(tmp_path, tmp_path / "kept", **options) == answers
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16"])
@@ -233,8 +444,10 @@ def test_damaged_files_are_refused(
 
 
 def test_other_types_and_models_are_named(tmp_path: Path) -> None:
-    prepare(tmp_path, "qwen2", lambda name: Kind.Q2_K if "ffn_up" in name else Kind.Q8_0)
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight is of type Q2_K, which is not"):
+    prepare(tmp_path, "qwen2", lambda name: Kind.IQ2_XXS if "ffn_up" in name else Kind.Q8_0)
+    with pytest.raises(
+        ModelError, match=r"blk\.0\.ffn_up\.weight is of type IQ2_XXS, which is not"
+    ):
         resolve(read_config(tmp_path), tmp_path)
     CONFIGS["llama"][1].save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="It holds a model of architecture qwen2"):

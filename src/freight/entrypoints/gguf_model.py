@@ -7,6 +7,7 @@ The directory has links to the file and to what does lie beside it. Knows files,
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from freight.runtime.tokenizer import has_tokenizer
 
 __all__ = ["directory_of_gguf"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _BESIDE: Final = (
     "config.json",
     "generation_config.json",
@@ -78,8 +79,9 @@ def _kept() -> Path:
 
 
 def _key(path: Path, beside: list[Path]) -> str:
-    """Another file, or other files beside it, make another directory."""
-    marks = [str(_VERSION)]
+    """Another file, or other files beside it, make another directory, and so does the library that
+    makes some tokenizers."""
+    marks = [str(_VERSION), str(importlib.util.find_spec("transformers") is not None)]
     for file in (path, *beside):
         stat = file.stat()
         marks += [str(file), str(stat.st_size), str(stat.st_mtime_ns)]

@@ -10,7 +10,7 @@ import torch
 
 from freight.model.number_format import MICRO_COLUMNS, MicroFloats
 
-__all__ = ["MAGNITUDES", "join_micro_rows", "make_micro_plain_reference"]
+__all__ = ["MAGNITUDES", "join_micro_blocks", "join_micro_rows", "make_micro_plain_reference"]
 
 MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _MANTISSA_BITS: Final = 23
@@ -25,6 +25,12 @@ def join_micro_rows(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tens
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).view(rows, groups, MICRO_COLUMNS)
     low, high = codes.chunk(2, dim=-1)
     return torch.cat([(low | high << 4).view(rows, -1), exponents], dim=1)
+
+
+def join_micro_blocks(raw: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, groups, 17], of each group its exponent and then its codes as they lie here (the
+    MXFP4 of ggml), as uint8 [rows, row bytes]."""
+    return torch.cat([raw[..., 1:].flatten(1), raw[..., 0]], dim=1)
 
 
 def make_micro_plain_reference(raw: torch.Tensor, own: MicroFloats, out: torch.Tensor) -> None:

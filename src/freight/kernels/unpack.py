@@ -229,14 +229,65 @@ def _q5_k(raw: torch.Tensor) -> Unpacked:
     return Unpacked(codes=codes, scale=scale, lowest=lowest, most_code=31)
 
 
+def _pairs_of_bits(raw: torch.Tensor) -> torch.Tensor:
+    """The lowest two bits of each byte, then the next ones."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return (raw[..., None, :] >> shifts) & 3
+
+
 def _q6_k(raw: torch.Tensor) -> Unpacked:
     scale = _halves(raw[..., 208:]) * raw[..., 192:208].contiguous().view(torch.int8)
     # Twice: 64 bytes with the lower four bits of 128 codes, 32 with the upper two.
     low = _nibbles(_cut(raw[..., :128], 64))
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = (_cut(raw[..., 128:192], 32)[..., None, :] >> shifts) & 3
+    high = _pairs_of_bits(_cut(raw[..., 128:192], 32))
     codes = _cut((low | high.flatten(-2) << 4).flatten(1), 16)
     return _signed(codes, scale.flatten(-2), 32, 63)
+
+
+def _q2_k(raw: torch.Tensor) -> Unpacked:
+    scale, lowest = _halves(raw[..., 80:]).unbind(-1)
+    factors = raw[..., :16]
+    return Unpacked(
+        codes=_cut(_pairs_of_bits(_cut(raw[..., 16:80], 32)).flatten(1), 16),
+        scale=(scale[..., None] * (factors & 15)).flatten(-2),
+        lowest=(-lowest[..., None] * (factors >> 4)).flatten(-2),
+        most_code=3,
+    )
+
+
+def _q3_k(raw: torch.Tensor) -> Unpacked:
+    # Sixteen scales of six bits: the lower four of each in eight bytes, the upper two in four.
+    factors = _nibbles(raw[..., 96:104]) | _pairs_of_bits(raw[..., 104:108]).flatten(-2) << 4
+    scale = _halves(raw[..., 108:]) * (factors.int() - 32)
+    third = (raw[..., None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    low = _pairs_of_bits(_cut(raw[..., 32:96], 32)).flatten(-3)
+    codes = _cut((low | third.flatten(-2) << 2).flatten(1), 16)
+    return _signed(codes, scale.flatten(-2), 4, 7)
+
+
+_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the codes of IQ4 stand for."""
+_MOST_LEVEL: Final = 128 + 113
+
+
+def _levels(codes: torch.Tensor) -> torch.Tensor:
+    """128 more than what the codes stand for."""
+    return torch.tensor([128 + level for level in _LEVELS], dtype=torch.uint8)[codes.int()]
+
+
+def _iq4_nl(raw: torch.Tensor) -> Unpacked:
+    codes = _levels(_nibbles(raw[..., 2:]))
+    return _signed(codes, _halves(raw[..., :2])[..., 0], 128, _MOST_LEVEL)
+
+
+def _iq4_xs(raw: torch.Tensor) -> Unpacked:
+    # Eight scales of six bits: the lower four of two in a byte, the upper two of all in a word.
+    word = raw[..., 2:3].int() | raw[..., 3:4].int() << 8
+    low = torch.stack([raw[..., 4:8] & 15, raw[..., 4:8] >> 4], dim=-1).flatten(-2)
+    factors = low.int() | ((word >> torch.arange(0, 16, 2)) & 3) << 4
+    scale = (_halves(raw[..., :2]) * (factors - 32)).flatten(-2)
+    codes = _levels(_nibbles(_cut(raw[..., 8:], 16)).flatten(1, 2))
+    return _signed(codes, scale, 128, _MOST_LEVEL)
 
 
 _BLOCKS: Final[Mapping[str, Callable[[torch.Tensor], Unpacked]]] = {
@@ -248,4 +299,8 @@ _BLOCKS: Final[Mapping[str, Callable[[torch.Tensor], Unpacked]]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

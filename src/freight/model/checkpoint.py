@@ -21,7 +21,7 @@ from freight.model.number_format import find_compressed, is_widened
 from freight.model.packed_tensors import PACKED_DTYPES, find_packed
 from freight.model.places import Located, locate
 from freight.model.safetensors_files import INDEX, SINGLE, read_safetensors
-from freight.model.sources import TensorSource
+from freight.model.sources import TensorSource, join_halves
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
 __all__ = ["TensorSource", "dummy_dtype", "imagined_sources", "open_checkpoint", "resolve"]
@@ -84,7 +84,12 @@ def _match(
             continue
         source, wrong = _find(config, found, place.tensor, place.shape)
         problems |= dict.fromkeys(wrong)
-        if source is not None:
+        if source is not None and place.halves is not None:
+            rest, wrong = _find(config, found, *place.halves)
+            problems |= dict.fromkeys(wrong)
+            if rest is not None:
+                sources[name] = join_halves(source, rest, shapes[name])
+        elif source is not None:
             sources[name] = source.every_row(place.every, place.first_row, count)
     return sources, list(problems)
 
@@ -125,9 +130,9 @@ def _find(
 
 def _is_stacked(own: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether a shape is the expected one with the rows of several in a dim of their own: those of
-    experts, or gains of heads."""
+    experts, or gains of heads; or one row without its dim."""
     columns = len(expected) - 1
-    return (
+    return (1, *own) == expected or (
         len(own) > len(expected)
         and prod(own) == prod(expected)
         and own[len(own) - columns :] == expected[1:]

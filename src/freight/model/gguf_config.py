@@ -1,124 +1,164 @@
 """A config.json out of what a GGUF file says of its model, for files that come alone.
 
-For the architectures that are run; what is left out there is what llama.cpp takes for granted.
-Reads small tensors of rotary factors, no weights.
+For the architectures whose files say enough; what is left out there is what llama.cpp takes for
+granted. Reads small tensors of rotary factors, no weights.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.gguf import GgufFile
+from freight.model.gguf_architectures import ARCHITECTURES, Architecture, Numbers
 
 __all__ = ["config_of_gguf"]
 
-_CLASSES: Final = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
+# A number has the name that each family's configuration knows it by.
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size",),
+    "context_length": ("max_position_embeddings",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.scale": ("attention_multiplier",),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "rope.freq_base": ("rope_theta",),
+    "rope.freq_base_swa": ("rope_local_base_freq",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
 }
-_CLASSES_WITH_EXPERTS: Final = {
-    "llama": "MixtralForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
+# Whether there is such a tensor says whether there are any.
+_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "attn_q.bias": ("attention_bias", "use_bias", "qkv_bias", "use_qkv_bias"),
+    "attn_output.bias": ("attention_out_bias",),
+    "ffn_up.bias": ("mlp_bias",),
+    "attn_q_norm.weight": ("use_qk_norm",),
 }
-"""Of files that say how many experts there are."""
-_KEYS: Final = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "sliding_window": "attention.sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-_GEMMA2_27B_LAYERS: Final = 46
+_NEEDED: Final = ("block_count", "embedding_length", "attention.head_count")
 _ROPE_NUMBERS: Final = (
     "rope.dimension_count",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 )
+_ROPE_NAMES: Final = {
+    "factor": "rope.scaling.factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+_BY_LAYER: Final = "attention.head_count_kv"
+"""The one that may be a number for each layer, where an architecture spells it out."""
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def config_of_gguf(file: GgufFile) -> dict[str, Any]:
     """What a config.json of the model would say. Raises ModelError for other models."""
-    architecture = file.architecture
     own = {
-        key.removeprefix(f"{architecture}."): value
+        key.removeprefix(f"{file.architecture}."): value
         for key, value in file.metadata.items()
-        if key.startswith(f"{architecture}.")
+        if key.startswith(f"{file.architecture}.")
     }
-    problem = _problem(architecture, own)
+    architecture = ARCHITECTURES.get(file.architecture)
+    known = [name for name, other in ARCHITECTURES.items() if other.classes]
+    if architecture is None or not architecture.classes:
+        raise _refusal(file, f"It holds a model of architecture {file.architecture}", known)
+    problem = next(_problems(own, architecture), "")
     if problem:
-        raise ModelError(
-            f"The file {file.path} was opened.",
-            f"{problem}; alone, files of {', '.join(_CLASSES)} can be run.",
-            "Put the model's config.json beside it, or use its safetensors.",
-        )
-    raw = {name: own[key] for name, key in _KEYS.items() if own.get(key) is not None}
+        raise _refusal(file, problem, known)
+    return _spell_out(file, own, architecture)
+
+
+def _refusal(file: GgufFile, problem: str, known: list[str]) -> ModelError:
+    return ModelError(
+        f"The file {file.path} was opened.",
+        f"{problem}; alone, files of {', '.join(known)} can be run.",
+        "Put the model's config.json beside it, or use its safetensors.",
+    )
+
+
+def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
+    for key in (*_NAMES, *_ROPE_NUMBERS):
+        by_layer = key == _BY_LAYER and architecture.has_unlike_layers
+        if not isinstance(own.get(key, 0), int | float) and not by_layer:
+            yield f"It does not say {key} as one number"
+    for key in _NEEDED:
+        if not isinstance(own.get(key), int):
+            yield f"It does not say {key} as one whole number"
+    if own.get("expert_count") and not architecture.may_have_experts:
+        yield f"It holds a model of {own['expert_count']} experts"
+    if own.get("attention.value_length") != own.get("attention.key_length"):
+        yield "Its keys and values differ in length"
+
+
+def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict[str, Any]:
+    heads, hidden = own["attention.head_count"], own["embedding_length"]
+    raw: dict[str, Any] = {"norm_topk_prob": True, "sliding_window": None, **architecture.says}
+    for key, names in _NAMES.items():
+        value = own.get(key)
+        if value is not None and (value or key != "attention.sliding_window"):
+            raw |= dict.fromkeys(names, value)
+    for tensor, names in _FLAGS.items():
+        raw |= dict.fromkeys(names, f"blk.0.{tensor}" in file.tensors)
+    raw.setdefault("head_dim", hidden // max(heads, 1))
     table = file.tensors.get("token_embd.weight")
     if table is not None:
         raw["vocab_size"] = table.shape[0]
-    raw["sliding_window"] = own.get("attention.sliding_window") or None
-    heads, hidden = own["attention.head_count"], own["embedding_length"]
-    raw.setdefault("head_dim", hidden // max(heads, 1))
-    classes = _CLASSES_WITH_EXPERTS if own.get("expert_count") else _CLASSES
+    windows = own.get("attention.sliding_window_pattern")
+    if isinstance(windows, list):
+        kinds = ["sliding_attention" if one else "full_attention" for one in windows]
+        raw["layer_types"] = kinds
     ends = {file.metadata.get(f"tokenizer.ggml.{name}"): None for name in _ENDS}
     return {
         **raw,
-        "architectures": [classes[architecture]],
+        "architectures": [_class_of(architecture, own)],
+        # Layers that guess tokens ahead lie behind the others.
+        "num_hidden_layers": own["block_count"] - own.get("nextn_predict_layers", 0),
         "dtype": "bfloat16",
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "norm_topk_prob": True,
-        "num_local_experts": own.get("expert_count"),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [number for number in ends if number is not None] or None,
-        # Not said in the file: llama.cpp knows it by the number of layers.
-        "query_pre_attn_scalar": hidden // max(heads, 1)
-        if own["block_count"] == _GEMMA2_27B_LAYERS
-        else raw["head_dim"],
-        **_rope(file, own, raw["head_dim"]),
+        "rope_scaling": {**_rope(file, own, raw["head_dim"]), **architecture.says_of_rope},
+        **architecture.spells(file, own),
     }
 
 
-def _problem(architecture: str, own: Mapping[str, Any]) -> str:
-    if architecture not in _CLASSES:
-        return f"It holds a model of architecture {architecture}"
-    for key in (*_KEYS.values(), *_ROPE_NUMBERS):
-        if not isinstance(own.get(key, 0), int | float):
-            return f"It does not say {key} as one number"
-    for key in ("block_count", "embedding_length", "attention.head_count"):
-        if not isinstance(own.get(key), int):
-            return f"It does not say {key} as one whole number"
-    if own.get("expert_count") and architecture not in _CLASSES_WITH_EXPERTS:
-        return f"It holds a model of {own['expert_count']} experts"
-    if own.get("attention.value_length") != own.get("attention.key_length"):
-        return "Its keys and values differ in length"
-    return ""
+def _class_of(architecture: Architecture, own: Numbers) -> str:
+    found = [name for key, name in architecture.classes.items() if not key or own.get(key)]
+    return found[-1]
 
 
-def _rope(file: GgufFile, own: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
     """How positions are rotated: for some by factors of each frequency, which lie in tensors."""
     share = (own.get("rope.dimension_count") or head_dim) / max(head_dim, 1)
     length = own.get("rope.scaling.original_context_length")
     common, short = _factors(file, "rope_freqs"), _factors(file, "rope_factors_short")
+    scaling: dict[str, Any]
     if common or short:
         # Llama 3's scaling is written as factors too, and needs no other by its length.
         scaling = {
@@ -132,9 +172,9 @@ def _rope(file: GgufFile, own: Mapping[str, Any], head_dim: int) -> dict[str, An
         kind = own.get("rope.scaling.type", "none")
         scaling = {"type": "default" if kind == "none" else kind}
         if kind != "none":
-            scaling["factor"] = own.get("rope.scaling.factor")
+            scaling |= {name: own[key] for name, key in _ROPE_NAMES.items() if key in own}
     scaling |= {"original_max_position_embeddings": length} if length else {}
-    return {"rope_scaling": {**scaling, "partial_rotary_factor": share}}
+    return {**scaling, "partial_rotary_factor": share}
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from freight.model.families import Either, Fused, Place, Spelled, Stacked
+from freight.model.families import Either, Fused, Halves, Place, Spelled, Stacked
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate"]
@@ -27,7 +27,8 @@ class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
     ``turned`` is [columns, rows] in the checkpoint, of experts [experts, columns, rows of one].
     Where there is none, ``apart`` may be, with these rows alone. ``published`` is the shape that it
-    has for those who made it, where that has other dims."""
+    has for those who made it, where that has other dims. With ``halves`` it has columns of heads,
+    one under the other, whose other rows lie in a second tensor."""
 
     tensor: str
     first_row: int
@@ -36,6 +37,7 @@ class Located:
     turned: bool = False
     apart: str | None = None
     published: tuple[int, ...] = ()
+    halves: tuple[str, tuple[int, ...]] | None = None
 
 
 def locate(
@@ -44,7 +46,8 @@ def locate(
     shapes: Mapping[str, tuple[int, ...]],
     name: str,
 ) -> Located:
-    """Where ``name`` is by the table ``tensors``."""
+    """Where ``name`` is by the table ``tensors``; where that lacks it, under its own name, which no
+    checkpoint has."""
     if name == "head.weight" and config.tied_embeddings:
         name = "embedding"
     matched = _NUMBERED.match(name)
@@ -53,7 +56,7 @@ def locate(
     key = name
     if matched:
         key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
-    place = _choose(tensors[key], config)
+    place = _choose(tensors.get(key, name), config)
     rows, *columns = shapes[name]
     if isinstance(place, Stacked):
         assert config.experts is not None
@@ -75,6 +78,16 @@ def locate(
             first_row=0,
             shape=shapes[name],
             apart=place.otherwise.format(i=layer, e=expert),
+        )
+    if isinstance(place, Halves):
+        assert config.latent is not None
+        heads, (rank,) = config.num_heads, columns
+        return Located(
+            tensor=place.turned.format(i=layer),
+            first_row=0,
+            shape=(heads * rank, config.latent.key_width),
+            apart=place.whole.format(i=layer),
+            halves=(place.rest.format(i=layer), (heads * config.latent.value_width, rank)),
         )
     if not isinstance(place, Fused):
         published = ()
@@ -98,7 +111,7 @@ def locate(
     )
 
 
-def _choose(place: Place, config: ModelConfig) -> str | Fused | Spelled | Stacked:
+def _choose(place: Place, config: ModelConfig) -> str | Fused | Spelled | Stacked | Halves:
     while isinstance(place, Either):
         place = place.then if getattr(config, place.switch) else place.otherwise
     return place

@@ -9,7 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["Packed", "TensorSource"]
+__all__ = ["HALVES", "Dealt", "Packed", "TensorSource", "join_halves"]
+
+HALVES = "halves"
+"""How rows are packed that lie in two tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dealt:
+    """Rows of heads that lie in another order: of ``groups`` with ``each`` heads the first of every
+    group come first, then the second ones. A head has ``width`` rows; the first of them is
+    ``first``, what is before it lies in order. With ``of_columns`` a row's columns lie so."""
+
+    groups: int
+    each: int
+    width: int
+    first: int = 0
+    of_columns: bool = False
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Where a row lies, and how many of those after it lie behind it."""
+        if row < self.first:
+            return row, self.first - row
+        head, inner = divmod(row - self.first, self.width)
+        group, number = divmod(head, self.each)
+        place = self.first + (number * self.groups + group) * self.width + inner
+        return place, self.width - inner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,9 +44,10 @@ class Packed:
     ``parts`` are the checkpoint's tensors that hold it, whole; its own rows begin there with
     ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``
     (0: of a row, or of all). ``zero_shift`` is what stored zero points lack. The rows of each
-    ``head_rows`` come with their halves woven together (0: they do not). ``minus_one``: the
-    checkpoint has them plus one. Of the rows behind the first only every ``every``-th is meant;
-    those of a ``turned`` tensor are its columns.
+    ``head_rows`` come with their halves woven together (0: they do not), those of heads that are
+    ``dealt`` in another order. ``minus_one``: the checkpoint has them plus one; ``logarithms``: it
+    has minus what they are the logarithms of. Of the rows behind the first only every
+    ``every``-th is meant; those of a ``turned`` tensor are its columns.
     """
 
     scheme: str
@@ -31,7 +57,9 @@ class Packed:
     group_size: int = 0
     zero_shift: int = 0
     head_rows: int = 0
+    dealt: Dealt | None = None
     minus_one: bool = False
+    logarithms: bool = False
     every: int = 1
     turned: bool = False
 
@@ -83,3 +111,11 @@ class TensorSource:
             scheme=self.dtype, parts={"rows": self}, first_row=first, every=every, turned=True
         )
         return replace(self, shape=(count, self.shape[0]), packed=packed)
+
+
+def join_halves(turned: TensorSource, rest: TensorSource, shape: tuple[int, ...]) -> TensorSource:
+    """A matrix of this shape whose heads have columns of ``turned``, which lie as rows there, and
+    rows of ``rest``. Made plain, in float32: scales along the rows of one are not along its
+    columns."""
+    packed = Packed(scheme=HALVES, parts={"turned": turned, "rest": rest})
+    return replace(turned, dtype="float32", shape=shape, packed=packed)

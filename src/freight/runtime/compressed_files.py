@@ -260,7 +260,8 @@ def _hash_packing(sources: Mapping[str, TensorSource], formats: Mapping[str, str
         own = sources[name].packed
         assert own is not None
         numbers = (own.bits, own.group_size, own.zero_shift, own.first_row, own.head_rows)
-        done.append([name, dtype, own.scheme, *numbers, own.minus_one])
+        changes = (own.minus_one, own.logarithms, repr(own.dealt))
+        done.append([name, dtype, own.scheme, *numbers, *changes])
     return hashlib.sha256(json.dumps(done).encode()).hexdigest()
 
 

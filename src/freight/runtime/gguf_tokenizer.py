@@ -1,21 +1,26 @@
-"""A tokenizer.json out of what a GGUF file says of its tokenizer, where that is a byte-level BPE.
+"""A tokenizer.json out of what a GGUF file says of its tokenizer.
 
-How text is split before merges is only named there; the names that are known here are those of the
-models that are run. Knows JSON and metadata, no rows.
+Of a byte-level BPE it is put together here: how text is split before merges is only named there,
+and the names that are known here are those of the models that are run. Of a vocabulary of
+SentencePiece transformers makes it, where that is installed. Knows JSON and metadata, no rows.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from freight.errors import ModelError
 from freight.model.gguf import GgufFile
 
 __all__ = ["tokenizer_config_of_gguf", "tokenizer_of_gguf"]
 
 _OF_BYTES: Final = "gpt2"
 """What llama.cpp calls a tokenizer that joins pairs of bytes."""
+_OF_PIECES: Final = ("llama", "gemma4")
+"""Those whose pieces are text, with a mark for the space before a word."""
 
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
@@ -26,6 +31,21 @@ _LLAMA3: Final = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}|"
+    r" ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
@@ -45,23 +65,33 @@ class _Splitting:
     adds_start: bool = False
 
 
+_OF_GPT2: Final = _Splitting()
+_OF_DIGITS: Final = _Splitting(digits=True)
 _OF_LLAMA3: Final = _Splitting(pattern=_LLAMA3, whole_words=True, adds_start=True)
+_OF_CL100K: Final = _Splitting(pattern=_LLAMA3)
+_OF_QWEN2: Final = _Splitting(pattern=_QWEN2, composed=True)
+_OF_O200K: Final = _Splitting(pattern=_O200K)
 _SPLITTINGS: Final[Mapping[str, _Splitting]] = {
-    "gpt-2": _Splitting(),
-    "smollm": _Splitting(digits=True),
-    "llama3": _OF_LLAMA3,
-    "llama-v3": _OF_LLAMA3,
-    "llama-bpe": _OF_LLAMA3,
-    "qwen2": _Splitting(pattern=_QWEN2, composed=True),
-    "deepseek-r1-qwen": _Splitting(pattern=_QWEN2, composed=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "a.x-4.0", "granite-docling"), _OF_GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "mellum2"), _OF_DIGITS),
+    "command-r": _Splitting(digits=True, composed=True),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _OF_LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _OF_CL100K),
+    **dict.fromkeys(("glm4", "glm5"), _Splitting(pattern=_LLAMA3, whole_words=True)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _OF_QWEN2),
+    "qwen35": _Splitting(pattern=_QWEN35, composed=True),
+    "seed-coder": _Splitting(pattern=_SEED),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _OF_O200K),
     "tekken": _Splitting(pattern=_TEKKEN, whole_words=True, adds_start=True),
 }
 
 
 def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
     """The content of a tokenizer.json; None where the file's tokenizer is of a kind that is not
-    made here."""
+    made here. Raises ModelError where what it says of it is no tokenizer."""
     said = _said(file)
+    if said.get("model") in _OF_PIECES:
+        return _of_pieces(file)
     splitting = _SPLITTINGS.get(str(said.get("pre")))
     tokens, merges = said.get("tokens"), said.get("merges")
     if said.get("model") != _OF_BYTES or splitting is None or not tokens or not merges:
@@ -88,6 +118,25 @@ def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
             "merges": [merge.split(" ") for merge in merges],
         },
     }
+
+
+def _of_pieces(file: GgufFile) -> dict[str, Any] | None:
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        return None
+    try:
+        made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            name_or_path=str(file.path.parent), gguf_file=file.path.name, local_files_only=True
+        )
+        content: dict[str, Any] = json.loads(made.backend_tokenizer.to_str())
+        return content
+    except Exception as error:  # whatever the conversion stumbles over
+        raise ModelError(
+            f"The tokenizer of {file.path} was asked for.",
+            f"transformers cannot make it of what the file says ({error}).",
+            "Put the model's tokenizer.json beside the file.",
+        ) from error
 
 
 def tokenizer_config_of_gguf(file: GgufFile) -> dict[str, Any]:

@@ -7,13 +7,14 @@ which takes a matrix's size in its few bits. Nothing is rounded; what would have
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from freight.errors import ModelError
 from freight.kernels.eights import are_numbers, join_eight_rows
-from freight.kernels.micro import join_micro_rows
+from freight.kernels.micro import join_micro_blocks, join_micro_rows
 from freight.kernels.unpack import Unpacked, exact_rows, unpack_blocks, unpack_words
 from freight.model.gguf_tensors import BLOCKS
 from freight.model.number_format import (
@@ -23,7 +24,7 @@ from freight.model.number_format import (
     MicroFloats,
     find_compressed,
 )
-from freight.model.sources import Packed, TensorSource
+from freight.model.sources import HALVES, Dealt, Packed, TensorSource
 from freight.quantities import MIB
 from freight.runtime.loaders import CheckpointFiles
 
@@ -92,7 +93,7 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
     if packed.scheme in BLOCKS:
         size = BLOCKS[packed.scheme].num_bytes
         for raw in _raw_rows(files, source, packed):
-            yield unpack_blocks(packed.scheme, raw, size)
+            yield _in_order(unpack_blocks(packed.scheme, raw, size), packed)
         return
     order = _order(packed)
     parts = {name: _whole(files, part) for name, part in packed.parts.items() if part is not order}
@@ -106,6 +107,12 @@ def _unpacked(files: CheckpointFiles, source: TensorSource, packed: Packed) -> I
 def _micro_rows(
     files: CheckpointFiles, source: TensorSource, packed: Packed
 ) -> Iterator[torch.Tensor]:
+    block = BLOCKS.get(packed.scheme)
+    if block is not None:
+        for raw in _raw_rows(files, source, packed):
+            blocks = raw.view(len(raw), -1, block.num_bytes)
+            yield join_micro_blocks(_columns_in_order(blocks, packed))
+        return
     num_rows, columns = source.shape
     step = max(1, min(_CHUNK_VALUES, files.most_bytes) // (columns * packed.every))
     for begin in range(0, num_rows, step):
@@ -152,13 +159,60 @@ def _plain_rows(
     files: CheckpointFiles, source: TensorSource, packed: Packed
 ) -> Iterator[torch.Tensor]:
     """Rows that are not quantised, but were changed."""
+    if packed.scheme == HALVES:
+        yield from _joined_rows(files, source, packed)
+        return
     rows = _turned_rows if packed.turned else _raw_rows
     for raw in rows(files, source, packed):
-        if packed.minus_one:
-            values = raw.view(_TYPES[packed.scheme]).float() - 1.0
+        if packed.minus_one or packed.logarithms:
+            values = raw.view(_TYPES[packed.scheme]).float()
+            values = values - 1.0 if packed.minus_one else values.neg().log()
             yield values.view(torch.uint8)
         else:
-            yield raw
+            yield _columns_in_order(raw, packed)
+
+
+def _joined_rows(
+    files: CheckpointFiles, source: TensorSource, packed: Packed
+) -> Iterator[torch.Tensor]:
+    """A head at a time, of which some rows lie as columns."""
+    turned, rest = packed.parts["turned"], packed.parts["rest"]
+    columns = source.shape[1]
+    num_heads = turned.shape[0] // columns
+    each = rest.shape[0] // num_heads
+    for head in range(num_heads):
+        own = _values(files, turned.rows(head * columns, columns)).t()
+        rows = torch.cat([own, _values(files, rest.rows(head * each, each))])
+        yield rows.contiguous().view(torch.uint8)
+
+
+def _values(files: CheckpointFiles, source: TensorSource) -> torch.Tensor:
+    """In float32."""
+    if source.packed is None:
+        return _whole(files, source).float()
+    parts = [
+        (own.lowest[..., None] + own.codes * own.scale[..., None]).flatten(1).float()
+        for own in _unpacked(files, source, source.packed)
+    ]
+    return torch.cat(parts)
+
+
+def _in_order(own: Unpacked, packed: Packed) -> Unpacked:
+    return replace(
+        own,
+        codes=_columns_in_order(own.codes, packed),
+        scale=_columns_in_order(own.scale, packed),
+        lowest=_columns_in_order(own.lowest, packed),
+    )
+
+
+def _columns_in_order(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """[rows, numbers of all heads, ...] with the heads of each group side by side."""
+    dealt = packed.dealt
+    if dealt is None or not dealt.of_columns:
+        return x
+    heads = x.reshape(len(x), dealt.each, dealt.groups, -1, *x.shape[2:])
+    return heads.transpose(1, 2).reshape(x.shape)
 
 
 def _raw_rows(
@@ -183,9 +237,25 @@ def _every_row(
     """The bytes of ``count`` of the packed rows from the one of number ``begin`` on, in a part that
     has them by rows."""
     row_bytes, every = part.num_bytes // part.shape[0], packed.every
+    if packed.dealt is not None and not packed.dealt.of_columns:
+        first = packed.first_row + begin
+        runs = [
+            _read(files, part, place * row_bytes, length * row_bytes)
+            for place, length in _runs(packed.dealt, first, count)
+        ]
+        return torch.cat(runs).view(count, row_bytes)
     first, passed = packed.first_row + begin * every, (count - 1) * every + 1
     raw = _read(files, part, first * row_bytes, passed * row_bytes).view(passed, row_bytes)
     return raw[::every].contiguous() if every > 1 else raw
+
+
+def _runs(dealt: Dealt, first: int, count: int) -> Iterator[tuple[int, int]]:
+    """Stretches of the file that hold so many rows from one on, in their order."""
+    row, end = first, first + count
+    while row < end:
+        place, length = dealt.find(row)
+        yield place, min(length, end - row)
+        row += length
 
 
 def _turned_rows(

@@ -18,6 +18,7 @@ __all__ = [
     "Either",
     "Family",
     "Fused",
+    "Halves",
     "Key",
     "Place",
     "Spelled",
@@ -113,7 +114,17 @@ class Either:
     otherwise: Place
 
 
-Place = str | Fused | Spelled | Stacked | Either
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halves:
+    """Rows of heads that lie in two tensors: of each head the columns of ``turned``, then the rows
+    of ``rest``. Older checkpoints have them as one tensor, ``whole``."""
+
+    turned: str
+    rest: str
+    whole: str
+
+
+Place = str | Fused | Spelled | Stacked | Either | Halves
 """Where a logical tensor lies in the checkpoint."""
 
 
