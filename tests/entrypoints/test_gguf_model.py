@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig
@@ -21,13 +22,14 @@ from freight import LLM, SamplingParams
 from freight.entrypoints.cli import main
 from freight.entrypoints.model_source import find_model
 from freight.errors import ModelError
+from freight.model.checkpoint import resolve
 from freight.model.config import read_config
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.runtime.tokenizer import Tokenizer
 
 from ..jobs.tiny_model import write_tiny_tokenizer
 from ..runtime import tiny
-from ..runtime.gguf_files import describe_tokenizer, write_gguf
+from ..runtime.gguf_files import describe_tokenizer, split_gguf, write_gguf
 from ..runtime.test_engine_gguf import CONFIGS, SIZES, mixed
 
 TEXTS = ["the cat sat on the mat 1234", " naïve 日本 😀\n\n  don't  ", "</s>x<s>"]
@@ -266,6 +268,81 @@ def test_made_once_and_anew_for_another_file(tmp_path: Path) -> None:
     assert find_model(str(path)) == find_model(str(path.parent)) == made != path.parent
     path.touch()
     assert find_model(str(path)) != made
+
+
+def write_parts(directory: Path, count: int) -> tuple[list[Path], Any]:
+    """A model in several files, as llama-gguf-split makes them."""
+    path, model = write(directory, "llama", LlamaConfig(**SIZES))
+    split_gguf(path, count)
+    path.unlink()
+    return sorted(path.parent.iterdir()), model
+
+
+@pytest.mark.parametrize("named", [0, 2])
+def test_a_model_in_several_files(named: int, tmp_path: Path) -> None:
+    parts, model = write_parts(tmp_path, 3)
+    tokenizer = Tokenizer(tmp_path / "theirs")
+    wanted = tiny.tokens(tiny.reference(model, [tokenizer.encode(text) for text in TEXTS], 5))
+    for source in (parts[named], parts[named].parent):
+        with LLM(source, dtype="float32") as llm:
+            answers = llm.generate(TEXTS, SamplingParams(max_tokens=5))
+            assert [list(answer.token_ids) for answer in answers] == list(map(until_end, wanted))
+    parts[2].write_bytes(parts[2].read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"00003-of-00003.*cut short"):
+        made = find_model(str(parts[0]))
+        resolve(read_config(made), made)
+
+
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    parts, _ = write_parts(tmp_path, 3)
+    parts[1].unlink()
+    for source in (parts[0], parts[2], parts[0].parent):
+        with pytest.raises(ModelError, match=r"tiny-00002-of-00003\.gguf cannot be found"):
+            find_model(str(source))
+    parts[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelError, match="one of 3 files of a model, and by its name one of 1"):
+        find_model(str(tmp_path / "renamed.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [("Q4_K_M", "a-Q4_K_M.gguf"), ("q8_0", "big-Q8_0-00001-of-00002.gguf"), ("Q4_K", "2 of them")],
+)
+def test_the_hub_is_asked_for_one_kind(
+    kind: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As users of llama.cpp name a model."""
+    path, _ = write(tmp_path, "qwen3", CONFIGS["qwen3"][1])
+    split_gguf(path, 2)
+    published = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-Q2_K.gguf", "mmproj-a-Q8_0.gguf"]
+    parts = [f"Q8_0/big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    repository = tmp_path / "hub"
+
+    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert hub_id == "owner/name"
+        names = list(filter_repo_objects(published + parts, allow_patterns=allow_patterns))
+        assert "a-Q2_K.gguf" not in names
+        for name in names:
+            source = path.with_name(name.split("big-Q8_0")[-1].join(["tiny", ""]))
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository / name).symlink_to(source if name in parts else path)
+        return str(repository)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    if "gguf" in wanted:
+        assert (find_model(f"owner/name:{kind}") / wanted).is_symlink()
+    else:
+        with pytest.raises(ModelError, match=r"a-Q4_K_M\.gguf, a-Q4_K_S\.gguf"):
+            find_model(f"owner/name:{kind}")
+
+
+def test_a_file_that_is_a_link(tmp_path: Path) -> None:
+    """As in the cache of the Hub, whose files have other names."""
+    path, _ = write(tmp_path, "qwen3", CONFIGS["qwen3"][1])
+    path.rename(tmp_path / "blob")
+    path.symlink_to(tmp_path / "blob")
+    made = find_model(str(path))
+    assert (made / path.name).is_symlink() and (made / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

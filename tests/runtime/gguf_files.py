@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 
 _WOVEN: Final = ("llama", "granite", "granitemoe", "smollm3", "arcee", "olmo")
 _PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe")
+_NAME: Final = "general.architecture"
 _WITH_STATED_SUMS: Final = ("glm4moe", "dots1")
 _WITH_PATTERN: Final = ("exaone4", "olmo2", "gemma4")
 _MADE: Final = (
@@ -403,3 +404,35 @@ def _kind(kind_of: Callable[[str], Kind], entry: Entry) -> Kind:
     if not fits or (entry.x.ndim > 2 and kind not in (Kind.MXFP4, Kind.F32)):
         return Kind.Q8_0
     return kind
+
+
+def split_gguf(path: Path, count: int) -> None:
+    """The same beside it in so many files, of which the first has what is said of the model."""
+    whole = gguf.GGUFReader(path)
+    for number in range(count):
+        name = path.with_name(f"{path.stem}-{number + 1:05d}-of-{count:05d}.gguf")
+        writer = gguf.GGUFWriter(str(name), "" if number else _said(whole, _NAME))
+        writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_NO, number)
+        writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, count)
+        for field in () if number else whole.fields.values():
+            if "." in field.name and field.name != _NAME:
+                inner = field.types[1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+        for tensor in whole.tensors[number::count]:
+            writer.add_tensor(
+                tensor.name,
+                tensor.data,
+                raw_shape=tensor.data.shape,
+                raw_dtype=tensor.tensor_type,
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _said(file: gguf.GGUFReader, key: str) -> str:
+    field = file.get_field(key)
+    assert field is not None
+    text: str = field.contents()
+    return text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import InputError
-from freight.model.gguf import read_gguf
+from freight.model.gguf import parts_of, read_gguf
 from freight.model.gguf_config import config_of_gguf
 from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
 from freight.runtime.tokenizer import has_tokenizer
@@ -38,9 +38,10 @@ _BESIDE: Final = (
 def directory_of_gguf(path: Path) -> Path:
     """A directory with the file, a config.json and, where its tokenizer can be made, that. Raises
     ModelError where the file cannot be run without a config.json beside it."""
-    path = path.resolve()
+    parts = [part.absolute() for part in parts_of(path)]
+    path = parts[0]
     found = [path.parent / name for name in _BESIDE if (path.parent / name).is_file()]
-    own = _kept() / _key(path, found)
+    own = _kept() / _key(path, [*parts[1:], *found])
     if own.is_dir():
         return own
     file = read_gguf(path, with_arrays=True)
@@ -55,7 +56,7 @@ def directory_of_gguf(path: Path) -> Path:
     draft = own.with_name(f"{own.name}.{os.getpid()}")
     try:
         draft.mkdir(parents=True)
-        for beside in (path, *found):
+        for beside in (*parts, *found):
             (draft / beside.name).symlink_to(beside)
         for name, content in made.items():
             if content is not None:

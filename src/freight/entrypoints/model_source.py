@@ -6,18 +6,20 @@ Knows no model's contents.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from freight.entrypoints.gguf_model import directory_of_gguf
 from freight.errors import InputError, ModelError
+from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
 from freight.runtime.options import EngineOptions
 from freight.runtime.tokenizer import Tokenizer, has_tokenizer
 
 __all__ = ["find_model", "open_tokenizer"]
 
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID: Final = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _HUB_FILES: Final = (
     "*.safetensors",
     "*.json",
@@ -56,13 +58,16 @@ def find_model(name: str | None) -> Path:
             "It is a file.",
             "Give the directory that holds config.json and the weights, or a .gguf file.",
         )
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+    found = _HUB_ID.fullmatch(name)
+    if found is None or name.startswith("."):
         raise InputError(
             f"--model {name} was given.",
-            "There is no such directory, and it is no Hugging Face Hub id like owner/name.",
+            "There is no such directory, and it is no Hugging Face Hub id like owner/name, or "
+            "owner/name:Q4_K_M for a GGUF file.",
             "Check the path, or use --model demo for the tiny model in the package.",
         )
-    return _download(name)
+    hub_id, kind = found.groups()
+    return _download(hub_id, _HUB_FILES) if kind is None else _download_gguf(hub_id, kind)
 
 
 def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
@@ -82,12 +87,39 @@ def _directory_of(path: Path) -> Path:
     return path if file is None else directory_of_gguf(file)
 
 
-def _download(hub_id: str) -> Path:
+def _download_gguf(hub_id: str, kind: str) -> Path:
+    """Of a repository's GGUF files those of a kind, such as Q4_K_M, which their names have."""
+    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
+    patterns = (*(f"*{own}*.gguf" for own in spellings), *_HUB_FILES[1:])
+    directory = _download(hub_id, patterns)
+    found = [
+        path
+        for path in sorted(directory.rglob("*.gguf"))
+        if kind.lower() in path.name.lower() and not path.name.startswith("mmproj")
+    ]
+    models = list(dict.fromkeys(parts_of(path)[0] for path in found))
+    exact = [path for path in models if f"{kind}.gguf".lower() in _without_number(path).lower()]
+    models = exact or models
+    if len(models) == 1:
+        return directory_of_gguf(models[0])
+    names = ", ".join(path.name for path in models) or "none"
+    raise ModelError(
+        f"{hub_id}:{kind} was to be fetched from the Hugging Face Hub.",
+        f"Of the repository's GGUF files these have {kind} in their name: {names}.",
+        "Name a kind that one of its files has, such as Q4_K_M.",
+    )
+
+
+def _without_number(path: Path) -> str:
+    return re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", path.name)
+
+
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         directory = snapshot_download(
-            hub_id, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_HUB_DUPLICATES)
+            hub_id, allow_patterns=list(patterns), ignore_patterns=list(_HUB_DUPLICATES)
         )
         return Path(directory)
     except Exception as error:  # network, permission, disk: the library has many of its own

@@ -2,21 +2,23 @@
 
 Read by hand, and never a weight; knows no model. The format, versions 2 and 3, little-endian:
 magic, version, counts, typed key-value pairs, each tensor's name, dims, type and offset, the data
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A large model is several such files, of
+which the first has what is said of it.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from freight.errors import ModelError
 
-__all__ = ["GgufFile", "GgufTensor", "read_gguf"]
+__all__ = ["GgufFile", "GgufTensor", "parts_of", "read_gguf"]
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -38,6 +40,9 @@ _ARRAY: Final = 9
 _ALIGNMENT: Final = 32
 _MOST_DIMS: Final = 4
 _MOST_NESTED: Final = 4
+
+_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_COUNT: Final = "split.count"
 
 _TYPE_NAMES: Final = {
     0: "F32",
@@ -72,9 +77,10 @@ _TYPE_NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufTensor:
-    """``shape`` has the rows first, ``offset`` counts from the file's start; ``kind`` is such as
-    "Q4_K"."""
+    """``shape`` has the rows first, ``offset`` counts from the start of the file at ``path``;
+    ``kind`` is such as "Q4_K"."""
 
+    path: Path
     kind: str
     shape: tuple[int, ...]
     offset: int
@@ -82,10 +88,11 @@ class GgufTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufFile:
-    """``metadata`` by its keys, arrays as lists, or None where they were not asked for."""
+    """``metadata`` by its keys, arrays as lists, or None where they were not asked for; ``sizes``
+    in bytes, of each file that it consists of."""
 
     path: Path
-    num_bytes: int
+    sizes: Mapping[Path, int]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
@@ -94,9 +101,47 @@ class GgufFile:
         return str(self.metadata.get("general.architecture"))
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that ``path`` is one of, by its name; itself where it is alone. Raises
+    ModelError where one is missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, _, count = found.groups()
+    numbers = range(1, int(count) + 1)
+    parts = [path.with_name(f"{name}-{number:05d}-of-{count}.gguf") for number in numbers]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing or not parts:
+        raise ModelError(
+            f"The file {path} was opened, one of {int(count)} of a model.",
+            f"Of these {', '.join(missing) or 'all'} cannot be found beside it.",
+            "Fetch all files of the model into one directory.",
+        )
+    return parts
+
+
 def read_gguf(path: Path, *, with_arrays: bool = False) -> GgufFile:
-    """Read the header. A vocabulary is most of it, and few want it: arrays are skipped unless they
-    are asked for. Raises ModelError where it is damaged, cut short or of another version."""
+    """Read the header, of all files of a model where they are several. A vocabulary is most of it,
+    and few want it: arrays are skipped unless they are asked for. Raises ModelError where it is
+    damaged, cut short or of another version, or where a file is missing."""
+    first, *others = parts_of(path)
+    whole = _read_one(first, with_arrays)
+    count = whole.metadata.get(_COUNT, 1)
+    if count != 1 + len(others):
+        raise ModelError(
+            f"The file {first} was opened.",
+            f"It is one of {count} files of a model, and by its name one of {1 + len(others)}.",
+            "Give the files the names that they were published with.",
+        )
+    for other in others:
+        part = _read_one(other, with_arrays)
+        whole = replace(
+            whole, sizes={**whole.sizes, **part.sizes}, tensors={**whole.tensors, **part.tensors}
+        )
+    return whole
+
+
+def _read_one(path: Path, with_arrays: bool) -> GgufFile:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, _Cursor(data, with_arrays))
@@ -171,10 +216,10 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
     data_start = -(-cursor.offset // alignment) * alignment
     return GgufFile(
         path=path,
-        num_bytes=size,
+        sizes={path: size},
         metadata=metadata,
         tensors={
-            name: GgufTensor(kind=kind, shape=shape, offset=data_start + offset)
+            name: GgufTensor(path=path, kind=kind, shape=shape, offset=data_start + offset)
             for name, kind, shape, offset in entries
         },
     )

@@ -182,7 +182,7 @@ def _factors(file: GgufFile, name: str) -> list[float]:
     if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1:
         return []
     form = struct.Struct(f"<{tensor.shape[0]}f")
-    with file.path.open("rb") as data:
+    with tensor.path.open("rb") as data:
         data.seek(tensor.offset)
         content = data.read(form.size)
     if len(content) < form.size:

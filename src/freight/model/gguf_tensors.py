@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.families import Place
-from freight.model.gguf import GgufFile, GgufTensor
+from freight.model.gguf import GgufFile, GgufTensor, parts_of
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 from freight.model.safetensors_files import INDEX, SINGLE
@@ -65,16 +65,16 @@ _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def find_gguf(model_dir: Path) -> Path | None:
-    """The directory's GGUF file, where it has no safetensors. Raises ModelError if it has more."""
+    """The directory's GGUF file, or the first of one model's, where it has no safetensors. Raises
+    ModelError if it has more."""
     if (model_dir / SINGLE).is_file() or (model_dir / INDEX).is_file():
         return None
     files = sorted(model_dir.glob("*.gguf"))
-    if len(files) > 1:
+    if len(files) > 1 and set(files) - set(parts_of(files[0])):
         raise ModelError(
             f"The model in {model_dir} was opened.",
             f"It has {len(files)} GGUF files, {files[0].name} and {files[1].name} among them.",
-            "Keep the one to use; put the parts of one model together with llama-gguf-split "
-            "--merge.",
+            "Name the one to use.",
         )
     return files[0] if files else None
 
@@ -96,18 +96,20 @@ def names_of(config: ModelConfig, file: GgufFile) -> Mapping[str, Place]:
 
 def gguf_tensors(file: GgufFile) -> dict[str, TensorSource]:
     """All tensors by the file's names. Raises ModelError where the file is cut short."""
-    tensors = {name: _source(file, tensor) for name, tensor in file.tensors.items()}
-    end = max((own.offset + own.num_bytes for own in tensors.values()), default=0)
-    if end > file.num_bytes:
-        raise ModelError(
-            f"The file {file.path} was opened.",
-            f"It is cut short: its header asks for {end} bytes, it has {file.num_bytes}.",
-            "Fetch the file again from where it was published.",
-        )
+    tensors = {name: _source(tensor) for name, tensor in file.tensors.items()}
+    for path, size in file.sizes.items():
+        ends = (own.offset + own.num_bytes for own in tensors.values() if own.path == path)
+        end = max(ends, default=0)
+        if end > size:
+            raise ModelError(
+                f"The file {path} was opened.",
+                f"It is cut short: its header asks for {end} bytes, it has {size}.",
+                "Fetch the file again from where it was published.",
+            )
     return tensors
 
 
-def _source(file: GgufFile, tensor: GgufTensor) -> TensorSource:
+def _source(tensor: GgufTensor) -> TensorSource:
     """A tensor as it lies there, stacked matrices as one; blocks that are not read keep their name
     as a type, and so do those of a vector, which never are."""
     count, block = prod(tensor.shape), BLOCKS.get(tensor.kind)
@@ -117,7 +119,7 @@ def _source(file: GgufFile, tensor: GgufTensor) -> TensorSource:
     if block is None or len(shape) < 2:
         dtype = _PLAIN.get(tensor.kind, tensor.kind)
         return TensorSource(
-            path=file.path,
+            path=tensor.path,
             offset=tensor.offset,
             num_bytes=count * DTYPE_BYTES.get(dtype, 0),
             dtype=dtype,
@@ -125,12 +127,12 @@ def _source(file: GgufFile, tensor: GgufTensor) -> TensorSource:
         )
     if tensor.shape[-1] % block.values:
         raise ModelError(
-            f"The file {file.path} was opened.",
+            f"The file {tensor.path} was opened.",
             f"A row of {tensor.shape[-1]} values is no whole number of {tensor.kind} blocks.",
             "Fetch the file again from where it was published.",
         )
     blocks = TensorSource(
-        path=file.path,
+        path=tensor.path,
         offset=tensor.offset,
         num_bytes=count // block.values * block.num_bytes,
         dtype=tensor.kind,
