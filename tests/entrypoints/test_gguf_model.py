@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig
 
 from freight import LLM, SamplingParams
 from freight.entrypoints.cli import main
+from freight.entrypoints.eval.settings import SETTINGS_OF_QUANTISED
 from freight.entrypoints.model_source import find_model
 from freight.errors import ModelError
 from freight.model.checkpoint import resolve
@@ -113,6 +114,16 @@ def test_the_commands_answer(
         for command in ([*plan, "--rows", "8"], ["compress", "--model", str(path)]):
             assert main([*command, *asked]) == 2
             assert "quantised already" in capsys.readouterr().err
+
+
+def test_an_evaluation_leaves_what_is_quantised(
+    alone: tuple[Path, list[list[int]]], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "the cat", "answer": "sat", "max_tokens": 3}')
+    flags = ["--exact-match", str(tmp_path / "rows.jsonl"), "--json", str(tmp_path / "found.json")]
+    assert main(["eval", "--model", str(alone[0]), *flags]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())["settings"]
+    assert [own["setting"] for own in found] == list(SETTINGS_OF_QUANTISED)
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])

@@ -32,12 +32,17 @@ from freight.entrypoints.eval.report import (
     format_table,
     notes,
 )
-from freight.entrypoints.eval.settings import parse_settings
+from freight.entrypoints.eval.settings import SETTINGS_OF_QUANTISED, parse_settings
 from freight.entrypoints.model_source import find_model
 from freight.entrypoints.version import freight_version
 from freight.errors import FreightError, InputError
 from freight.jobs.durable import write_atomically
 from freight.jobs.paths import check_paths
+from freight.model.checkpoint import resolve
+from freight.model.compression import packed_formats
+from freight.model.config import read_config
+from freight.model.gguf_tensors import find_gguf
+from freight.model.number_format import find_compressed
 
 __all__ = ["evaluate_model"]
 
@@ -58,7 +63,10 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
     if sink is not None:
         for source in sources.values():
             check_paths(source, sink)
-    job = {"model": str(find_model(arguments.model)), "flags": vars(arguments)}
+    model = find_model(arguments.model)
+    if not arguments.setting and _is_quantised(model):
+        settings = parse_settings(SETTINGS_OF_QUANTISED)
+    job = {"model": str(model), "flags": vars(arguments)}
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="freight-eval-") as directory:
         named = {measure: str(path) for measure, path in sources.items()}
         wanted = {**job, "task": "evaluation rows", "sources": named, "directory": directory}
@@ -67,6 +75,15 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         for setting in settings:
             evaluation.run(SettingResult(setting=setting))
     return evaluation.finish()
+
+
+def _is_quantised(model_dir: Path) -> bool:
+    """Whether the checkpoint has matrices in few bits, which are not made anew."""
+    config = read_config(model_dir)
+    if config.packing is None and find_gguf(model_dir) is None:
+        return False
+    sources = resolve(config, model_dir)
+    return any(find_compressed(dtype) for dtype in packed_formats(sources).values())
 
 
 def _find_sources(arguments: argparse.Namespace) -> dict[str, Path]:

@@ -58,7 +58,8 @@ def add_eval_parser(
         default=[],
         metavar="SETTING",
         help=f"exact, or {keys} with commas between them; repeatable "
-        f"(default: {', '.join(DEFAULT_SETTINGS)}; 3 bits are a negative control)",
+        f"(default: {', '.join(DEFAULT_SETTINGS)}; 3 bits are a negative control; of a model that "
+        "is quantised already those without weights)",
     )
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there")
     parser.add_argument("--quiet", action="store_true", help="the table only")

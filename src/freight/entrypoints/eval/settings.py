@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from freight.errors import InputError
 
-__all__ = ["DEFAULT_SETTINGS", "EXACT", "KEYS", "Key", "Setting", "parse_settings"]
+__all__ = [
+    "DEFAULT_SETTINGS",
+    "EXACT",
+    "KEYS",
+    "SETTINGS_OF_QUANTISED",
+    "Key",
+    "Setting",
+    "parse_settings",
+]
 
 EXACT: Final = "exact"
 DEFAULT_SETTINGS: Final = (
@@ -23,6 +31,8 @@ DEFAULT_SETTINGS: Final = (
     "weights=4,kv=4,sparse=0.1",
     "weights=3",
 )
+SETTINGS_OF_QUANTISED: Final = (EXACT, "kv=8", "kv=4", "kv=4,sparse=0.1")
+"""Of a model whose weights are in few bits already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
