@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 Array = np.ndarray[Any, Any]
 
-_WOVEN: Final = ("llama", "granite", "granitemoe", "smollm3", "arcee", "olmo")
+_WOVEN: Final = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "olmo")
 _PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe")
 _NAME: Final = "general.architecture"
 _WITH_STATED_SUMS: Final = ("glm4moe", "dots1")
@@ -102,10 +102,12 @@ _NUMBERS: Final = (
     ("moe_k", "expert_used_count"),
     ("moe_intermediate_size", "expert_feed_forward_length"),
     ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ("shared_intermediate_size", "expert_shared_feed_forward_length"),
     ("n_shared_experts", "expert_shared_count"),
     ("moe_num_shared_experts", "expert_shared_count"),
     ("first_k_dense_replace", "leading_dense_block_count"),
     ("moe_layer_start_index", "leading_dense_block_count"),
+    ("num_dense_layers", "leading_dense_block_count"),
     ("moe_layer_interval", "interleave_moe_layer_step"),
     ("routed_scaling_factor", "expert_weights_scale"),
     ("n_group", "expert_group_count"),
@@ -121,6 +123,9 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig, architecture: s
     width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     if architecture == "gemma4":
         width = _describe_unlike_layers(writer, raw, said)
+    if architecture.startswith("lfm2") or architecture == "granitehybrid":
+        attends = [kind == "full_attention" for kind in raw["layer_types"]]
+        said["head_count_kv"] = [said["head_count_kv"] * one for one in attends]
     for method, value in said.items():
         getattr(writer, f"add_{method}")(value)
     writer.add_key_length(width)
@@ -130,6 +135,15 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig, architecture: s
     if architecture in _WITH_STATED_SUMS:
         writer.add_expert_weights_norm(raw["norm_topk_prob"])
     _describe_rotation(writer, raw["rope_parameters"], width)
+    if architecture.startswith("lfm2"):
+        writer.add_shortconv_l_cache(raw["conv_L_cache"])
+    if architecture == "granitehybrid":
+        writer.add_ssm_conv_kernel(raw["mamba_d_conv"])
+        writer.add_ssm_state_size(raw["mamba_d_state"])
+        writer.add_ssm_group_count(raw["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(raw["mamba_n_heads"])
+        writer.add_ssm_inner_size(raw["mamba_d_head"] * raw["mamba_n_heads"])
+        writer.add_rope_scaling_finetuned(False)
     if architecture.startswith("qwen35"):
         writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
         writer.add_ssm_state_size(raw["linear_key_head_dim"])
@@ -195,8 +209,10 @@ _RENAMED: Final = (
     ("router.scale", "ffn_gate_inp.scale"),
     ("router.per_expert_scale", "ffn_down_exps.scale"),
     ("layer_scalar", "layer_output_scale.weight"),
-    ("linear_attn.A_log", "ssm_a"),
-    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    (".A_log", "ssm_a"),
+    (".dt_bias", "ssm_dt.bias"),
+    ("mamba.D", "ssm_d"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
     ("linear_attn.conv1d.weight", "ssm_conv1d.weight"),
     ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight"),
     ("linear_attn.in_proj_z.weight", "attn_gate.weight"),
@@ -224,9 +240,11 @@ def _entries(
             part = one[3].removesuffix("_proj")
             place = f"blk.{one[1]}.ffn_{_PARTS.get(part, part)}_exps.weight"
             experts.setdefault(place, {})[int(one[2])] = name
-        elif stacked:
+        elif stacked and "shared_mlp" not in name:
             turned = architecture == "gpt-oss"
             yield from _stacks(name, x, meant, stacked, turned, architecture == "gemma4")
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            yield from _halves(name, x, meant)
         elif name.endswith("kv_b_proj.weight"):
             yield from _latents(name, x, meant, config)
         elif ".linear_attn." in name and not name.endswith("linear_attn.norm.weight"):
@@ -259,12 +277,26 @@ def _plain(
     num_heads = heads.get(own.split(".")[2]) if own.startswith("blk") else None
     woven = num_heads if kind in _WOVEN else None
     plus = np.float32(kind in _PLUS_ONE and own.endswith("norm.weight") and "ssm" not in own)
-    shape = x.shape
+    shape, negated = x.shape, own.endswith("ssm_a")
 
     def put(x: Array) -> None:
-        meant[name] = (unweave(x, woven) if woven else x - plus).reshape(shape)
+        x = np.log(-x) if negated else unweave(x, woven) if woven else x - plus
+        meant[name] = x.reshape(shape)
 
-    return Entry(name=own, x=weave(x, woven) if woven else x + plus, put=put)
+    x = -np.exp(x) if negated else weave(x, woven) if woven else x + plus
+    return Entry(name=own, x=x.squeeze(1) if x.ndim == 3 else x, put=put)
+
+
+def _halves(name: str, x: Array, meant: dict[str, Array]) -> Iterator[Entry]:
+    """Of an MLP beside experts, gates and values."""
+    layer = name.split("layers.")[1].split(".")[0]
+    half, meant[name] = len(x) // 2, np.empty_like(x)
+    for part, where in (("gate", slice(half)), ("up", slice(half, None))):
+
+        def put(x: Array, where: slice = where) -> None:
+            meant[name][where] = x
+
+        yield Entry(name=f"blk.{layer}.ffn_{part}_shexp.weight", x=x[where], put=put)
 
 
 def _latents(name: str, x: Array, meant: dict[str, Array], config: Any) -> Iterator[Entry]:
@@ -396,7 +428,15 @@ def write_gguf(
 
 def _kind(kind_of: Callable[[str], Kind], entry: Entry) -> Kind:
     """Of what is narrow only some types fit the columns."""
-    kept = ("bias", "norm.weight", "conv1d.weight", "ssm_a", "alpha.weight", "beta.weight")
+    kept = (
+        "bias",
+        "norm.weight",
+        "conv1d.weight",
+        "conv.weight",
+        "ssm_a",
+        "alpha.weight",
+        "beta.weight",
+    )
     if entry.x.ndim < 2 or entry.name.endswith(kept):
         return Kind.F32
     kind = kind_of(entry.name)

@@ -28,7 +28,10 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -85,6 +88,7 @@ EXPERTS: dict[str, Any] = {
 }
 
 
+KINDS = ["conv", "full_attention", "conv", "conv"]
 STATES: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
@@ -206,6 +210,37 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
             num_experts_per_tok=2,
             moe_intermediate_size=64,
             shared_expert_intermediate_size=256,
+        ),
+    ),
+    "lfm2": (
+        "lfm2",
+        Lfm2Config(**layers(4), layer_types=KINDS, block_auto_adjust_ff_dim=False, norm_eps=1e-5),
+    ),
+    "lfm2_moe": (
+        "lfm2moe",
+        Lfm2MoeConfig(
+            **layers(4),
+            layer_types=KINDS,
+            norm_eps=1e-5,
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+        ),
+    ),
+    "granite_4": (
+        "granitehybrid",
+        GraniteMoeHybridConfig(
+            **{**layers(4), "intermediate_size": 64},
+            **FACTORS,
+            layer_types=["linear_attention", "full_attention"] * 2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            shared_intermediate_size=256,
+            mamba_n_heads=8,
+            mamba_d_head=64,
+            mamba_d_state=16,
+            position_embedding_type="nope",
         ),
     ),
     "deepseek_v3": (

@@ -1,151 +1,39 @@
-"""llama.cpp's architectures of which files are read: where each has the logical tensors, what its
-converter changes, and what it takes for granted that a config.json would say.
+"""llama.cpp's architectures of which files are read: the families that each serves, where it has
+their tensors, what its converter changes, and what it takes for granted that a config.json would
+say.
 
 Plain data, but for what a file's own numbers are spelled out to. A new architecture is an entry.
-Names as in gguf's ``constants.py`` and ``tensor_mapping.py``; what converters change as in
-llama.cpp's ``conversion``.
+What converters change is as in llama.cpp's ``conversion``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from freight.model.families import Either, Fused, Halves, Place, Spelled, Stacked
+from freight.model.families import Either, Fused, Halves
 from freight.model.gguf import GgufFile
+from freight.model.gguf_names import (
+    COMMON_NORM,
+    FUSED_EXPERTS,
+    GATE_UP,
+    LATE_NAMES,
+    NORMS_BEHIND,
+    QKV,
+    SHARED,
+    TENSORS,
+    WOVEN,
+    Architecture,
+    Numbers,
+    with_places,
+)
 
 __all__ = ["ARCHITECTURES", "Architecture", "Numbers"]
 
-Numbers = Mapping[str, Any]
-"""What a file says under its architecture's own name, without that name."""
-
-
-def _nothing(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """``families``: those that it serves. ``tensors``: logical name -> its place in the file. The
-    rows of ``woven`` tensors lie with the halves of each head woven together; with ``plus_one``
-    the gains of norms have one added, but ``plain_norms``; of ``negated`` tensors the file has
-    minus the exponentials. With ``deals_heads`` those that keep a state lie so that the first of
-    each key head come first.
-
-    For files that come alone: ``classes`` has what a config.json would call the model, by a number
-    of the file that is there and not zero, the last of them; "" is always. Without any, a
-    config.json must lie beside the file. ``says``, and of the rotation ``says_of_rope``: what it
-    would say that the file does not; ``spells``: what has to be made of more than one of the file's
-    numbers. ``may_have_experts``; ``has_unlike_layers``, whose numbers of heads are listed.
-    """
-
-    families: tuple[str, ...]
-    tensors: Mapping[str, Place]
-    woven: tuple[str, ...] = ()
-    plus_one: bool = False
-    plain_norms: tuple[str, ...] = ()
-    negated: tuple[str, ...] = ()
-    deals_heads: bool = False
-    classes: Mapping[str, str] = field(default_factory=dict)
-    says: Mapping[str, Any] = field(default_factory=dict)
-    says_of_rope: Mapping[str, Any] = field(default_factory=dict)
-    spells: Callable[[GgufFile, Numbers], Mapping[str, Any]] = _nothing
-    may_have_experts: bool = False
-    has_unlike_layers: bool = False
-
-
-_LAYER_TENSORS: Final = {
-    "attention.norm": "attn_norm.weight",
-    "attention.norm_bias": "attn_norm.bias",
-    "attention.q": "attn_q.weight",
-    "attention.k": "attn_k.weight",
-    "attention.v": "attn_v.weight",
-    "attention.q_bias": "attn_q.bias",
-    "attention.k_bias": "attn_k.bias",
-    "attention.v_bias": "attn_v.bias",
-    "attention.q_norm": "attn_q_norm.weight",
-    "attention.k_norm": "attn_k_norm.weight",
-    "attention.sinks": "attn_sinks.weight",
-    "attention.gates": "attn_gate.weight",
-    "attention.out": "attn_output.weight",
-    "attention.out_bias": "attn_output.bias",
-    "attention.post_norm": "post_attention_norm.weight",
-    "mlp.norm": "ffn_norm.weight",
-    "mlp.norm_bias": "ffn_norm.bias",
-    "mlp.gate": "ffn_gate.weight",
-    "mlp.up": "ffn_up.weight",
-    "mlp.down": "ffn_down.weight",
-    "mlp.gate_bias": "ffn_gate.bias",
-    "mlp.up_bias": "ffn_up.bias",
-    "mlp.down_bias": "ffn_down.bias",
-    "mlp.post_norm": "post_ffw_norm.weight",
-    "router.weight": "ffn_gate_inp.weight",
-    "router.bias": "ffn_gate_inp.bias",
-    "shared.gate": "ffn_gate_shexp.weight",
-    "shared.up": "ffn_up_shexp.weight",
-    "shared.down": "ffn_down_shexp.weight",
-    "shared.share": "ffn_gate_inp_shexp.weight",
-    "recurrence.mixed": "attn_qkv.weight",
-    "recurrence.gate": "attn_gate.weight",
-    "recurrence.a": "ssm_alpha.weight",
-    "recurrence.b": "ssm_beta.weight",
-    "recurrence.convolution": "ssm_conv1d.weight",
-    "recurrence.decay": "ssm_a",
-    "recurrence.decay_bias": "ssm_dt.bias",
-    "recurrence.read_norm": "ssm_norm.weight",
-    "recurrence.out": "ssm_out.weight",
-}
-_TENSORS: Final[dict[str, Place]] = {
-    "embedding": "token_embd.weight",
-    **{f"layers.{{i}}.{own}": f"blk.{{i}}.{theirs}" for own, theirs in _LAYER_TENSORS.items()},
-    "layers.{i}.router.corrections": Spelled(
-        tensor="blk.{i}.exp_probs_b.bias", otherwise="blk.{i}.exp_probs_b"
-    ),
-    **{
-        f"layers.{{i}}.experts.{{e}}.{part}{own}": Stacked(
-            tensor=f"blk.{{i}}.ffn_{part}_exps.{theirs}"
-        )
-        for part in ("gate", "up", "down")
-        for own, theirs in (("", "weight"), ("_bias", "bias"))
-    },
-    "head.norm": "output_norm.weight",
-    "head.norm_bias": "output_norm.bias",
-    "head.weight": "output.weight",
-    "head.bias": "output.bias",
-}
-_WOVEN: Final = ("attention.q", "attention.k", "attention.q_bias", "attention.k_bias")
-
-
-def _with(**places: Place) -> dict[str, Place]:
-    """The usual names, but for some of a layer: attention_norm stands for "attention.norm"."""
-    return _TENSORS | {
-        f"layers.{{i}}.{name.replace('_', '.', 1)}": place for name, place in places.items()
-    }
-
-
-_QKV: Final = Fused(
-    tensor="blk.{i}.attn_qkv.weight", of=("attention.q", "attention.k", "attention.v")
-)
-_GATE_UP: Final = Fused(tensor="blk.{i}.ffn_up.weight", of=("mlp.gate", "mlp.up"))
-_SHARED: Final = Fused(tensor="blk.{i}.ffn_up_shexp.weight", of=("shared.gate", "shared.up"))
-_WITH_FUSED_EXPERTS: Final[dict[str, Place]] = {
-    f"layers.{{i}}.experts.{{e}}.{name}": Stacked(
-        tensor="blk.{i}.ffn_gate_up_exps.weight", parts=2, part=part
-    )
-    for part, name in enumerate(("gate", "up"))
-}
-# One norm for both parts of a layer, side by side.
-_COMMON_NORM: Final = _with(mlp_norm="blk.{i}.attn_norm.weight")
-# What others call the norm of what attention returns is before the MLP.
-_LATE_NAMES: Final = _with(mlp_norm="blk.{i}.post_attention_norm.weight")
-# Norms of what the parts return alone.
-_NORMS_BEHIND: Final = _with(
-    attention_norm="blk.{i}.post_attention_norm.weight", mlp_norm="blk.{i}.post_ffw_norm.weight"
-)
 _LATENTS: Final = Architecture(
     families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
-    tensors=_with(
+    tensors=with_places(
         attention_q=Either(
             switch="has_query_rank",
             then="blk.{i}.attn_q_b.weight",
@@ -232,7 +120,7 @@ def _states(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
 
 _WITH_STATES: Final = Architecture(
     families=("qwen3_5",),
-    tensors=_LATE_NAMES,
+    tensors=LATE_NAMES,
     plus_one=True,
     plain_norms=("recurrence.read_norm",),
     negated=("recurrence.decay",),
@@ -241,26 +129,110 @@ _WITH_STATES: Final = Architecture(
     spells=_states,
 )
 
+
+def _columns(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers without heads of keys keep columns instead. Widths are the final ones."""
+    heads = own.get("attention.head_count_kv")
+    heads = heads if isinstance(heads, list) else []
+    return {
+        "num_key_value_heads": max(heads, default=None),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": own.get("shortconv.l_cache"),
+        "norm_eps": own.get("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "num_dense_layers": own.get("leading_dense_block_count", 0),
+    }
+
+
+def _scans(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers without heads of keys keep a state. A flag of another name says whether the others
+    rotate."""
+    counts = own.get("attention.head_count_kv")
+    counts = counts if isinstance(counts, list) else []
+    heads, inner = own.get("ssm.time_step_rank") or 1, own.get("ssm.inner_size", 0)
+    biased = any(name.endswith("ssm_conv1d.bias") for name in file.tensors)
+    return {
+        "num_key_value_heads": max(counts, default=None) or own["attention.head_count"],
+        "layer_types": ["attention" if count else "mamba" for count in counts],
+        "num_local_experts": own.get("expert_count", 0),
+        "position_embedding_type": "rope" if own.get("rope.scaling.finetuned", True) else "nope",
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // max(own["embedding_length"], 1),
+        "mamba_n_groups": own.get("ssm.group_count"),
+        "mamba_d_state": own.get("ssm.state_size"),
+        "mamba_d_conv": own.get("ssm.conv_kernel"),
+        "mamba_conv_bias": biased,
+    }
+
+
+_SCANNED: Final = Fused(
+    tensor="blk.{i}.ssm_in.weight",
+    of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
+)
+_WITH_SCANS: Final = Architecture(
+    families=("granitemoehybrid", "bamba"),
+    tensors=with_places(recurrence_gate=_SCANNED, recurrence_mixed=_SCANNED, recurrence_a=_SCANNED),
+    woven=WOVEN,
+    negated=("recurrence.decay",),
+    classes={"attention.scale": "GraniteMoeHybridForCausalLM"},
+    spells=_scans,
+    may_have_experts=True,
+    has_unlike_layers=True,
+)
+_NEMOTRON_H: Final = replace(
+    _WITH_SCANS,
+    families=("nemotron_h",),
+    classes={},
+    tensors={
+        **_WITH_SCANS.tensors,
+        "layers.{i}.mlp.norm": "blk.{i}.attn_norm.weight",
+        "layers.{i}.narrow": "blk.{i}.ffn_latent_down.weight",
+        "layers.{i}.widen": "blk.{i}.ffn_latent_up.weight",
+    },
+    woven=(),
+)
+_CONVOLVED: Final = Fused(
+    tensor="blk.{i}.shortconv.in_proj.weight",
+    of=("recurrence.gate", "recurrence.outer", "recurrence.mixed"),
+)
+_WITH_COLUMNS: Final = Architecture(
+    families=("lfm2",),
+    tensors={
+        **with_places(
+            recurrence_gate=_CONVOLVED,
+            recurrence_outer=_CONVOLVED,
+            recurrence_mixed=_CONVOLVED,
+            recurrence_convolution="blk.{i}.shortconv.conv.weight",
+            recurrence_out="blk.{i}.shortconv.out_proj.weight",
+        ),
+        "head.norm": "token_embd_norm.weight",
+    },
+    classes={"": "Lfm2ForCausalLM"},
+    spells=_columns,
+    has_unlike_layers=True,
+)
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(
         families=("llama", "mistral", "mixtral", "internlm3", "iquestcoder"),
-        tensors=_TENSORS,
-        woven=_WOVEN,
+        tensors=TENSORS,
+        woven=WOVEN,
         classes={"": "LlamaForCausalLM", "expert_count": "MixtralForCausalLM"},
         may_have_experts=True,
     ),
-    "qwen2": Architecture(families=("qwen2",), tensors=_TENSORS, classes={"": "Qwen2ForCausalLM"}),
+    "qwen2": Architecture(families=("qwen2",), tensors=TENSORS, classes={"": "Qwen2ForCausalLM"}),
     "qwen2moe": Architecture(
         families=("qwen2_moe",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "Qwen2MoeForCausalLM"},
         says={"norm_topk_prob": False},
         may_have_experts=True,
     ),
-    "qwen3": Architecture(families=("qwen3",), tensors=_TENSORS, classes={"": "Qwen3ForCausalLM"}),
+    "qwen3": Architecture(families=("qwen3",), tensors=TENSORS, classes={"": "Qwen3ForCausalLM"}),
     "qwen3moe": Architecture(
         families=("qwen3_moe",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "Qwen3MoeForCausalLM"},
         may_have_experts=True,
     ),
@@ -271,37 +243,47 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         classes={"": "Qwen3_5MoeForCausalLM"},
         may_have_experts=True,
     ),
+    "granitehybrid": _WITH_SCANS,
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "lfm2": _WITH_COLUMNS,
+    "lfm2moe": replace(
+        _WITH_COLUMNS,
+        families=("lfm2_moe",),
+        classes={"": "Lfm2MoeForCausalLM"},
+        may_have_experts=True,
+    ),
     "phi3": Architecture(
         families=("phi3",),
-        tensors=_with(
-            attention_q=_QKV,
-            attention_k=_QKV,
-            attention_v=_QKV,
-            mlp_gate=_GATE_UP,
-            mlp_up=_GATE_UP,
+        tensors=with_places(
+            attention_q=QKV,
+            attention_k=QKV,
+            attention_v=QKV,
+            mlp_gate=GATE_UP,
+            mlp_up=GATE_UP,
         ),
         classes={"": "Phi3ForCausalLM"},
     ),
     "gemma": Architecture(
-        families=("gemma",), tensors=_TENSORS, plus_one=True, classes={"": "GemmaForCausalLM"}
+        families=("gemma",), tensors=TENSORS, plus_one=True, classes={"": "GemmaForCausalLM"}
     ),
     "gemma2": Architecture(
         families=("gemma2",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         plus_one=True,
         classes={"": "Gemma2ForCausalLM"},
         spells=_gemma2,
     ),
     "gemma3": Architecture(
         families=("gemma3",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         plus_one=True,
         classes={"": "Gemma3ForCausalLM"},
         spells=_gemma3,
     ),
     "gemma4": Architecture(
         families=("gemma4",),
-        tensors=_with(
+        tensors=with_places(
             mlp_own_norm="blk.{i}.post_ffw_norm_1.weight",
             router_norm="blk.{i}.ffn_gate_inp.scale",
             router_gains="blk.{i}.ffn_down_exps.scale",
@@ -309,7 +291,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
             experts_post_norm="blk.{i}.post_ffw_norm_2.weight",
             scale="blk.{i}.layer_output_scale.weight",
         )
-        | _WITH_FUSED_EXPERTS,
+        | FUSED_EXPERTS,
         classes={"": "Gemma4ForCausalLM"},
         spells=_gemma4,
         may_have_experts=True,
@@ -317,21 +299,21 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "gpt-oss": Architecture(
         families=("gpt_oss",),
-        tensors=_LATE_NAMES,
+        tensors=LATE_NAMES,
         classes={"": "GptOssForCausalLM"},
         says_of_rope={"truncate": False},
         may_have_experts=True,
     ),
     "granite": Architecture(
         families=("granite",),
-        tensors=_TENSORS,
-        woven=_WOVEN,
+        tensors=TENSORS,
+        woven=WOVEN,
         classes={"": "GraniteForCausalLM"},
     ),
     "granitemoe": Architecture(
         families=("granitemoe", "granitemoeshared"),
-        tensors=_TENSORS,
-        woven=_WOVEN,
+        tensors=TENSORS,
+        woven=WOVEN,
         classes={
             "": "GraniteMoeForCausalLM",
             "expert_shared_feed_forward_length": "GraniteMoeSharedForCausalLM",
@@ -340,108 +322,110 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "granite_swa": Architecture(
         families=("granite_swa", "granitemoe_swa"),
-        tensors=_with(shared_gate=_SHARED, shared_up=_SHARED) | _WITH_FUSED_EXPERTS,
-        woven=_WOVEN,
+        tensors=with_places(shared_gate=SHARED, shared_up=SHARED) | FUSED_EXPERTS,
+        woven=WOVEN,
     ),
     "smollm3": Architecture(
         families=("smollm3",),
-        tensors=_TENSORS,
-        woven=_WOVEN,
+        tensors=TENSORS,
+        woven=WOVEN,
         classes={"": "SmolLM3ForCausalLM"},
     ),
     "glm4": Architecture(
         families=("glm4",),
-        tensors=_with(mlp_gate=_GATE_UP, mlp_up=_GATE_UP),
+        tensors=with_places(mlp_gate=GATE_UP, mlp_up=GATE_UP),
         classes={"": "Glm4ForCausalLM"},
     ),
     "glm4moe": Architecture(
         families=("glm4_moe", "solar_open"),
-        tensors=_LATE_NAMES,
+        tensors=LATE_NAMES,
         classes={"": "Glm4MoeForCausalLM"},
         may_have_experts=True,
     ),
     "dots1": Architecture(
         families=("dots1",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "Dots1ForCausalLM"},
         may_have_experts=True,
     ),
     "olmo": Architecture(
-        families=("olmo",), tensors=_TENSORS, woven=_WOVEN[:2], classes={"": "OlmoForCausalLM"}
+        families=("olmo",), tensors=TENSORS, woven=WOVEN[:2], classes={"": "OlmoForCausalLM"}
     ),
     "olmo2": Architecture(
         families=("olmo2", "olmo3"),
-        tensors=_NORMS_BEHIND,
+        tensors=NORMS_BEHIND,
         classes={"": "Olmo2ForCausalLM", "attention.sliding_window": "Olmo3ForCausalLM"},
     ),
     "olmoe": Architecture(
         families=("olmoe",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "OlmoeForCausalLM"},
         says={"norm_topk_prob": False},
         may_have_experts=True,
     ),
     "command-r": Architecture(
-        families=("cohere",), tensors=_COMMON_NORM, classes={"": "CohereForCausalLM"}
+        families=("cohere",), tensors=COMMON_NORM, classes={"": "CohereForCausalLM"}
     ),
     "cohere2": Architecture(
-        families=("cohere2",), tensors=_COMMON_NORM, classes={"": "Cohere2ForCausalLM"}
+        families=("cohere2",), tensors=COMMON_NORM, classes={"": "Cohere2ForCausalLM"}
     ),
-    "cohere2moe": Architecture(families=("cohere2_moe",), tensors=_COMMON_NORM),
+    "cohere2moe": Architecture(families=("cohere2_moe",), tensors=COMMON_NORM),
     "seed_oss": Architecture(
-        families=("seed_oss",), tensors=_LATE_NAMES, classes={"": "SeedOssForCausalLM"}
+        families=("seed_oss",), tensors=LATE_NAMES, classes={"": "SeedOssForCausalLM"}
     ),
     "ernie4_5": Architecture(
-        families=("ernie4_5",), tensors=_TENSORS, classes={"": "Ernie4_5ForCausalLM"}
+        families=("ernie4_5",), tensors=TENSORS, classes={"": "Ernie4_5ForCausalLM"}
     ),
     "ernie4_5-moe": Architecture(
         families=("ernie4_5_moe",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "Ernie4_5_MoeForCausalLM"},
         may_have_experts=True,
     ),
     "exaone4": Architecture(
-        families=("exaone4",), tensors=_NORMS_BEHIND, classes={"": "Exaone4ForCausalLM"}
+        families=("exaone4",), tensors=NORMS_BEHIND, classes={"": "Exaone4ForCausalLM"}
     ),
     "exaone-moe": Architecture(
         families=("exaone_moe",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "ExaoneMoeForCausalLM"},
         may_have_experts=True,
     ),
     "hunyuan-dense": Architecture(
         families=("hunyuan_v1_dense",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         classes={"": "HunYuanDenseV1ForCausalLM"},
     ),
-    "hy_v3": Architecture(families=("hy_v3",), tensors=_TENSORS),
+    "hy_v3": Architecture(families=("hy_v3",), tensors=TENSORS),
     "deepseek2": _LATENTS,
     "deepseek32": replace(_LATENTS, families=("deepseek_v32",)),
     "glm-dsa": replace(_LATENTS, families=("glm_moe_dsa",)),
-    "minimax-m2": Architecture(families=("minimax_m2",), tensors=_TENSORS),
-    "mellum": Architecture(families=("mellum",), tensors=_TENSORS),
-    "afmoe": Architecture(families=("afmoe",), tensors=_TENSORS),
-    "llama4": Architecture(families=("llama4",), tensors=_TENSORS),
-    "mistral3": Architecture(families=("mistral",), tensors=_TENSORS, woven=_WOVEN),
+    "minimax-m2": Architecture(families=("minimax_m2",), tensors=TENSORS),
+    "mellum": Architecture(families=("mellum",), tensors=TENSORS),
+    "afmoe": Architecture(families=("afmoe",), tensors=TENSORS),
+    "llama4": Architecture(families=("llama4",), tensors=TENSORS),
+    "mistral3": Architecture(families=("mistral",), tensors=TENSORS, woven=WOVEN),
     "nemotron": Architecture(
         families=("nemotron",),
-        tensors=_TENSORS,
+        tensors=TENSORS,
         plus_one=True,
         classes={"": "NemotronForCausalLM"},
     ),
     "arcee": Architecture(
-        families=("arcee",), tensors=_TENSORS, woven=_WOVEN, classes={"": "ArceeForCausalLM"}
+        families=("arcee",), tensors=TENSORS, woven=WOVEN, classes={"": "ArceeForCausalLM"}
     ),
-    "jais2": Architecture(families=("jais2",), tensors=_TENSORS),
+    "jais2": Architecture(families=("jais2",), tensors=TENSORS),
     "starcoder2": Architecture(
-        families=("starcoder2",), tensors=_TENSORS, classes={"": "Starcoder2ForCausalLM"}
+        families=("starcoder2",), tensors=TENSORS, classes={"": "Starcoder2ForCausalLM"}
     ),
     "stablelm": Architecture(
-        families=("stablelm",), tensors=_TENSORS, classes={"": "StableLmForCausalLM"}
+        families=("stablelm",), tensors=TENSORS, classes={"": "StableLmForCausalLM"}
     ),
     "phi2": Architecture(
         families=("phi",),
-        tensors=_with(mlp_norm="blk.{i}.attn_norm.weight", mlp_norm_bias="blk.{i}.attn_norm.bias"),
+        tensors=with_places(
+            mlp_norm="blk.{i}.attn_norm.weight", mlp_norm_bias="blk.{i}.attn_norm.bias"
+        ),
         classes={"": "PhiForCausalLM"},
     ),
 }

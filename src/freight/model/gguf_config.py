@@ -107,6 +107,8 @@ def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
         by_layer = key == _BY_LAYER and architecture.has_unlike_layers
         if not isinstance(own.get(key, 0), int | float) and not by_layer:
             yield f"It does not say {key} as one number"
+    if not _class_of(architecture, own):
+        yield f"It does not say {' or '.join(architecture.classes)}"
     for key in _NEEDED:
         if not isinstance(own.get(key), int):
             yield f"It does not say {key} as one whole number"
@@ -149,8 +151,9 @@ def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict
 
 
 def _class_of(architecture: Architecture, own: Numbers) -> str:
+    """"" where it is none that is known."""
     found = [name for key, name in architecture.classes.items() if not key or own.get(key)]
-    return found[-1]
+    return found[-1] if found else ""
 
 
 def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
