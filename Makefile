@@ -29,7 +29,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=25
 
 check: $(VENV)/.installed
 	$(BIN)/python -m ruff format --check src tests examples benchmarks tools

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import ExpertGatingFuncType
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given, settings
@@ -22,10 +23,13 @@ from freight import LLM, SamplingParams
 from freight.entrypoints.cli import main
 from freight.entrypoints.eval.settings import SETTINGS_OF_QUANTISED
 from freight.entrypoints.model_source import find_model
-from freight.errors import ModelError
+from freight.errors import FreightError, ModelError
 from freight.model.checkpoint import resolve
-from freight.model.config import read_config
+from freight.model.config import parse_config, read_config
+from freight.model.gguf import GgufFile, read_gguf
 from freight.model.gguf_architectures import ARCHITECTURES
+from freight.model.gguf_config import config_of_gguf
+from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
 from freight.runtime.tokenizer import Tokenizer
 
 from ..jobs.tiny_model import write_tiny_tokenizer
@@ -185,11 +189,15 @@ def join_pieces(text: str) -> list[int]:
     return ids
 
 
-def write_pieces(directory: Path) -> Path:
+def write_pieces(directory: Path, describe: Callable[[Any], None] = lambda _: None) -> Path:
+    def say(writer: Any) -> None:
+        describe_pieces(writer)
+        describe(writer)
+
     model = tiny.make_model(directory / "theirs", config=LlamaConfig(**SIZES))
     path = directory / "own" / "tiny.gguf"
     path.parent.mkdir()
-    write_gguf(model, path, "llama", mixed, describe_pieces)
+    write_gguf(model, path, "llama", mixed, say)
     return path
 
 
@@ -212,6 +220,15 @@ def test_pieces_are_joined_by_their_scores(tmp_path: Path) -> None:
     assert own.eos_token_ids == {2}
 
 
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_a_space_before_a_text_is_the_file_s_to_say(prefixed: bool, tmp_path: Path) -> None:
+    path = write_pieces(tmp_path, lambda w: w.add_add_space_prefix(prefixed))
+    own = Tokenizer(find_model(str(path)))
+    first = PIECES["▁the"] if prefixed else PIECES["t"]
+    ids = own.encode("the cat")
+    assert ids[:2] == [1, first] and own.decode(ids) == "the cat"
+
+
 def test_pieces_without_the_library_that_joins_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +243,146 @@ def test_pieces_that_make_no_tokenizer(tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "a.gguf", "llama", mixed, lambda w: w.add_tokenizer_model("llama"))
     with pytest.raises(ModelError, match="transformers cannot make it of what the file says"):
         find_model(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<eos>", "<end_of_turn>"], [0, 1]),
+        (["<|im_end|>", "x", "<|endoftext|>"], [1, 0, 2]),
+        (["<|return|>", "<|end|>", "<|call|>"], [2, 0]),
+    ],
+)
+def test_tokens_that_end_a_turn_are_known_by_their_text(
+    tokens: list[str], ends: list[int], tmp_path: Path
+) -> None:
+    def describe(writer: Any) -> None:
+        writer.add_eos_token_id(ends[0])
+        writer.add_token_list(tokens)
+
+    (path, *_) = write_alone(tmp_path, "qwen3", describe)
+    assert config_of_gguf(read_gguf(path, with_arrays=True))["eos_token_id"] == ends
+
+
+def write_alone(
+    directory: Path, name: str, describe: Callable[[Any], None]
+) -> tuple[Path, PretrainedConfig]:
+    """A file without a tokenizer."""
+    architecture, config = CONFIGS[name]
+    model = tiny.make_model(directory / "theirs", config=config)
+    write_gguf(model, directory / "a.gguf", architecture, mixed, describe)
+    return directory / "a.gguf", config
+
+
+@pytest.mark.parametrize(
+    ("name", "describe", "found"),
+    [
+        ("qwen3", lambda w: w.add_float32("qwen3.rope.scale_linear", 4.0), ("linear", 4.0)),
+        ("qwen3", lambda w: w.add_rope_scaling_factor(2.0), ("linear", 2.0)),
+        ("granite", lambda w: w.add_rope_scaling_finetuned(False), None),
+        ("granite", lambda w: w.add_rope_scaling_finetuned(True), ("default", None)),
+    ],
+)
+def test_rotations_by_other_names(
+    name: str, describe: Callable[[Any], None], found: Any, tmp_path: Path
+) -> None:
+    path, _ = write_alone(tmp_path, name, describe)
+    (tmp_path / "config.json").write_text(json.dumps(config_of_gguf(read_gguf(path))))
+    for rope in read_config(tmp_path).ropes:
+        assert (rope and (rope.kind, rope.factor)) == found
+
+
+def test_a_window_that_goes_without_saying(tmp_path: Path) -> None:
+    """Of Gemma 2, whose first files do not say it."""
+    given = replace_config(CONFIGS["gemma2"][1], sliding_window=None)
+    model = tiny.make_model(tmp_path / "theirs", config=given)
+    write_gguf(model, tmp_path / "a.gguf", "gemma2", mixed)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config_of_gguf(read_gguf(tmp_path / "a.gguf")))
+    )
+    assert read_config(tmp_path).sliding_windows == (4096, None)
+
+
+def replace_config(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
+    return type(config)(**{**config.to_dict(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "describe", "words"),
+    [
+        ("glm4", lambda w: w.add_rope_dimension_sections([8, 12, 12, 0]), "in another order"),
+        (
+            "glm4_moe",
+            lambda w: w.add_expert_gating_func(ExpertGatingFuncType.SOFTMAX),
+            "It says expert_gating_func 1",
+        ),
+    ],
+)
+def test_kin_that_is_not_the_same(
+    name: str, describe: Callable[[Any], None], words: str, tmp_path: Path
+) -> None:
+    path, _ = write_alone(tmp_path, name, describe)
+    with pytest.raises(ModelError) as caught:
+        made = find_model(str(path))
+        resolve(read_config(made), made)
+    assert words in str(caught.value)
+
+
+def test_a_config_that_only_names_the_kind_is_left_out(tmp_path: Path) -> None:
+    path, _ = write(tmp_path, "qwen3", CONFIGS["qwen3"][1])
+    (path.parent / "config.json").write_text('{"model_type": "qwen3"}')
+    for source in (path, path.parent):
+        assert read_config(find_model(str(source))).num_layers == 2
+
+
+def test_parts_that_were_put_together_again(tmp_path: Path) -> None:
+    path, _ = write(
+        tmp_path, "qwen3", CONFIGS["qwen3"][1], describe=lambda w: w.add_uint16("split.count", 0)
+    )
+    assert find_model(str(path)).is_dir()
+
+
+ODD: list[Any] = [-1, 0, 1, 7, 2**31 - 1, 1e38, float("nan"), True, "text", "", [1], [True], ["a"]]
+ALONE = sorted({CONFIGS[name][0] for name in CONFIGS if ARCHITECTURES[CONFIGS[name][0]].classes})
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufFile]:
+    """A file of each architecture, as far as its header goes."""
+    found = {}
+    for name, (architecture, _) in CONFIGS.items():
+        if architecture in ALONE and architecture not in found:
+            path, _ = write_alone(tmp_path_factory.mktemp("alone"), name, lambda _: None)
+            found[architecture] = read_gguf(path, with_arrays=True)
+    return found
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), architecture=st.sampled_from(ALONE))
+def test_odd_headers_are_refused_or_read(
+    data: st.DataObject, architecture: str, headers: dict[str, GgufFile]
+) -> None:
+    file = headers[architecture]
+    own = [key for key in file.metadata if key.startswith(f"{architecture}.")]
+    more = ["nextn_predict_layers", "rope.scaling.type", "rope.scaling.factor", "ssm.inner_size"]
+    more += ["attention.sliding_window_pattern", "attention.recurrent_layers"]
+    own += [f"{architecture}.{key}" for key in more]
+    own += [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "tokens", "merges", "token_type")]
+    changed = dict(file.metadata)
+    for _ in range(data.draw(st.integers(1, 3))):
+        key = data.draw(st.sampled_from(own))
+        if data.draw(st.booleans()):
+            changed[key] = data.draw(st.sampled_from(ODD))
+        else:
+            changed.pop(key, None)
+    odd = replace(file, metadata={**changed, "tokenizer.ggml.model": "gpt2"})
+    try:
+        raw = config_of_gguf(odd)
+        tokenizer_of_gguf(odd)
+        tokenizer_config_of_gguf(odd)
+        parse_config(json.loads(json.dumps(raw)), "a header")
+    except FreightError:
+        pass
 
 
 def test_llama_3_rotates_by_the_factors_of_the_file(tmp_path: Path) -> None:
@@ -317,7 +474,14 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "wanted"),
-    [("Q4_K_M", "a-Q4_K_M.gguf"), ("q8_0", "big-Q8_0-00001-of-00002.gguf"), ("Q4_K", "2 of them")],
+    [
+        ("Q4_K_M", "a-Q4_K_M.gguf"),
+        ("UD-Q4_K_M", "a-UD-Q4_K_M.gguf"),
+        ("q8_0", "big-Q8_0-00001-of-00002.gguf"),
+        ("F16", "a-F16.gguf"),
+        ("bf16", "a-BF16.gguf"),
+        ("Q4_K", ""),
+    ],
 )
 def test_the_hub_is_asked_for_one_kind(
     kind: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -325,25 +489,28 @@ def test_the_hub_is_asked_for_one_kind(
     """As users of llama.cpp name a model."""
     path, _ = write(tmp_path, "qwen3", CONFIGS["qwen3"][1])
     split_gguf(path, 2)
-    published = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-Q2_K.gguf", "mmproj-a-Q8_0.gguf"]
+    kinds = ("Q4_K_M", "UD-Q4_K_M", "Q4_K_S", "Q2_K", "F16", "BF16")
+    published = [*(f"a-{own}.gguf" for own in kinds), "mmproj-F16.gguf", "a-mmproj-q8_0.gguf"]
     parts = [f"Q8_0/big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
     repository = tmp_path / "hub"
 
     def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         assert hub_id == "owner/name"
-        names = list(filter_repo_objects(published + parts, allow_patterns=allow_patterns))
-        assert "a-Q2_K.gguf" not in names
+        names = filter_repo_objects(
+            published + parts, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
         for name in names:
+            assert "a-Q2_K.gguf" != name and "mmproj" not in name
             source = path.with_name(name.split("big-Q8_0")[-1].join(["tiny", ""]))
             (repository / name).parent.mkdir(parents=True, exist_ok=True)
             (repository / name).symlink_to(source if name in parts else path)
         return str(repository)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    if "gguf" in wanted:
+    if wanted:
         assert (find_model(f"owner/name:{kind}") / wanted).is_symlink()
     else:
-        with pytest.raises(ModelError, match=r"a-Q4_K_M\.gguf, a-Q4_K_S\.gguf"):
+        with pytest.raises(ModelError, match="these are of that kind by their name: none"):
             find_model(f"owner/name:{kind}")
 
 
@@ -360,7 +527,7 @@ def test_a_file_that_is_a_link(tmp_path: Path) -> None:
     ("architecture", "describe", "words"),
     [
         ("qwen2", lambda w: w.add_expert_count(8), "a model of 8 experts"),
-        ("qwen2vl", lambda _: None, "It holds a model of architecture qwen2vl"),
+        ("xverse", lambda _: None, "It holds a model of architecture xverse"),
     ],
 )
 def test_other_models_are_refused(

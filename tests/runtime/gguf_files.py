@@ -261,6 +261,31 @@ def _entries(
         yield Entry(name=place, x=np.stack([theirs[name] for name in order]), put=put_all)
 
 
+_TOGETHER: Final = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv"} | {
+    f"ffn_{part}_exps": "ffn_gate_up_exps" for part in ("gate", "up")
+}
+
+
+def _fused(entries: Iterator[Entry]) -> Iterator[Entry]:
+    waiting: dict[str, list[Entry]] = {}
+    for entry in entries:
+        *block, part, end = entry.name.split(".")
+        if part in _TOGETHER:
+            waiting.setdefault(".".join([*block, _TOGETHER[part], end]), []).append(entry)
+        else:
+            yield entry
+    for name, members in waiting.items():
+        members = sorted(members, key=lambda own: [*_TOGETHER].index(own.name.split(".")[2]))
+        rows = int("exps" in name)
+        borders = np.cumsum([own.x.shape[rows] for own in members])[:-1]
+
+        def put(x: Array, members: Any = members, borders: Any = borders, rows: int = rows) -> None:
+            for own, part in zip(members, np.split(x, borders, rows), strict=True):
+                own.put(part)
+
+        yield Entry(name=name, x=np.concatenate([own.x for own in members], rows), put=put)
+
+
 def _name(name: str, names: Any) -> str:
     for end, own in _RENAMED:
         if name.endswith(end):
@@ -393,9 +418,12 @@ def write_gguf(
     architecture: str,
     kind_of: Callable[[str], Kind],
     describe: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    *,
+    fuses: bool = False,
 ) -> PreTrainedModel:
     """Write ``model`` in the types that ``kind_of`` gives for names such as "blk.0.attn_q.weight",
-    vectors in float32, and put into it what they mean."""
+    vectors in float32, and put into it what they mean; with ``fuses`` queries, keys and values as
+    one tensor, and experts' gates and values, as the converter does if it is asked to."""
     config, dice = model.config, np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), architecture)
     _describe(writer, config, architecture)
@@ -407,7 +435,8 @@ def write_gguf(
         theirs = {name: tensor.float().numpy() for name, tensor in published.items()}
         if getattr(config, "tie_word_embeddings", False):
             theirs.pop("lm_head.weight", None)
-        for entry in _entries(theirs, meant, config, architecture):
+        entries = _entries(theirs, meant, config, architecture)
+        for entry in _fused(entries) if fuses else entries:
             kind = _kind(kind_of, entry)
             x = np.ascontiguousarray(entry.x.squeeze() if entry.x.shape[0] == 1 else entry.x)
             made = kind in _MADE

@@ -149,10 +149,10 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
     "gemma3": (
         "gemma3",
         Gemma3TextConfig(
-            **layers(7),
+            **layers(8),
             head_dim=128,
             query_pre_attn_scalar=128,
-            sliding_window=8,
+            sliding_window=9,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -300,7 +300,7 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
     "hunyuan": ("hunyuan-dense", HunYuanDenseV1Config(**SIZES, head_dim=64)),
     "nemotron": ("nemotron", NemotronConfig(**SIZES)),
     "arcee": ("arcee", ArceeConfig(**SIZES)),
-    "starcoder2": ("starcoder2", Starcoder2Config(**SIZES)),
+    "starcoder2": ("starcoder2", Starcoder2Config(**SIZES, sliding_window=4096)),
     "stablelm": ("stablelm", StableLmConfig(**SIZES, use_qkv_bias=True)),
     "phi": ("phi2", PhiConfig(**SIZES)),
 }
@@ -324,12 +324,14 @@ def prepare(
     name: str,
     kind_of: Callable[[str], Kind],
     describe: Callable[[Any], None] = lambda _: None,
+    *,
+    fuses: bool = False,
 ) -> list[list[int]]:
     """Write config.json and a GGUF file; the answers of transformers."""
     architecture, config = CONFIGS[name]
     model = tiny.make_model(directory, config=config)
     (directory / "model.safetensors").unlink()
-    write_gguf(model, directory / "tiny.gguf", architecture, kind_of, describe)
+    write_gguf(model, directory / "tiny.gguf", architecture, kind_of, describe, fuses=fuses)
     return tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
 
 
@@ -356,6 +358,12 @@ def test_architectures(name: str, tmp_path: Path) -> None:
 def test_types(kind: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, "llama", of(Kind[kind]))
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
+
+
+@pytest.mark.parametrize("name", ["llama, biases and tied head", "mixtral", "gpt_oss", "gemma4"])
+def test_what_lies_together(name: str, tmp_path: Path) -> None:
+    answers = prepare(tmp_path, name, of(Kind.Q8_0), fuses=True)
+    assert answer(tmp_path, tmp_path / "kept", **tiny.ON_CPU) == answers
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:

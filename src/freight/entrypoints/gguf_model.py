@@ -21,7 +21,7 @@ from freight.model.gguf_config import config_of_gguf
 from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
 from freight.runtime.tokenizer import has_tokenizer
 
-__all__ = ["directory_of_gguf"]
+__all__ = ["directory_of_gguf", "has_config"]
 
 _VERSION: Final = 2
 _BESIDE: Final = (
@@ -41,6 +41,8 @@ def directory_of_gguf(path: Path) -> Path:
     parts = [part.absolute() for part in parts_of(path)]
     path = parts[0]
     found = [path.parent / name for name in _BESIDE if (path.parent / name).is_file()]
+    if not has_config(path.parent):
+        found = [beside for beside in found if beside.name != "config.json"]
     own = _kept() / _key(path, [*parts[1:], *found])
     if own.is_dir():
         return own
@@ -72,6 +74,18 @@ def directory_of_gguf(path: Path) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return own
+
+
+def has_config(directory: Path) -> bool:
+    """Whether there is a config.json that describes a model: repositories of GGUF files may have
+    one that only names its kind."""
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    except (OSError, ValueError):
+        return True  # for whoever reads it to refuse
+    sizes = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "text_config")
+    return raw is not None and (not isinstance(raw, dict) or any(name in raw for name in sizes))
 
 
 def _kept() -> Path:

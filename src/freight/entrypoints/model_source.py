@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from freight.entrypoints.gguf_model import directory_of_gguf
+from freight.entrypoints.gguf_model import directory_of_gguf, has_config
 from freight.errors import InputError, ModelError
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
@@ -31,6 +31,8 @@ _HUB_FILES: Final = (
 )
 # The publisher's own format beside the same weights: it would double what is downloaded.
 _HUB_DUPLICATES: Final = ("consolidated*", "original/*")
+_DYNAMIC: Final = "UD-"
+"""Before a kind, of files that have more bits for some tensors: others of the kind go before."""
 
 
 def find_model(name: str | None) -> Path:
@@ -81,7 +83,7 @@ def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
 
 def _directory_of(path: Path) -> Path:
     """The directory itself, unless all that it has is a GGUF file."""
-    if (path / "config.json").is_file():
+    if has_config(path):
         return path
     file = find_gguf(path)
     return path if file is None else directory_of_gguf(file)
@@ -91,35 +93,30 @@ def _download_gguf(hub_id: str, kind: str) -> Path:
     """Of a repository's GGUF files those of a kind, such as Q4_K_M, which their names have."""
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     patterns = (*(f"*{own}*.gguf" for own in spellings), *_HUB_FILES[1:])
-    directory = _download(hub_id, patterns)
-    found = [
-        path
-        for path in sorted(directory.rglob("*.gguf"))
-        if kind.lower() in path.name.lower() and not path.name.startswith("mmproj")
-    ]
-    models = list(dict.fromkeys(parts_of(path)[0] for path in found))
-    exact = [path for path in models if f"{kind}.gguf".lower() in _without_number(path).lower()]
-    models = exact or models
+    directory = _download(hub_id, patterns, (*_HUB_DUPLICATES, "*mmproj*"))
+    own = re.compile(rf"(?:.*[-._])?{re.escape(kind)}(?:-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = [path for path in sorted(directory.rglob("*.gguf")) if own.fullmatch(path.name)]
+    models = list(dict.fromkeys(parts_of(path)[0] for path in found if "mmproj" not in path.name))
+    if not kind.upper().startswith(_DYNAMIC):
+        models = [path for path in models if _DYNAMIC not in path.name.upper()] or models
     if len(models) == 1:
         return directory_of_gguf(models[0])
     names = ", ".join(path.name for path in models) or "none"
     raise ModelError(
         f"{hub_id}:{kind} was to be fetched from the Hugging Face Hub.",
-        f"Of the repository's GGUF files these have {kind} in their name: {names}.",
+        f"Of the repository's GGUF files these are of that kind by their name: {names}.",
         "Name a kind that one of its files has, such as Q4_K_M.",
     )
 
 
-def _without_number(path: Path) -> str:
-    return re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", path.name)
-
-
-def _download(hub_id: str, patterns: Sequence[str]) -> Path:
+def _download(
+    hub_id: str, patterns: Sequence[str], ignored: Sequence[str] = _HUB_DUPLICATES
+) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         directory = snapshot_download(
-            hub_id, allow_patterns=list(patterns), ignore_patterns=list(_HUB_DUPLICATES)
+            hub_id, allow_patterns=list(patterns), ignore_patterns=list(ignored)
         )
         return Path(directory)
     except Exception as error:  # network, permission, disk: the library has many of its own

@@ -272,7 +272,8 @@ _MOST_LEVEL: Final = 128 + 113
 
 def _levels(codes: torch.Tensor) -> torch.Tensor:
     """128 more than what the codes stand for."""
-    return torch.tensor([128 + level for level in _LEVELS], dtype=torch.uint8)[codes.int()]
+    levels = torch.tensor([128 + level for level in _LEVELS], dtype=torch.uint8)
+    return levels.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def _iq4_nl(raw: torch.Tensor) -> Unpacked:

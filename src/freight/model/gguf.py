@@ -126,7 +126,8 @@ def read_gguf(path: Path, *, with_arrays: bool = False) -> GgufFile:
     damaged, cut short or of another version, or where a file is missing."""
     first, *others = parts_of(path)
     whole = _read_one(first, with_arrays)
-    count = whole.metadata.get(_COUNT, 1)
+    # Files that were put together again say 0.
+    count = whole.metadata.get(_COUNT) or 1
     if count != 1 + len(others):
         raise ModelError(
             f"The file {first} was opened.",
@@ -212,6 +213,8 @@ def _read(path: Path, cursor: _Cursor) -> GgufFile:
     num_tensors, num_values = cursor.count(), cursor.count()
     metadata = {cursor.text(): cursor.value(cursor.number(4)) for _ in range(num_values)}
     alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"its alignment is {alignment}")
     entries = list(_entries(cursor, num_tensors))
     data_start = -(-cursor.offset // alignment) * alignment
     return GgufFile(

@@ -2,7 +2,7 @@
 their tensors, what its converter changes, and what it takes for granted that a config.json would
 say.
 
-Plain data, but for what a file's own numbers are spelled out to. A new architecture is an entry.
+Plain data. A new architecture is an entry.
 What converters change is as in llama.cpp's ``conversion``.
 """
 
@@ -10,26 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from freight.model.families import Either, Fused, Halves
-from freight.model.gguf import GgufFile
 from freight.model.gguf_names import (
     COMMON_NORM,
-    FUSED_EXPERTS,
     GATE_UP,
     LATE_NAMES,
     NORMS_BEHIND,
-    QKV,
     SHARED,
     TENSORS,
     WOVEN,
     Architecture,
-    Numbers,
     with_places,
 )
+from freight.model.gguf_spellings import (
+    columns,
+    gemma2,
+    gemma3,
+    gemma4,
+    perhaps_unrotated,
+    scans,
+    states,
+)
 
-__all__ = ["ARCHITECTURES", "Architecture", "Numbers"]
+__all__ = ["ARCHITECTURES"]
 
 _LATENTS: Final = Architecture(
     families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
@@ -52,70 +57,8 @@ _LATENTS: Final = Architecture(
         ),
     ),
 )
-_GEMMA2_27B_LAYERS: Final = 46
-_GEMMA3_27B_LAYERS: Final = 62
-
-
-def _gemma2(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    return {"query_pre_attn_scalar": _scalar(own, _GEMMA2_27B_LAYERS)}
-
-
-def _gemma3(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    return {"query_pre_attn_scalar": _scalar(own, _GEMMA3_27B_LAYERS)}
-
-
-def _scalar(own: Numbers, layers_of_largest: int) -> int:
-    """What scores are divided by the root of: llama.cpp knows the largest by its layers."""
-    width: int = own["embedding_length"] // max(own["attention.head_count"], 1)
-    is_largest = own["block_count"] == layers_of_largest
-    return width if is_largest else own.get("attention.key_length", width)
-
-
-def _gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    """Layers that see all have heads of their own, and may have no values beside their keys."""
-    windows = own.get("attention.sliding_window_pattern")
-    windows = windows if isinstance(windows, list) else []
-    last = max(len(windows) - 1, 0)
-    counts = own.get("attention.head_count_kv")
-    counts = counts if isinstance(counts, list) else [counts] * len(windows)
-    of_kind = dict(zip(windows, counts, strict=False))
-    return {
-        "head_dim": own.get("attention.key_length_swa"),
-        "global_head_dim": own.get("attention.key_length"),
-        "num_key_value_heads": of_kind.get(True),
-        "num_global_key_value_heads": of_kind.get(False),
-        "attention_k_eq_v": f"blk.{last}.attn_v.weight" not in file.tensors,
-        "enable_moe_block": bool(own.get("expert_count")),
-        "top_k_experts": own.get("expert_used_count"),
-        "hidden_size_per_layer_input": own.get("embedding_length_per_layer_input", 0),
-        "num_kv_shared_layers": own.get("attention.shared_kv_layers", 0),
-        # The frequencies of the file are those of this rotation.
-        "rope_scaling": None,
-        "rope_parameters": {
-            "sliding_attention": {
-                "rope_type": "default",
-                "rope_theta": own.get("rope.freq_base_swa"),
-            },
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": own.get("rope.freq_base"),
-            },
-        },
-    }
-
-
-def _states(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    """Of the layers each so manieth attends; the values of all heads are counted together."""
-    heads = own.get("ssm.time_step_rank") or 1
-    return {
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": own.get("ssm.inner_size", 0) // heads,
-        "linear_num_key_heads": own.get("ssm.group_count"),
-        "linear_key_head_dim": own.get("ssm.state_size"),
-        "linear_conv_kernel_dim": own.get("ssm.conv_kernel"),
-        "full_attention_interval": own.get("full_attention_interval"),
-    }
+_SIGMOID: Final = 2
+"""How experts are chosen, as a number of llama.cpp's."""
 
 
 _WITH_STATES: Final = Architecture(
@@ -126,44 +69,8 @@ _WITH_STATES: Final = Architecture(
     negated=("recurrence.decay",),
     deals_heads=True,
     classes={"": "Qwen3_5ForCausalLM"},
-    spells=_states,
+    spells=states,
 )
-
-
-def _columns(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    """Layers without heads of keys keep columns instead. Widths are the final ones."""
-    heads = own.get("attention.head_count_kv")
-    heads = heads if isinstance(heads, list) else []
-    return {
-        "num_key_value_heads": max(heads, default=None),
-        "layer_types": ["full_attention" if count else "conv" for count in heads],
-        "conv_L_cache": own.get("shortconv.l_cache"),
-        "norm_eps": own.get("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,
-        "num_dense_layers": own.get("leading_dense_block_count", 0),
-    }
-
-
-def _scans(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    """Layers without heads of keys keep a state. A flag of another name says whether the others
-    rotate."""
-    counts = own.get("attention.head_count_kv")
-    counts = counts if isinstance(counts, list) else []
-    heads, inner = own.get("ssm.time_step_rank") or 1, own.get("ssm.inner_size", 0)
-    biased = any(name.endswith("ssm_conv1d.bias") for name in file.tensors)
-    return {
-        "num_key_value_heads": max(counts, default=None) or own["attention.head_count"],
-        "layer_types": ["attention" if count else "mamba" for count in counts],
-        "num_local_experts": own.get("expert_count", 0),
-        "position_embedding_type": "rope" if own.get("rope.scaling.finetuned", True) else "nope",
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_expand": inner // max(own["embedding_length"], 1),
-        "mamba_n_groups": own.get("ssm.group_count"),
-        "mamba_d_state": own.get("ssm.state_size"),
-        "mamba_d_conv": own.get("ssm.conv_kernel"),
-        "mamba_conv_bias": biased,
-    }
 
 
 _SCANNED: Final = Fused(
@@ -176,7 +83,7 @@ _WITH_SCANS: Final = Architecture(
     woven=WOVEN,
     negated=("recurrence.decay",),
     classes={"attention.scale": "GraniteMoeHybridForCausalLM"},
-    spells=_scans,
+    spells=scans,
     may_have_experts=True,
     has_unlike_layers=True,
 )
@@ -209,8 +116,18 @@ _WITH_COLUMNS: Final = Architecture(
         "head.norm": "token_embd_norm.weight",
     },
     classes={"": "Lfm2ForCausalLM"},
-    spells=_columns,
+    spells=columns,
     has_unlike_layers=True,
+)
+
+# Of models that also see, the part that reads.
+_QWEN2: Final = Architecture(families=("qwen2",), tensors=TENSORS, classes={"": "Qwen2ForCausalLM"})
+_QWEN3: Final = replace(_QWEN2, families=("qwen3",), classes={"": "Qwen3ForCausalLM"})
+_QWEN3_MOE: Final = replace(
+    _QWEN3,
+    families=("qwen3_moe", "qwen3_vl_moe"),
+    classes={"": "Qwen3MoeForCausalLM"},
+    may_have_experts=True,
 )
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
@@ -221,7 +138,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         classes={"": "LlamaForCausalLM", "expert_count": "MixtralForCausalLM"},
         may_have_experts=True,
     ),
-    "qwen2": Architecture(families=("qwen2",), tensors=TENSORS, classes={"": "Qwen2ForCausalLM"}),
+    **dict.fromkeys(("qwen2", "qwen2vl"), _QWEN2),
     "qwen2moe": Architecture(
         families=("qwen2_moe",),
         tensors=TENSORS,
@@ -229,13 +146,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         says={"norm_topk_prob": False},
         may_have_experts=True,
     ),
-    "qwen3": Architecture(families=("qwen3",), tensors=TENSORS, classes={"": "Qwen3ForCausalLM"}),
-    "qwen3moe": Architecture(
-        families=("qwen3_moe",),
-        tensors=TENSORS,
-        classes={"": "Qwen3MoeForCausalLM"},
-        may_have_experts=True,
-    ),
+    **dict.fromkeys(("qwen3", "qwen3vl"), _QWEN3),
+    **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), _QWEN3_MOE),
     "qwen35": _WITH_STATES,
     "qwen35moe": replace(
         _WITH_STATES,
@@ -255,13 +167,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "phi3": Architecture(
         families=("phi3",),
-        tensors=with_places(
-            attention_q=QKV,
-            attention_k=QKV,
-            attention_v=QKV,
-            mlp_gate=GATE_UP,
-            mlp_up=GATE_UP,
-        ),
+        tensors=with_places(mlp_gate=GATE_UP, mlp_up=GATE_UP),
         classes={"": "Phi3ForCausalLM"},
     ),
     "gemma": Architecture(
@@ -272,14 +178,15 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         tensors=TENSORS,
         plus_one=True,
         classes={"": "Gemma2ForCausalLM"},
-        spells=_gemma2,
+        says={"sliding_window": 4096},
+        spells=gemma2,
     ),
     "gemma3": Architecture(
         families=("gemma3",),
         tensors=TENSORS,
         plus_one=True,
         classes={"": "Gemma3ForCausalLM"},
-        spells=_gemma3,
+        spells=gemma3,
     ),
     "gemma4": Architecture(
         families=("gemma4",),
@@ -290,10 +197,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
             experts_norm="blk.{i}.pre_ffw_norm_2.weight",
             experts_post_norm="blk.{i}.post_ffw_norm_2.weight",
             scale="blk.{i}.layer_output_scale.weight",
-        )
-        | FUSED_EXPERTS,
+        ),
         classes={"": "Gemma4ForCausalLM"},
-        spells=_gemma4,
+        spells=gemma4,
         may_have_experts=True,
         has_unlike_layers=True,
     ),
@@ -305,13 +211,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         may_have_experts=True,
     ),
     "granite": Architecture(
-        families=("granite",),
+        families=("granite", "granitemoehybrid"),
         tensors=TENSORS,
         woven=WOVEN,
+        spells=perhaps_unrotated,
         classes={"": "GraniteForCausalLM"},
     ),
     "granitemoe": Architecture(
-        families=("granitemoe", "granitemoeshared"),
+        families=("granitemoe", "granitemoeshared", "granitemoehybrid"),
         tensors=TENSORS,
         woven=WOVEN,
         classes={
@@ -319,10 +226,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
             "expert_shared_feed_forward_length": "GraniteMoeSharedForCausalLM",
         },
         may_have_experts=True,
+        spells=perhaps_unrotated,
     ),
     "granite_swa": Architecture(
         families=("granite_swa", "granitemoe_swa"),
-        tensors=with_places(shared_gate=SHARED, shared_up=SHARED) | FUSED_EXPERTS,
+        tensors=with_places(shared_gate=SHARED, shared_up=SHARED),
         woven=WOVEN,
     ),
     "smollm3": Architecture(
@@ -334,18 +242,23 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "glm4": Architecture(
         families=("glm4",),
         tensors=with_places(mlp_gate=GATE_UP, mlp_up=GATE_UP),
+        refuses=("rope.dimension_sections",),
         classes={"": "Glm4ForCausalLM"},
     ),
     "glm4moe": Architecture(
         families=("glm4_moe", "solar_open"),
         tensors=LATE_NAMES,
         classes={"": "Glm4MoeForCausalLM"},
+        says={"norm_topk_prob": False},
+        demands={"expert_gating_func": _SIGMOID},
         may_have_experts=True,
     ),
     "dots1": Architecture(
         families=("dots1",),
         tensors=TENSORS,
         classes={"": "Dots1ForCausalLM"},
+        says={"norm_topk_prob": False},
+        demands={"expert_gating_func": _SIGMOID},
         may_have_experts=True,
     ),
     "olmo": Architecture(
@@ -389,6 +302,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         families=("exaone_moe",),
         tensors=TENSORS,
         classes={"": "ExaoneMoeForCausalLM"},
+        says={"norm_topk_prob": False},
+        demands={"expert_gating_func": _SIGMOID},
         may_have_experts=True,
     ),
     "hunyuan-dense": Architecture(
@@ -409,6 +324,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         families=("nemotron",),
         tensors=TENSORS,
         plus_one=True,
+        # What the file says is a share of the hidden size, cut to a whole number.
+        says_of_rope={"partial_rotary_factor": 0.5},
         classes={"": "NemotronForCausalLM"},
     ),
     "arcee": Architecture(
@@ -416,7 +333,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "jais2": Architecture(families=("jais2",), tensors=TENSORS),
     "starcoder2": Architecture(
-        families=("starcoder2",), tensors=TENSORS, classes={"": "Starcoder2ForCausalLM"}
+        families=("starcoder2",),
+        tensors=TENSORS,
+        classes={"": "Starcoder2ForCausalLM"},
+        says={"sliding_window": 4096},
     ),
     "stablelm": Architecture(
         families=("stablelm",), tensors=TENSORS, classes={"": "StableLmForCausalLM"}

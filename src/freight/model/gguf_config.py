@@ -6,13 +6,15 @@ granted. Reads small tensors of rotary factors, no weights.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from freight.errors import ModelError
 from freight.model.gguf import GgufFile
-from freight.model.gguf_architectures import ARCHITECTURES, Architecture, Numbers
+from freight.model.gguf_architectures import ARCHITECTURES
+from freight.model.gguf_names import Architecture, Numbers
 
 __all__ = ["config_of_gguf"]
 
@@ -64,17 +66,49 @@ _ROPE_NUMBERS: Final = (
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.scale_linear",
 )
 _ROPE_NAMES: Final = {
     "factor": "rope.scaling.factor",
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
+    "attention_factor": "rope.scaling.yarn_attn_factor",
 }
 _BY_LAYER: Final = "attention.head_count_kv"
 """The one that may be a number for each layer, where an architecture spells it out."""
+_COUNTS: Final = (
+    "nextn_predict_layers",
+    "full_attention_interval",
+    "embedding_length_per_layer_input",
+    "attention.shared_kv_layers",
+    "attention.key_length_swa",
+    "shortconv.l_cache",
+    *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size")),
+    "ssm.time_step_rank",
+)
+"""Numbers that architectures spell out."""
+_LISTS: Final = {
+    "attention.sliding_window_pattern": bool,
+    "attention.recurrent_layers": bool,
+    _BY_LAYER: int,
+}
+"""What may be said of each layer."""
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEXTS_OF_ENDS: Final = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~["),
+    )
+)
+"""Tokens that end a turn, which files often do not name: llama.cpp knows them by their text."""
+_NOT_AN_END: Final = "<|end|>"
+_IF_THERE_ARE: Final = {"<|return|>", "<|call|>"}
+"""Of gpt-oss, where it ends a message and not a turn."""
+_MOST_FACTORS: Final = 65_536
 
 
 def config_of_gguf(file: GgufFile) -> dict[str, Any]:
@@ -109,9 +143,16 @@ def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
             yield f"It does not say {key} as one number"
     if not _class_of(architecture, own):
         yield f"It does not say {' or '.join(architecture.classes)}"
-    for key in _NEEDED:
-        if not isinstance(own.get(key), int):
+    for key in (*_NEEDED, *_COUNTS):
+        if not isinstance(own.get(key, None if key in _NEEDED else 0), int):
             yield f"It does not say {key} as one whole number"
+    for key, kind in _LISTS.items():
+        value = own.get(key)
+        if isinstance(value, list) and not all(isinstance(item, kind) for item in value):
+            yield f"It does not say {key} as a list of {kind.__name__}"
+    for key, wanted in architecture.demands.items():
+        if own.get(key, wanted) != wanted:
+            yield f"It says {key} {own[key]}"
     if own.get("expert_count") and not architecture.may_have_experts:
         yield f"It holds a model of {own['expert_count']} experts"
     if own.get("attention.value_length") != own.get("attention.key_length"):
@@ -120,22 +161,26 @@ def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
 
 def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict[str, Any]:
     heads, hidden = own["attention.head_count"], own["embedding_length"]
-    raw: dict[str, Any] = {"norm_topk_prob": True, "sliding_window": None, **architecture.says}
+    raw: dict[str, Any] = {
+        "norm_topk_prob": True,
+        "sliding_window": None,
+        "first_k_dense_replace": 0,
+        **architecture.says,
+    }
     for key, names in _NAMES.items():
-        value = own.get(key)
-        if value is not None and (value or key != "attention.sliding_window"):
-            raw |= dict.fromkeys(names, value)
+        if own.get(key) is not None:
+            raw |= dict.fromkeys(names, own[key])
+    raw["sliding_window"] = raw["sliding_window"] or None
     for tensor, names in _FLAGS.items():
         raw |= dict.fromkeys(names, f"blk.0.{tensor}" in file.tensors)
     raw.setdefault("head_dim", hidden // max(heads, 1))
     table = file.tensors.get("token_embd.weight")
-    if table is not None:
+    if table is not None and len(table.shape) == 2:
         raw["vocab_size"] = table.shape[0]
     windows = own.get("attention.sliding_window_pattern")
     if isinstance(windows, list):
         kinds = ["sliding_attention" if one else "full_attention" for one in windows]
         raw["layer_types"] = kinds
-    ends = {file.metadata.get(f"tokenizer.ggml.{name}"): None for name in _ENDS}
     return {
         **raw,
         "architectures": [_class_of(architecture, own)],
@@ -144,21 +189,36 @@ def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict
         "dtype": "bfloat16",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [number for number in ends if number is not None] or None,
+        "eos_token_id": _ends(file) or None,
         "rope_scaling": {**_rope(file, own, raw["head_dim"]), **architecture.says_of_rope},
         **architecture.spells(file, own),
     }
 
 
+def _ends(file: GgufFile) -> list[int]:
+    named = [file.metadata.get(f"tokenizer.ggml.{name}") for name in _ENDS]
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    tokens = tokens if isinstance(tokens, list) else []
+    known = {
+        text: number
+        for number, text in enumerate(tokens)
+        if isinstance(text, str) and text in _TEXTS_OF_ENDS
+    }
+    if known.keys() >= _IF_THERE_ARE:
+        known.pop(_NOT_AN_END, None)
+    numbers = dict.fromkeys(number for number in named if isinstance(number, int))
+    return [*(numbers | dict.fromkeys(known.values()))]
+
+
 def _class_of(architecture: Architecture, own: Numbers) -> str:
-    """"" where it is none that is known."""
+    """An empty text where none is known."""
     found = [name for key, name in architecture.classes.items() if not key or own.get(key)]
     return found[-1] if found else ""
 
 
 def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
     """How positions are rotated: for some by factors of each frequency, which lie in tensors."""
-    share = (own.get("rope.dimension_count") or head_dim) / max(head_dim, 1)
+    share = _share(own.get("rope.dimension_count") or head_dim, head_dim)
     length = own.get("rope.scaling.original_context_length")
     common, short = _factors(file, "rope_freqs"), _factors(file, "rope_factors_short")
     scaling: dict[str, Any]
@@ -172,26 +232,37 @@ def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
         }
         length = length or own.get("context_length")
     else:
-        kind = own.get("rope.scaling.type", "none")
+        # A factor without a type, and one by an older name, are of the linear kind.
+        factor = own.get("rope.scaling.factor", own.get("rope.scale_linear")) or 1.0
+        kind = own.get("rope.scaling.type", "linear" if factor != 1.0 else "none")
         scaling = {"type": "default" if kind == "none" else kind}
         if kind != "none":
-            scaling |= {name: own[key] for name, key in _ROPE_NAMES.items() if key in own}
+            known = {name: own[key] for name, key in _ROPE_NAMES.items() if key in own}
+            scaling |= {"factor": factor, **known}
     scaling |= {"original_max_position_embeddings": length} if length else {}
     return {**scaling, "partial_rotary_factor": share}
+
+
+def _share(width: float, head_dim: int) -> float:
+    """Of a head, so that as many elements follow from it again."""
+    share = width / max(head_dim, 1)
+    return math.nextafter(share, 1.0) if int(head_dim * share) < width <= head_dim else share
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:
     tensor = file.tensors.get(f"{name}.weight")
     if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1:
         return []
+    end = tensor.offset + 4 * tensor.shape[0]
+    if tensor.shape[0] > _MOST_FACTORS or end > file.sizes[tensor.path]:
+        raise ModelError(
+            f"The file {tensor.path} was opened.",
+            f"It is cut short or damaged: {name}.weight, of {tensor.shape[0]} numbers, is not "
+            "whole.",
+            "Fetch the file again from where it was published.",
+        )
     form = struct.Struct(f"<{tensor.shape[0]}f")
     with tensor.path.open("rb") as data:
         data.seek(tensor.offset)
         content = data.read(form.size)
-    if len(content) < form.size:
-        raise ModelError(
-            f"The file {file.path} was opened.",
-            f"It is cut short: {name}.weight is not whole.",
-            "Fetch the file again from where it was published.",
-        )
     return list(form.unpack(content))

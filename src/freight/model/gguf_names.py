@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freight.model.families import Fused, Place, Spelled, Stacked
+from freight.model.families import Fused, OneOf, Place, Spelled, Stacked
 from freight.model.gguf import GgufFile
 
 __all__ = [
     "COMMON_NORM",
-    "FUSED_EXPERTS",
     "GATE_UP",
     "LATE_NAMES",
     "NORMS_BEHIND",
-    "QKV",
     "SHARED",
     "TENSORS",
     "WOVEN",
@@ -42,13 +40,14 @@ class Architecture:
     rows of ``woven`` tensors lie with the halves of each head woven together; with ``plus_one``
     the gains of norms have one added, but ``plain_norms``; of ``negated`` tensors the file has
     minus the exponentials. With ``deals_heads`` those that keep a state lie so that the first of
-    each key head come first.
+    each key head come first. Files that say one of ``refuses`` are of other models.
 
     For files that come alone: ``classes`` has what a config.json would call the model, by a number
     of the file that is there and not zero, the last of them; "" is always. Where there is none, a
     config.json must lie beside the file. ``says``, and of the rotation ``says_of_rope``: what it
     would say that the file does not; ``spells``: what has to be made of more than one of the file's
-    numbers. ``may_have_experts``; ``has_unlike_layers``, whose numbers of heads are listed.
+    numbers; ``demands``: numbers that it may not say otherwise. Its models ``may_have_experts``;
+    those that say ``has_unlike_layers`` list their numbers of heads.
     """
 
     families: tuple[str, ...]
@@ -58,10 +57,12 @@ class Architecture:
     plain_norms: tuple[str, ...] = ()
     negated: tuple[str, ...] = ()
     deals_heads: bool = False
+    refuses: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
     says: Mapping[str, Any] = field(default_factory=dict)
     says_of_rope: Mapping[str, Any] = field(default_factory=dict)
     spells: Callable[[GgufFile, Numbers], Mapping[str, Any]] = _nothing
+    demands: Mapping[str, Any] = field(default_factory=dict)
     may_have_experts: bool = False
     has_unlike_layers: bool = False
 
@@ -69,12 +70,6 @@ class Architecture:
 _LAYER_TENSORS: Final = {
     "attention.norm": "attn_norm.weight",
     "attention.norm_bias": "attn_norm.bias",
-    "attention.q": "attn_q.weight",
-    "attention.k": "attn_k.weight",
-    "attention.v": "attn_v.weight",
-    "attention.q_bias": "attn_q.bias",
-    "attention.k_bias": "attn_k.bias",
-    "attention.v_bias": "attn_v.bias",
     "attention.q_norm": "attn_q_norm.weight",
     "attention.k_norm": "attn_k_norm.weight",
     "attention.sinks": "attn_sinks.weight",
@@ -109,19 +104,35 @@ _LAYER_TENSORS: Final = {
     "recurrence.read_norm": "ssm_norm.weight",
     "recurrence.out": "ssm_out.weight",
 }
+# Queries, keys and values, and experts' gates and values, may lie together: the converter has
+# options for it.
 TENSORS: Final[dict[str, Place]] = {
     "embedding": "token_embd.weight",
     **{f"layers.{{i}}.{own}": f"blk.{{i}}.{theirs}" for own, theirs in _LAYER_TENSORS.items()},
+    **{
+        f"layers.{{i}}.attention.{name}{bias}": OneOf(
+            first=f"blk.{{i}}.attn_{name}.{end}",
+            otherwise=Fused(
+                tensor=f"blk.{{i}}.attn_qkv.{end}",
+                of=tuple(f"attention.{part}{bias}" for part in ("q", "k", "v")),
+            ),
+        )
+        for name in ("q", "k", "v")
+        for bias, end in (("", "weight"), ("_bias", "bias"))
+    },
     "layers.{i}.router.corrections": Spelled(
         tensor="blk.{i}.exp_probs_b.bias", otherwise="blk.{i}.exp_probs_b"
     ),
     **{
-        f"layers.{{i}}.experts.{{e}}.{part}{own}": Stacked(
-            tensor=f"blk.{{i}}.ffn_{part}_exps.{theirs}"
+        f"layers.{{i}}.experts.{{e}}.{part}{bias}": OneOf(
+            first=Stacked(tensor=f"blk.{{i}}.ffn_{part}_exps.{end}"),
+            otherwise=Stacked(tensor=f"blk.{{i}}.ffn_gate_up_exps.{end}", parts=2, part=number),
         )
-        for part in ("gate", "up", "down")
-        for own, theirs in (("", "weight"), ("_bias", "bias"))
+        for number, part in enumerate(("gate", "up"))
+        for bias, end in (("", "weight"), ("_bias", "bias"))
     },
+    "layers.{i}.experts.{e}.down": Stacked(tensor="blk.{i}.ffn_down_exps.weight"),
+    "layers.{i}.experts.{e}.down_bias": Stacked(tensor="blk.{i}.ffn_down_exps.bias"),
     "head.norm": "output_norm.weight",
     "head.norm_bias": "output_norm.bias",
     "head.weight": "output.weight",
@@ -137,17 +148,8 @@ def with_places(**places: Place) -> dict[str, Place]:
     }
 
 
-QKV: Final = Fused(
-    tensor="blk.{i}.attn_qkv.weight", of=("attention.q", "attention.k", "attention.v")
-)
 GATE_UP: Final = Fused(tensor="blk.{i}.ffn_up.weight", of=("mlp.gate", "mlp.up"))
 SHARED: Final = Fused(tensor="blk.{i}.ffn_up_shexp.weight", of=("shared.gate", "shared.up"))
-FUSED_EXPERTS: Final[dict[str, Place]] = {
-    f"layers.{{i}}.experts.{{e}}.{name}": Stacked(
-        tensor="blk.{i}.ffn_gate_up_exps.weight", parts=2, part=part
-    )
-    for part, name in enumerate(("gate", "up"))
-}
 # One norm for both parts of a layer, side by side.
 COMMON_NORM: Final = with_places(mlp_norm="blk.{i}.attn_norm.weight")
 # What others call the norm of what attention returns is before the MLP.

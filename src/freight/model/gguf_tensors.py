@@ -91,6 +91,14 @@ def names_of(config: ModelConfig, file: GgufFile) -> Mapping[str, Place]:
             "with a config.json of the same.",
             "Use the config.json that belongs to it, or the model's safetensors.",
         )
+    for key in architecture.refuses:
+        if f"{file.architecture}.{key}" in file.metadata:
+            raise ModelError(
+                f"The file {file.path} was opened.",
+                f"It says {key}, and the tensors of such models of architecture "
+                f"{file.architecture} lie in another order, which is not known.",
+                "Use the model's safetensors.",
+            )
     return architecture.tensors
 
 

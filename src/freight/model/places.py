@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from freight.model.families import Either, Fused, Halves, Place, Spelled, Stacked
+from freight.model.families import Either, Fused, Halves, OneOf, Place, Spelled, Stacked
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate"]
@@ -28,7 +28,8 @@ class Located:
     ``turned`` is [columns, rows] in the checkpoint, of experts [experts, columns, rows of one].
     Where there is none, ``apart`` may be, with these rows alone. ``published`` is the shape that it
     has for those who made it, where that has other dims. With ``halves`` it has columns of heads,
-    one under the other, whose other rows lie in a second tensor."""
+    one under the other, whose other rows lie in a second tensor. Where ``tensor`` is not there it
+    is ``otherwise``."""
 
     tensor: str
     first_row: int
@@ -38,6 +39,7 @@ class Located:
     apart: str | None = None
     published: tuple[int, ...] = ()
     halves: tuple[str, tuple[int, ...]] | None = None
+    otherwise: Located | None = None
 
 
 def locate(
@@ -56,8 +58,31 @@ def locate(
     key = name
     if matched:
         key = f"layers.{{i}}.{rest}" if expert is None else f"layers.{{i}}.experts.{{e}}.{rest}"
-    place = _choose(tensors.get(key, name), config)
-    rows, *columns = shapes[name]
+    found = _Name(name=name, prefix=prefix, layer=layer, expert=expert or "", rest=rest)
+    return _locate(tensors.get(key, name), config, shapes, found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Name:
+    """A logical name and its parts."""
+
+    name: str
+    prefix: str
+    layer: str
+    expert: str
+    rest: str
+
+
+def _locate(
+    given: Place, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], own: _Name
+) -> Located:
+    if isinstance(given, OneOf):
+        first, otherwise = (
+            _locate(place, config, shapes, own) for place in (given.first, given.otherwise)
+        )
+        return replace(first, otherwise=otherwise)
+    place, layer, expert = _choose(given, config), own.layer, own.expert
+    rows, *columns = shapes[own.name]
     if isinstance(place, Stacked):
         assert config.experts is not None
         times = place.every * place.parts
@@ -76,7 +101,7 @@ def locate(
         return Located(
             tensor=place.tensor.format(i=layer, e=expert),
             first_row=0,
-            shape=shapes[name],
+            shape=shapes[own.name],
             apart=place.otherwise.format(i=layer, e=expert),
         )
     if isinstance(place, Halves):
@@ -91,20 +116,21 @@ def locate(
         )
     if not isinstance(place, Fused):
         published = ()
-        if _CONVOLUTIONS.fullmatch(rest) and config.recurrence is not None:
+        if _CONVOLUTIONS.fullmatch(own.rest) and config.recurrence is not None:
             taps = config.recurrence.taps
             published = (rows // taps, 1, taps)
         return Located(
             tensor=place.format(i=layer, e=expert),
             first_row=0,
-            shape=shapes[name],
+            shape=shapes[own.name],
             published=published,
         )
-    parts = [shapes[prefix + part][0] for part in place.of]
+    named = {part: shapes.get(own.prefix + part, (0,))[0] for part in place.of}
+    parts = [*named.values()]
     shape = (sum(parts), *columns)
     return Located(
         tensor=place.tensor.format(i=layer),
-        first_row=sum(parts[: place.of.index(name.removeprefix(prefix))]),
+        first_row=sum(parts[: place.of.index(own.name.removeprefix(own.prefix))]),
         shape=shape,
         turned=place.turned,
         published=shape[::-1] if place.turned else (),
@@ -114,4 +140,5 @@ def locate(
 def _choose(place: Place, config: ModelConfig) -> str | Fused | Spelled | Stacked | Halves:
     while isinstance(place, Either):
         place = place.then if getattr(config, place.switch) else place.otherwise
+    assert not isinstance(place, OneOf), "a table puts it outside"
     return place

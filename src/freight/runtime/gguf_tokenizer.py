@@ -91,7 +91,7 @@ def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
     made here. Raises ModelError where what it says of it is no tokenizer."""
     said = _said(file)
     if said.get("model") in _OF_PIECES:
-        return _of_pieces(file)
+        return _of_pieces(file, said)
     splitting = _SPLITTINGS.get(str(said.get("pre")))
     tokens, merges = said.get("tokens"), said.get("merges")
     if said.get("model") != _OF_BYTES or splitting is None or not tokens or not merges:
@@ -120,7 +120,7 @@ def tokenizer_of_gguf(file: GgufFile) -> dict[str, Any] | None:
     }
 
 
-def _of_pieces(file: GgufFile) -> dict[str, Any] | None:
+def _of_pieces(file: GgufFile, said: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         from transformers import PreTrainedTokenizerFast
     except ImportError:
@@ -130,13 +130,37 @@ def _of_pieces(file: GgufFile) -> dict[str, Any] | None:
             name_or_path=str(file.path.parent), gguf_file=file.path.name, local_files_only=True
         )
         content: dict[str, Any] = json.loads(made.backend_tokenizer.to_str())
-        return content
+        return content if said.get("add_space_prefix", True) else _without_prefix(content)
     except Exception as error:  # whatever the conversion stumbles over
         raise ModelError(
             f"The tokenizer of {file.path} was asked for.",
             f"transformers cannot make it of what the file says ({error}).",
             "Put the model's tokenizer.json beside the file.",
         ) from error
+
+
+def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
+    """The same where no space is put before a text, and none is taken off an answer."""
+
+    def change(own: Any) -> Any:
+        if isinstance(own, list):
+            return [change(item) for item in own if not _is_prefix(item)]
+        if not isinstance(own, dict) or own.get("type") not in ("Sequence", "Metaspace"):
+            return own
+        if own["type"] == "Metaspace":
+            return {**own, "prepend_scheme": "never"}
+        return {name: change(value) for name, value in own.items()}
+
+    parts = ("normalizer", "pre_tokenizer", "decoder")
+    changed = {name: change(content.get(name)) for name in parts}
+    return {**content, **{k: None if _is_prefix(own) else own for k, own in changed.items()}}
+
+
+def _is_prefix(own: Any) -> bool:
+    if not isinstance(own, dict):
+        return False
+    strips = own.get("type") == "Strip" and own.get("content") == " "
+    return own.get("type") == "Prepend" or strips
 
 
 def tokenizer_config_of_gguf(file: GgufFile) -> dict[str, Any]:
@@ -152,12 +176,22 @@ def tokenizer_config_of_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _said(file: GgufFile) -> Mapping[str, Any]:
+    """What the file says under this name. Raises ModelError where lists are of other things."""
     prefix = "tokenizer.ggml."
-    return {
+    said = {
         key.removeprefix(prefix): value
         for key, value in file.metadata.items()
         if key.startswith(prefix)
     }
+    for name, kind in (("tokens", str), ("merges", str), ("token_type", int)):
+        value = said.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            raise ModelError(
+                f"The tokenizer of {file.path} was asked for.",
+                f"What the file says of its {name} is no list of {kind.__name__}.",
+                "Put the model's tokenizer.json and tokenizer_config.json beside the file.",
+            )
+    return said
 
 
 def _added(tokens: list[str], kinds: list[int]) -> list[dict[str, Any]]:

@@ -222,7 +222,8 @@ def _raw_rows(
     part = packed.parts["rows"]
     row_bytes = part.num_bytes // part.shape[0]
     whole = packed.head_rows or 1
-    step = whole * max(1, files.most_bytes // (row_bytes * whole * packed.every))
+    most = min(files.most_bytes // row_bytes, _CHUNK_VALUES // source.shape[-1])
+    step = whole * max(1, most // (whole * packed.every))
     for begin in range(0, source.shape[0], step):
         count = min(step, source.shape[0] - begin)
         raw = _every_row(files, part, packed, begin, count)

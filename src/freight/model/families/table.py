@@ -20,6 +20,7 @@ __all__ = [
     "Fused",
     "Halves",
     "Key",
+    "OneOf",
     "Place",
     "Spelled",
     "Stacked",
@@ -124,7 +125,15 @@ class Halves:
     whole: str
 
 
-Place = str | Fused | Spelled | Stacked | Either | Halves
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneOf:
+    """The first of two places, unless the checkpoint has no such tensor."""
+
+    first: Place
+    otherwise: Place
+
+
+Place = str | Fused | Spelled | Stacked | Either | Halves | OneOf
 """Where a logical tensor lies in the checkpoint."""
 
 

@@ -1,0 +1,126 @@
+"""Numbers of GGUF files that a config.json gives otherwise, or by layer, for some of llama.cpp's
+architectures.
+
+Plain functions of what a file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from freight.model.gguf import GgufFile
+from freight.model.gguf_names import Numbers
+
+__all__ = ["columns", "gemma2", "gemma3", "gemma4", "perhaps_unrotated", "scans", "states"]
+
+_GEMMA2_27B_LAYERS: Final = 46
+_GEMMA3_27B_LAYERS: Final = 62
+
+
+def gemma2(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    return {"query_pre_attn_scalar": _scalar(own, _GEMMA2_27B_LAYERS)}
+
+
+def gemma3(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    return {"query_pre_attn_scalar": _scalar(own, _GEMMA3_27B_LAYERS)}
+
+
+def _scalar(own: Numbers, layers_of_largest: int) -> int:
+    """What scores are divided by the root of: llama.cpp knows the largest by its layers."""
+    width: int = own["embedding_length"] // max(own["attention.head_count"], 1)
+    is_largest = own["block_count"] == layers_of_largest
+    return width if is_largest else own.get("attention.key_length", width)
+
+
+def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers that see all have heads of their own, and may have no values beside their keys."""
+    windows = own.get("attention.sliding_window_pattern")
+    windows = windows if isinstance(windows, list) else []
+    last = max(len(windows) - 1, 0)
+    counts = own.get("attention.head_count_kv")
+    counts = counts if isinstance(counts, list) else [counts] * len(windows)
+    of_kind = dict(zip(windows, counts, strict=False))
+    return {
+        "head_dim": own.get("attention.key_length_swa"),
+        "global_head_dim": own.get("attention.key_length"),
+        "num_key_value_heads": of_kind.get(True),
+        "num_global_key_value_heads": of_kind.get(False),
+        "attention_k_eq_v": f"blk.{last}.attn_v.weight" not in file.tensors,
+        "enable_moe_block": bool(own.get("expert_count")),
+        "top_k_experts": own.get("expert_used_count"),
+        "hidden_size_per_layer_input": own.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": own.get("attention.shared_kv_layers", 0),
+        # The frequencies of the file are those of this rotation.
+        "rope_scaling": None,
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": own.get("rope.freq_base_swa"),
+            },
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": own.get("rope.freq_base"),
+            },
+        },
+    }
+
+
+def perhaps_unrotated(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """A flag of another name says whether positions are rotated."""
+    rotates = own.get("rope.scaling.finetuned", True)
+    return {} if rotates else {"rope_layers": [False] * own["block_count"]}
+
+
+def states(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers are listed, or one in so many attends; values of all heads are counted together."""
+    heads = own.get("ssm.time_step_rank") or 1
+    states = own.get("attention.recurrent_layers")
+    count = own["block_count"] - own.get("nextn_predict_layers", 0)
+    kinds = ["linear_attention" if one else "full_attention" for one in states or ()][:count]
+    return {
+        **({"layer_types": kinds} if states else {}),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": own.get("ssm.inner_size", 0) // heads,
+        "linear_num_key_heads": own.get("ssm.group_count"),
+        "linear_key_head_dim": own.get("ssm.state_size"),
+        "linear_conv_kernel_dim": own.get("ssm.conv_kernel"),
+        "full_attention_interval": own.get("full_attention_interval"),
+    }
+
+
+def columns(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers without heads of keys keep columns instead. Widths are the final ones."""
+    heads = own.get("attention.head_count_kv")
+    heads = heads if isinstance(heads, list) else []
+    return {
+        "num_key_value_heads": max(heads, default=None),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": own.get("shortconv.l_cache"),
+        "norm_eps": own.get("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "num_dense_layers": own.get("leading_dense_block_count", 0),
+    }
+
+
+def scans(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Layers without heads of keys keep a state. A flag of another name says whether the others
+    rotate."""
+    counts = own.get("attention.head_count_kv")
+    counts = counts if isinstance(counts, list) else []
+    heads, inner = own.get("ssm.time_step_rank") or 1, own.get("ssm.inner_size", 0)
+    biased = any(name.endswith("ssm_conv1d.bias") for name in file.tensors)
+    return {
+        "num_key_value_heads": max(counts, default=None) or own["attention.head_count"],
+        "layer_types": ["attention" if count else "mamba" for count in counts],
+        "num_local_experts": own.get("expert_count", 0),
+        "position_embedding_type": "rope" if own.get("rope.scaling.finetuned", True) else "nope",
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // max(own["embedding_length"], 1),
+        "mamba_n_groups": own.get("ssm.group_count"),
+        "mamba_d_state": own.get("ssm.state_size"),
+        "mamba_d_conv": own.get("ssm.conv_kernel"),
+        "mamba_conv_bias": biased,
+    }
