@@ -458,6 +458,18 @@ def test_values_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
             assert torch.equal(found[f"layers.{layer}.mlp.post_norm"], wanted)
 
 
+def test_groups_of_two_heads_are_refused(tmp_path: Path) -> None:
+    """Of heads that keep a state, in another order."""
+    config = Qwen3_5TextConfig(**layers(4), **{**STATES, "linear_value_head_dim": 16}, head_dim=64)
+    model = tiny.make_model(tmp_path, config=config)
+    (tmp_path / "model.safetensors").unlink()
+    write_gguf(model, tmp_path / "tiny.gguf", "qwen35", of(Kind.Q8_0))
+    with pytest.raises(
+        ModelError, match=r"recurrence\.out has groups of 32 columns, and heads of 16"
+    ):
+        resolve(read_config(tmp_path), tmp_path)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 

@@ -171,10 +171,27 @@ def adapt(
             changes["logarithms"] = True
         if last in dealt:
             changes["dealt"] = dealt[last]
+            _check_groups(file, name, source, dealt[last])
         if changes:
             packed = source.packed or Packed(scheme=source.dtype, parts={"rows": source})
             adapted[name] = replace(source, packed=replace(packed, **changes))
     return adapted
+
+
+def _check_groups(file: GgufFile, name: str, source: TensorSource, dealt: Dealt) -> None:
+    """ModelError where a group has columns of two heads, which are to be exchanged."""
+    packed = source.packed
+    block = None if packed is None else BLOCKS.get(packed.scheme)
+    if not dealt.of_columns or block is None:
+        return
+    own = block.becomes
+    size = own.group_size if isinstance(own, Grouped) else MICRO_COLUMNS
+    if dealt.width % size:
+        raise ModelError(
+            f"The file {file.path} was opened.",
+            f"{name} has groups of {size} columns, and heads of {dealt.width}.",
+            "Use a file with plain numbers, or the model's safetensors.",
+        )
 
 
 def _dealt(config: ModelConfig) -> dict[str, Dealt]:
