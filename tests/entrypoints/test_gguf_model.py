@@ -366,6 +366,7 @@ def test_odd_headers_are_refused_or_read(
     own = [key for key in file.metadata if key.startswith(f"{architecture}.")]
     more = ["nextn_predict_layers", "rope.scaling.type", "rope.scaling.factor", "ssm.inner_size"]
     more += ["attention.sliding_window_pattern", "attention.recurrent_layers"]
+    more += ["rope.scaling.finetuned"]
     own += [f"{architecture}.{key}" for key in more]
     own += [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "tokens", "merges", "token_type")]
     changed = dict(file.metadata)

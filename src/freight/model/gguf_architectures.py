@@ -2,8 +2,8 @@
 their tensors, what its converter changes, and what it takes for granted that a config.json would
 say.
 
-Plain data. A new architecture is an entry.
-What converters change is as in llama.cpp's ``conversion``.
+Plain data. A new architecture is an entry. What converters change is as in llama.cpp's
+``conversion``.
 """
 
 from __future__ import annotations

@@ -177,15 +177,16 @@ def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict
     table = file.tensors.get("token_embd.weight")
     if table is not None and len(table.shape) == 2:
         raw["vocab_size"] = table.shape[0]
+    # Layers that guess tokens ahead lie behind the others.
+    count = own["block_count"] - own.get("nextn_predict_layers", 0)
     windows = own.get("attention.sliding_window_pattern")
     if isinstance(windows, list):
         kinds = ["sliding_attention" if one else "full_attention" for one in windows]
-        raw["layer_types"] = kinds
+        raw["layer_types"] = kinds[:count]
     return {
         **raw,
         "architectures": [_class_of(architecture, own)],
-        # Layers that guess tokens ahead lie behind the others.
-        "num_hidden_layers": own["block_count"] - own.get("nextn_predict_layers", 0),
+        "num_hidden_layers": count,
         "dtype": "bfloat16",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from freight.model.families import MOST_LAYERS
 from freight.model.gguf import GgufFile
 from freight.model.gguf_names import Numbers
 
@@ -70,17 +71,18 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
 def perhaps_unrotated(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     """A flag of another name says whether positions are rotated."""
     rotates = own.get("rope.scaling.finetuned", True)
-    return {} if rotates else {"rope_layers": [False] * own["block_count"]}
+    return {} if rotates else {"rope_layers": [False] * min(own["block_count"], MOST_LAYERS)}
 
 
 def states(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     """Layers are listed, or one in so many attends; values of all heads are counted together."""
     heads = own.get("ssm.time_step_rank") or 1
-    states = own.get("attention.recurrent_layers")
+    listed = own.get("attention.recurrent_layers")
+    listed = listed if isinstance(listed, list) else []
     count = own["block_count"] - own.get("nextn_predict_layers", 0)
-    kinds = ["linear_attention" if one else "full_attention" for one in states or ()][:count]
+    kinds = ["linear_attention" if one else "full_attention" for one in listed]
     return {
-        **({"layer_types": kinds} if states else {}),
+        **({"layer_types": kinds[:count]} if listed else {}),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": own.get("ssm.inner_size", 0) // heads,
         "linear_num_key_heads": own.get("ssm.group_count"),
