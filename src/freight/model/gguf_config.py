@@ -139,7 +139,8 @@ def _refusal(file: GgufFile, problem: str, known: list[str]) -> ModelError:
 def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
     for key in (*_NAMES, *_ROPE_NUMBERS):
         by_layer = key == _BY_LAYER and architecture.has_unlike_layers
-        if not isinstance(own.get(key, 0), int | float) and not by_layer:
+        value = own.get(key, 0)
+        if not (isinstance(value, int | float) and abs(value) < math.inf) and not by_layer:
             yield f"It does not say {key} as one number"
     if not _class_of(architecture, own):
         yield f"It does not say {' or '.join(architecture.classes)}"
