@@ -34,7 +34,8 @@ def main() -> int:
     print(f"\nexact match: {sum(right)} of {len(rows)} rows, {100 * share:.1f} %")
     command = Path(sys.executable).with_name("freight")
     print(f"\nYour own rows: {command} run rows.jsonl --model MODEL --output answers.jsonl")
-    print("MODEL is a directory or a Hugging Face Hub id. The README says what rows look like.")
+    print("MODEL is a directory, a GGUF file or a Hugging Face Hub id.")
+    print("The README says what rows look like.")
     return 0 if share >= LEAST_RIGHT else 1
 
 

@@ -78,8 +78,6 @@ def _match(
         place, count = locate(tensors, config, shapes, name), shapes[name][0]
         while place.otherwise is not None and not _is_there(found, place.tensor):
             place = place.otherwise
-        if place.apart is not None and not _is_there(found, place.tensor):
-            place = Located(tensor=place.apart, first_row=0, shape=shapes[name])
         turned = _find_turned(found, place, count) if place.turned else None
         if turned is not None:
             sources[name] = turned

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from freight.model.families import Either, Fused, Halves
+from freight.model.families import Either, Fused, Halves, OneOf
 from freight.model.gguf_names import (
     COMMON_NORM,
     GATE_UP,
@@ -50,10 +50,10 @@ _LATENTS: Final = Architecture(
         attention_kv_down="blk.{i}.attn_kv_a_mqa.weight",
         attention_kv_down_bias="blk.{i}.attn_kv_a_mqa.bias",
         attention_kv_norm="blk.{i}.attn_kv_a_norm.weight",
-        attention_kv_up=Halves(
-            turned="blk.{i}.attn_k_b.weight",
-            rest="blk.{i}.attn_v_b.weight",
-            whole="blk.{i}.attn_kv_b.weight",
+        # Older files have them as they are.
+        attention_kv_up=OneOf(
+            first=Halves(turned="blk.{i}.attn_k_b.weight", rest="blk.{i}.attn_v_b.weight"),
+            otherwise="blk.{i}.attn_kv_b.weight",
         ),
     ),
 )

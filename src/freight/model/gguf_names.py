@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from freight.model.families import Fused, OneOf, Place, Spelled, Stacked
+from freight.model.families import Fused, OneOf, Place, Stacked
 from freight.model.gguf import GgufFile
 
 __all__ = [
@@ -120,8 +120,8 @@ TENSORS: Final[dict[str, Place]] = {
         for name in ("q", "k", "v")
         for bias, end in (("", "weight"), ("_bias", "bias"))
     },
-    "layers.{i}.router.corrections": Spelled(
-        tensor="blk.{i}.exp_probs_b.bias", otherwise="blk.{i}.exp_probs_b"
+    "layers.{i}.router.corrections": OneOf(
+        first="blk.{i}.exp_probs_b.bias", otherwise="blk.{i}.exp_probs_b"
     ),
     **{
         f"layers.{{i}}.experts.{{e}}.{part}{bias}": OneOf(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from freight.model.families import Either, Fused, Halves, OneOf, Place, Spelled, Stacked
+from freight.model.families import Either, Fused, Halves, OneOf, Place, Stacked
 from freight.model.switches import ModelConfig
 
 __all__ = ["Located", "locate"]
@@ -26,17 +26,15 @@ _NUMBERED: Final = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(.+)")
 class Located:
     """Every ``every``-th row of ``tensor``, of this ``shape``, from ``first_row`` on; one that is
     ``turned`` is [columns, rows] in the checkpoint, of experts [experts, columns, rows of one].
-    Where there is none, ``apart`` may be, with these rows alone. ``published`` is the shape that it
-    has for those who made it, where that has other dims. With ``halves`` it has columns of heads,
-    one under the other, whose other rows lie in a second tensor. Where ``tensor`` is not there it
-    is ``otherwise``."""
+    ``published`` is the shape that it has for those who made it, where that has other dims. With
+    ``halves`` it has columns of heads, one under the other, whose other rows lie in a second
+    tensor. Where ``tensor`` is not there it is ``otherwise``."""
 
     tensor: str
     first_row: int
     shape: tuple[int, ...]
     every: int = 1
     turned: bool = False
-    apart: str | None = None
     published: tuple[int, ...] = ()
     halves: tuple[str, tuple[int, ...]] | None = None
     otherwise: Located | None = None
@@ -94,15 +92,7 @@ def _locate(
             shape=(config.experts.num_experts * rows * times, *columns),
             every=place.every,
             turned=place.turned,
-            apart=place.apart and place.apart.format(i=layer, e=expert),
             published=published if columns else (),
-        )
-    if isinstance(place, Spelled):
-        return Located(
-            tensor=place.tensor.format(i=layer, e=expert),
-            first_row=0,
-            shape=shapes[own.name],
-            apart=place.otherwise.format(i=layer, e=expert),
         )
     if isinstance(place, Halves):
         assert config.latent is not None
@@ -111,7 +101,6 @@ def _locate(
             tensor=place.turned.format(i=layer),
             first_row=0,
             shape=(heads * rank, config.latent.key_width),
-            apart=place.whole.format(i=layer),
             halves=(place.rest.format(i=layer), (heads * config.latent.value_width, rank)),
         )
     if not isinstance(place, Fused):
@@ -137,7 +126,7 @@ def _locate(
     )
 
 
-def _choose(place: Place, config: ModelConfig) -> str | Fused | Spelled | Stacked | Halves:
+def _choose(place: Place, config: ModelConfig) -> str | Fused | Stacked | Halves:
     while isinstance(place, Either):
         place = place.then if getattr(config, place.switch) else place.otherwise
     assert not isinstance(place, OneOf), "a table puts it outside"

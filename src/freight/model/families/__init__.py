@@ -75,7 +75,6 @@ from freight.model.families.table import (
     Key,
     OneOf,
     Place,
-    Spelled,
     Stacked,
 )
 
@@ -90,7 +89,6 @@ __all__ = [
     "Key",
     "OneOf",
     "Place",
-    "Spelled",
     "Stacked",
 ]
 

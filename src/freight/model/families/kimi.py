@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
-from freight.model.families.table import MOST_LAYERS, Family, Key, Spelled, fixed, read
+from freight.model.families.table import MOST_LAYERS, Family, Key, OneOf, fixed, read
 
 __all__ = ["KIMI_LINEAR"]
 
@@ -71,11 +71,9 @@ _PROJECTIONS: Final = {
 }
 
 
-def _plain(name: str) -> Spelled:
+def _plain(name: str) -> OneOf:
     """Of a layer without experts."""
-    return Spelled(
-        tensor=f"model.layers.{{i}}.mlp.{name}.weight", otherwise=f"{_MOE}.{name}.weight"
-    )
+    return OneOf(first=f"model.layers.{{i}}.mlp.{name}.weight", otherwise=f"{_MOE}.{name}.weight")
 
 
 KIMI_LINEAR: Final = Family(

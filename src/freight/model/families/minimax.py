@@ -14,6 +14,7 @@ from freight.model.families.table import (
     Family,
     Fused,
     Key,
+    OneOf,
     Stacked,
     fixed,
     read,
@@ -117,9 +118,11 @@ MINIMAX_M3: Final = Family(
 _MLP: Final = "model.layers.{i}.mlp"
 
 
-def _half(part: int, name: str) -> Stacked:
-    apart = f"{_MOE}.experts.{{e}}.{name}.weight"
-    return Stacked(tensor=f"{_MLP}.experts.gate_up_proj", parts=2, part=part, apart=apart)
+def _half(part: int, name: str) -> OneOf:
+    return OneOf(
+        first=Stacked(tensor=f"{_MLP}.experts.gate_up_proj", parts=2, part=part),
+        otherwise=f"{_MOE}.experts.{{e}}.{name}.weight",
+    )
 
 
 def _both(prefix: str, tensor: str) -> Mapping[str, Fused]:
@@ -142,8 +145,9 @@ MINIMAX_M3_TEXT: Final = Family(
         "layers.{i}.router.corrections": f"{_MLP}.gate.e_score_correction_bias",
         "layers.{i}.experts.{e}.gate": _half(0, "w1"),
         "layers.{i}.experts.{e}.up": _half(1, "w3"),
-        "layers.{i}.experts.{e}.down": Stacked(
-            tensor=f"{_MLP}.experts.down_proj", apart=f"{_MOE}.experts.{{e}}.w2.weight"
+        "layers.{i}.experts.{e}.down": OneOf(
+            first=Stacked(tensor=f"{_MLP}.experts.down_proj"),
+            otherwise=f"{_MOE}.experts.{{e}}.w2.weight",
         ),
     },
     prepare=_spell_out,

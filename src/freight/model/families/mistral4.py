@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from freight.model.families.deepseek import DEEPSEEK_V3
 from freight.model.families.mistral import until_queries_grow
-from freight.model.families.table import Family, Stacked, fixed, read, text_part
+from freight.model.families.table import Family, OneOf, Stacked, fixed, read, text_part
 
 __all__ = ["MISTRAL4"]
 
@@ -58,13 +58,17 @@ MISTRAL4: Final = Family(
     },
     tensors={
         **DEEPSEEK_V3.tensors,
-        "layers.{i}.experts.{e}.gate": Stacked(
-            tensor=_GATE_UP, parts=2, part=0, apart=f"{_EXPERT}.gate_proj.weight"
+        "layers.{i}.experts.{e}.gate": OneOf(
+            first=Stacked(tensor=_GATE_UP, parts=2, part=0),
+            otherwise=f"{_EXPERT}.gate_proj.weight",
         ),
-        "layers.{i}.experts.{e}.up": Stacked(
-            tensor=_GATE_UP, parts=2, part=1, apart=f"{_EXPERT}.up_proj.weight"
+        "layers.{i}.experts.{e}.up": OneOf(
+            first=Stacked(tensor=_GATE_UP, parts=2, part=1),
+            otherwise=f"{_EXPERT}.up_proj.weight",
         ),
-        "layers.{i}.experts.{e}.down": Stacked(tensor=_DOWN, apart=f"{_EXPERT}.down_proj.weight"),
+        "layers.{i}.experts.{e}.down": OneOf(
+            first=Stacked(tensor=_DOWN), otherwise=f"{_EXPERT}.down_proj.weight"
+        ),
     },
     prepare=_spell_out,
 )

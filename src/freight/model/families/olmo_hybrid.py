@@ -11,7 +11,7 @@ from freight.model.families.table import (
     MOST_LAYERS,
     Family,
     Key,
-    Spelled,
+    OneOf,
     fixed,
     is_number,
     read,
@@ -58,8 +58,8 @@ def _theta(raw: Mapping[str, Any]) -> object:
 
 _LAYER: Final = "model.layers.{i}"
 _MIXER: Final = f"{_LAYER}.linear_attn"
-_INNER_NORM: Final = Spelled(
-    tensor=f"{_LAYER}.post_attention_layernorm.weight",
+_INNER_NORM: Final = OneOf(
+    first=f"{_LAYER}.post_attention_layernorm.weight",
     otherwise=f"{_LAYER}.feedforward_layer_norm.weight",
 )
 
@@ -82,8 +82,8 @@ OLMO_HYBRID: Final = Family(
     },
     tensors={
         **OLMO2.tensors,
-        "layers.{i}.attention.norm": Spelled(
-            tensor=f"{_LAYER}.input_layernorm.weight",
+        "layers.{i}.attention.norm": OneOf(
+            first=f"{_LAYER}.input_layernorm.weight",
             otherwise=f"{_LAYER}.attention_layer_norm.weight",
         ),
         "layers.{i}.attention.post_norm": _INNER_NORM,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from freight.model.families.qwen import QWEN2_MOE, QWEN3, name_expert_layers
-from freight.model.families.table import MOST_LAYERS, Family, Stacked, fixed, read, text_part
+from freight.model.families.table import MOST_LAYERS, Family, OneOf, Stacked, fixed, read, text_part
 
 __all__ = ["QWEN3_5", "QWEN3_5_MOE", "QWEN3_NEXT"]
 
@@ -96,9 +96,11 @@ _EXPERT: Final = "model.layers.{i}.mlp.experts.{e}"
 _STACKED: Final = "model.layers.{i}.mlp.experts"
 
 
-def _half(part: int, name: str) -> Stacked:
-    apart = f"{_EXPERT}.{name}.weight"
-    return Stacked(tensor=f"{_STACKED}.gate_up_proj", parts=2, part=part, apart=apart)
+def _half(part: int, name: str) -> OneOf:
+    return OneOf(
+        first=Stacked(tensor=f"{_STACKED}.gate_up_proj", parts=2, part=part),
+        otherwise=f"{_EXPERT}.{name}.weight",
+    )
 
 
 QWEN3_5_MOE: Final = Family(
@@ -117,8 +119,9 @@ QWEN3_5_MOE: Final = Family(
         **QWEN3_5.tensors,
         "layers.{i}.experts.{e}.gate": _half(0, "gate_proj"),
         "layers.{i}.experts.{e}.up": _half(1, "up_proj"),
-        "layers.{i}.experts.{e}.down": Stacked(
-            tensor=f"{_STACKED}.down_proj", apart=f"{_EXPERT}.down_proj.weight"
+        "layers.{i}.experts.{e}.down": OneOf(
+            first=Stacked(tensor=f"{_STACKED}.down_proj"),
+            otherwise=f"{_EXPERT}.down_proj.weight",
         ),
     },
     prepare=_name_both,

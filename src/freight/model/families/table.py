@@ -22,7 +22,6 @@ __all__ = [
     "Key",
     "OneOf",
     "Place",
-    "Spelled",
     "Stacked",
     "fixed",
     "inverse",
@@ -86,7 +85,7 @@ class Stacked:
     With ``every`` above 1 an expert's rows take turns with those of others: they are every so many,
     from ``first`` on. Of as many ``parts`` of equal size that an expert has they are the one of
     number ``part``. Where they are ``turned`` the tensor has their columns as rows, and a dim of
-    its own for the experts. Checkpoints that do not have it may have a tensor for each: ``apart``.
+    its own for the experts.
     """
 
     tensor: str
@@ -95,15 +94,6 @@ class Stacked:
     parts: int = 1
     part: int = 0
     turned: bool = False
-    apart: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spelled:
-    """A checkpoint tensor, which some call ``otherwise``."""
-
-    tensor: str
-    otherwise: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +108,10 @@ class Either:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halves:
     """Rows of heads that lie in two tensors: of each head the columns of ``turned``, then the rows
-    of ``rest``. Older checkpoints have them as one tensor, ``whole``."""
+    of ``rest``."""
 
     turned: str
     rest: str
-    whole: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +122,7 @@ class OneOf:
     otherwise: Place
 
 
-Place = str | Fused | Spelled | Stacked | Either | Halves | OneOf
+Place = str | Fused | Stacked | Either | Halves | OneOf
 """Where a logical tensor lies in the checkpoint."""
 
 
