@@ -192,9 +192,9 @@ def test_products_are_those_of_plain_rows(
     before = torch.randn(tokens, num_rows, generator=dice).to(dtype)
     wanted = x.double() @ plain.double().t()
     wanted += (bias.double() if bias is not None else 0) + (before.double() if adds else 0)
-    for least in (1, products._LEAST_PRODUCTS):  # loops, and torch for so few
+    for least in (1, products.LEAST_PRODUCTS):  # loops, and torch for so few
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(products, "_LEAST_PRODUCTS", least)
+            patch.setattr(products, "LEAST_PRODUCTS", least)
             out = before.clone()
             room = torch.empty(scratch_values(columns, dtype), dtype=dtype)
             own = Product(rows=shortened(plain), out=out, bias=bias, adds=adds)
@@ -238,7 +238,7 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.products import Product, multiply, scratch_values
 from tests.kernels.test_exponents import make_numbers, shortened
 
-products._LEAST_PRODUCTS = 1
+products.LEAST_PRODUCTS = 1
 pairs._one_by_one = lambda tokens: False
 rows, page = 16, mmap.PAGESIZE
 for columns in (64, 128, 192, 320, 576):

@@ -38,7 +38,7 @@ def many_threads() -> Iterator[None]:
 def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's threads may help with nothing."""
 
-    def refuse(work: Callable[[], None], helpers: int) -> None:
+    def refuse(work: Callable[[], None], helpers: int, **_: object) -> None:
         assert helpers < 1
         work()
 
@@ -112,7 +112,7 @@ def test_products_are_the_same(dtype: torch.dtype, tokens: int, nobody_else: Non
 
     found = outcome()
     with pytest.MonkeyPatch.context() as patch, without_team():
-        patch.setattr(sharing, "work_together", lambda work, helpers: work())
+        patch.setattr(sharing, "work_together", lambda work, helpers, **_: work())
         wanted = outcome()
     for one, other, own in zip(found, wanted, rows, strict=True):
         assert torch.equal(one, other)
@@ -150,6 +150,6 @@ def test_attention_is_the_same(dtype: torch.dtype, queries: int, nobody_else: No
 
     found = outcome()
     with pytest.MonkeyPatch.context() as patch, without_team():
-        patch.setattr(sharing, "work_together", lambda work, helpers: work())
+        patch.setattr(sharing, "work_together", lambda work, helpers, **_: work())
         wanted = outcome()
     assert all(map(torch.equal, found, wanted)) and found[0].any()

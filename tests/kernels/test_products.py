@@ -43,7 +43,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             patch.setattr(pairs, "_loops_of_many", lambda loops: module[request.param])
             patch.setattr(loops.pairs, "MOST_TOGETHER", 128)  # several times in turn with more
         patch.setattr(pairs, "_one_by_one", lambda tokens: request.param == "pairs")
-        patch.setattr(products, "_LEAST_PRODUCTS", 1)
+        for own in (products, pairs):
+            patch.setattr(own, "LEAST_PRODUCTS", 1)
         for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
             patch.setattr(pairs, name, 1)
         yield request.param

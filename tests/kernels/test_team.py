@@ -48,6 +48,32 @@ def test_who_has_not_begun_is_not_waited_for() -> None:
     assert not first.is_alive()
 
 
+def test_work_that_says_itself_when_all_is_done() -> None:
+    """A helper that has nothing more to do may leave late, and what it does next waits for it."""
+    met, ends, left = threading.Barrier(2), threading.Event(), threading.Event()
+    caller = threading.current_thread()
+
+    def work() -> None:
+        met.wait(timeout=30)
+        if threading.current_thread() is not caller:
+            ends.wait(timeout=30)
+            left.set()
+
+    work_together(work, 1, waits=False)
+    assert not left.is_set()
+    ends.set()
+    assert left.wait(timeout=30)
+    names: set[str] = set()
+    both = threading.Barrier(2)
+
+    def again() -> None:
+        both.wait(timeout=30)
+        names.add(threading.current_thread().name)
+
+    work_together(again, 1)
+    assert len(names) == 2
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_what_goes_wrong_is_raised(count: int) -> None:
     caller = threading.current_thread()

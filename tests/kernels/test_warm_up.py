@@ -69,6 +69,8 @@ used += (product_loops.many_tokens,)
 used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
+    if tiles is None:
+        used += (pairs.plain_in_turns,)
     used += (find_loops().pair_queries.attend_heads,)
 if tiles is not None:
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)

@@ -7,16 +7,20 @@ each of their pairs. Products and sums are float32; results are rounded once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
-from freight.kernels.turns import take, wait_for
+from freight.kernels.sums import GATES
+from freight.kernels.turns import seen, take, wait_for
 from freight.kernels.vectors import WIDTH
 
 __all__ = [
@@ -31,6 +35,8 @@ __all__ = [
     "lay_together",
     "many_in_turns",
     "many_together",
+    "plain_in_turns",
+    "plain_together",
     "rows_of_a_turn",
     "wait_for",
 ]
@@ -42,13 +48,17 @@ MOST_TOGETHER = 512
 MOST_TOKENS = 1 << 30
 """Up to which plain rows had better be multiplied so: any number."""
 _MOST_COLUMNS = 1024
-"""Pairs of a row that meet all tokens before the next ones do: of 128 tokens these stay in a core's
-own cache."""
+"""Pairs of a row that meet all tokens before the next ones do."""
 FEW_TOKENS = 16
 """Up to which rows had better meet them one by one."""
 FEW_TOKENS_OF_CODES = 10
 """Up to which codes had better be multiplied as they are."""
+_GROUPS = 2
+"""Of tiles that meet all rows of a turn before the next ones do: a core's own cache holds them and
+the rows. Others wait in a cache that other guests of the machine use, too."""
 _MANY_ROWS = 8 * ROWS
+_LAST_TURNS = 4
+"""That are half as long: two for each of two cores."""
 _FEW_ROWS = 64
 _TILES = 2
 
@@ -115,21 +125,64 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
-    panel = np.zeros(ROWS * length, np.uint32)
+    laid = np.zeros(_rows_laid(rows, most) * length, np.uint32)
     turned = np.empty(WIDTH * WIDTH, np.float32)
-    first = take(counters, U(number), most)
-    while first < count:
-        height = min(most, count - first)
+    first, height = _next_rows(counters, number, count, most)
+    while height > 0:
         sums[:] = F(0.0)
         for begin in range(0, columns, length):
-            width = min(length, columns - begin)
-            for row in range(0, height, ROWS):
-                part = first + row, min(ROWS, height - row), begin, width
-                _add_rows(rows, part, panel, length, tiles, num_tiles, sums, row, most)
+            part = first, height, begin, min(length, columns - begin)
+            _add_rows(rows, part, laid, length, tiles, num_tiles, sums, most)
         own_bias = bias[first : first + height]
         put_sums(sums, most, tokens, height, own_bias, adds, out[first:], pitch, turned)
         take(counters, U(2), height)
-        first = take(counters, U(number), most)
+        first, height = _next_rows(counters, number, count, most)
+
+
+@njit(nogil=True, cache=True)
+def _next_rows(counters, number, count, most):  # type: ignore[no-untyped-def]
+    """The first of them, and how many: fewer near the end, for whoever takes the last ones is
+    waited for."""
+    left = count - seen(counters, U(number))
+    amount = most if left > _LAST_TURNS * most else most // 2
+    first = take(counters, U(number), amount)
+    return first, min(amount, count - first)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def plain_in_turns(counters, table):  # type: ignore[no-untyped-def]
+    """Products of the same tokens and plain rows, from laying the tokens to the last of all
+    results, which are there when this returns, whoever made them. The first line of the table says
+    of the tokens where they are, pairs from one to the next, how many pairs and tokens, how many
+    pairs meet all tokens at once, and where they are to be laid; each further one of a product
+    where rows are and how many, where float32 are to be added or 0, what becomes of sums, where
+    results are, and numbers from one to the next."""
+    pitch, columns, tokens, length = table[0, 1], table[0, 2], table[0, 3], table[0, 4]
+    room = (tokens + WIDTH - 1) // WIDTH * WIDTH * columns
+    x, laid = floats_at(table[0, 0], (tokens - 1) * pitch + columns), floats_at(table[0, 5], room)
+    lay_in_turns(counters, x, pitch, columns, tokens, length, laid)
+    tiles = words_at(table[0, 5], room)
+    made = 0
+    for line in range(1, table.shape[0]):
+        count, added, adds, apart = table[line, 1], table[line, 2], table[line, 3], table[line, 5]
+        if adds == GATES:
+            # What it gates must be there: products before this one make it.
+            wait_for(counters, U(2), made)
+        rows = PairRows(words_at(table[line, 0], count * columns), columns)
+        bias = floats_at(added, count if added else 0)
+        out = halves_at(table[line, 4], (tokens - 1) * apart + count)
+        place = 2 + line
+        many_in_turns(
+            counters, place, _MANY_ROWS, rows, tiles, tokens, length, bias, adds, out, apart
+        )
+        made += count
+    wait_for(counters, U(2), made)
+
+
+@njit(nogil=True, cache=True)
+def plain_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(plain_in_turns, arguments, threads)
 
 
 @njit(nogil=True, cache=True)
@@ -138,54 +191,77 @@ def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
     call_together(many_in_turns, arguments, threads)
 
 
+def _rows_laid(rows: Any, most: Any) -> Any:
+    """How many rows of a turn are laid before they meet tokens: those of a panel that is not whole,
+    or all that are compressed."""
+
+
+@overload(_rows_laid, jit_options={"nogil": True, "boundscheck": False})
+def _rows_laid_of(rows, most):  # type: ignore[no-untyped-def]
+    if kind_of(rows) is PairRows:
+        return lambda rows, most: ROWS
+    return lambda rows, most: most
+
+
 def _add_rows(  # type: ignore[no-untyped-def]
-    rows, part, panel, length, tiles, num_tiles, sums, row, most
+    rows, part, laid, length, tiles, num_tiles, sums, most
 ) -> None:
-    """ROWS rows or fewer, as they lie or else laid in a panel, as ``_add_panel`` has it; a part is
-    the first row, how many, the first pair, how many."""
+    """Add the products of rows as they lie, or else laid, and all tiles to sums; a part is the
+    first row, how many, the first pair, how many."""
 
 
 @overload(_add_rows, jit_options={"nogil": True, "boundscheck": False})
-def _add_rows_of(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+def _add_rows_of(rows, part, laid, length, tiles, num_tiles, sums, most):  # type: ignore[no-untyped-def]
     return _add_pairs if kind_of(rows) is PairRows else _add_compressed
 
 
-def _add_pairs(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+def _add_pairs(rows, part, laid, length, tiles, num_tiles, sums, most):  # type: ignore[no-untyped-def]
     (flat, columns), (top, height, begin, width) = rows, part
-    at = top * columns + begin
-    if height == ROWS:
-        _add_panel(flat, at, columns, tiles, begin, width, num_tiles, sums, row, most)
-        return
-    for own in range(height):
+    whole = height // ROWS * ROWS
+    for row in range(whole, height):
+        start = (top + row) * columns + begin
         for column in range(width):
-            panel[U(own * length + column)] = flat[U(at + own * columns + column)]
-    _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
+            laid[U((row - whole) * length + column)] = flat[U(start + column)]
+    groups = (num_tiles + MOST_TILES - 1) // MOST_TILES
+    for group in range(0, groups, _GROUPS):
+        some = num_tiles, groups, group, min(group + _GROUPS, groups)
+        start = top * columns + begin
+        _add_panels(flat, start, columns, tiles, begin, width, some, sums, 0, whole, most)
+        _add_panels(laid, 0, length, tiles, begin, width, some, sums, whole, height, most)
 
 
-def _add_compressed(rows, part, panel, length, tiles, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
+def _add_compressed(rows, part, laid, length, tiles, num_tiles, sums, most):  # type: ignore[no-untyped-def]
     top, height, begin, width = part
-    lay_rows(rows, top, height, 2 * begin, 2 * width, panel, 0, length, WIDTH, ROWS)
-    _add_panel(panel, 0, length, tiles, begin, width, num_tiles, sums, row, most)
+    for row in range(0, height, ROWS):
+        own, place = min(ROWS, height - row), row * length
+        lay_rows(rows, top + row, own, 2 * begin, 2 * width, laid, place, length, WIDTH, ROWS)
+    groups = (num_tiles + MOST_TILES - 1) // MOST_TILES
+    for group in range(0, groups, _GROUPS):
+        some = num_tiles, groups, group, min(group + _GROUPS, groups)
+        _add_panels(laid, 0, length, tiles, begin, width, some, sums, 0, height, most)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _add_panel(rows, start, pitch, tiles, begin, width, num_tiles, sums, row, most):  # type: ignore[no-untyped-def]
-    """``width`` columns of ROWS rows times those of all tiles, to sums [tiles, rows of a turn, 16]
-    from ``row`` on. Tiles are met by groups that differ by one tile at most."""
-    first, wide = U(start), U(pitch)
-    apart, count, sums_apart = U(width * WIDTH), U(width), U(most * WIDTH)
+def _add_panels(rows, start, pitch, tiles, begin, width, some, sums, row, bottom, most):  # type: ignore[no-untyped-def]
+    """``width`` columns of the rows from ``row`` to ``bottom``, the first of which begins at
+    ``start``, and of some of the tiles, to sums [tiles, rows of a turn, 16]; some are (all tiles,
+    in how many groups, the first of these, the one after the last). Groups differ by one tile at
+    most."""
+    num_tiles, groups, first_group, last_group = some
+    wide, apart, count, sums_apart = U(pitch), U(width * WIDTH), U(width), U(most * WIDTH)
     ahead = wide * U(ROWS)
-    groups = (num_tiles + MOST_TILES - 1) // MOST_TILES
-    for group in range(groups):
-        tile = num_tiles * group // groups
-        together = num_tiles * (group + 1) // groups - tile
-        at = U((begin * num_tiles + tile * width) * WIDTH)
-        own = U((tile * most + row) * WIDTH)
-        if together == 4:
-            _FOUR(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
-        elif together == 3:
-            _THREE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
-        elif together == 2:
-            _TWO(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
-        else:
-            _ONE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+    for panel in range(row, bottom, ROWS):
+        first = U(start + (panel - row) * pitch)
+        for group in range(first_group, last_group):
+            tile = num_tiles * group // groups
+            together = num_tiles * (group + 1) // groups - tile
+            at = U((begin * num_tiles + tile * width) * WIDTH)
+            own = U((tile * most + panel) * WIDTH)
+            if together == 4:
+                _FOUR(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+            elif together == 3:
+                _THREE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+            elif together == 2:
+                _TWO(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)
+            else:
+                _ONE(rows, first, wide, ahead, tiles, at, apart, count, sums, own, sums_apart)

@@ -16,6 +16,7 @@ import torch
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.plain_rows import eight_rows, micro_rows
 from freight.kernels.product import (
+    LEAST_PRODUCTS,
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
     Product,
@@ -23,14 +24,20 @@ from freight.kernels.product import (
 )
 from freight.kernels.row_kinds import PairRows
 from freight.kernels.sharing import team_threads, together
-from freight.kernels.sums import GATES, PUTS
+from freight.kernels.sums import ADDS, GATES, PUTS
 from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import EightFloats, Grouped, MicroFloats
 from freight.model.tiles import laid_tokens
 from freight.quantities import align_up
 
-__all__ = ["multiply_pairs", "pairs_are_always_better", "pairs_are_better"]
+__all__ = [
+    "multiply_pairs",
+    "multiply_plain_pairs",
+    "pairs_are_always_better",
+    "pairs_are_better",
+    "plain_pairs_are_better",
+]
 
 _TILE: Final = 16
 _COUNTERS: Final = 3
@@ -72,6 +79,30 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
         and _are_pairs(x, products)
         and _are_faster(tokens, has_plain=has_plain)
     )
+
+
+def plain_pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """The same of more than a few tokens and of rows that are all plain, in as few steps as there
+    can be: all cores but one wait for them, each time. False where registers are of sixteen by
+    sixteen, which have loops of their own."""
+    if x.dtype is not torch.bfloat16 or x.device.type != "cpu" or not products:
+        return False
+    loops, (tokens, columns), (pitch, step) = find_loops(), x.shape, x.stride()
+    if loops is None or loops.pairs is None or _loops_of_many(loops) is not loops.pairs:
+        return False
+    if tokens <= loops.pairs.FEW_TOKENS or step != 1 or columns % (2 * _TILE):
+        return False
+    if pitch % 2 or x.data_ptr() % 4:
+        return False
+    count = 0
+    for own in products:
+        rows = own.rows
+        if not isinstance(rows, torch.Tensor) or rows.dtype is not torch.bfloat16:
+            return False
+        if not rows.is_contiguous() or rows.data_ptr() % 4 or own.out.stride(1) != 1:
+            return False
+        count += rows.shape[0]
+    return tokens * columns * count >= LEAST_PRODUCTS and _are_faster(tokens, has_plain=True)
 
 
 def pairs_are_always_better(columns: Collection[int]) -> bool:
@@ -147,17 +178,42 @@ def multiply_pairs(
     in_blocks = _are_for_blocks(loops, tokens, columns, has_plain=any(map(_is_plain, products)))
     own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)
     most = laid_tokens(columns) if in_blocks else own_loops.MOST_TOGETHER
-    parts = -(-tokens // most)
-    if parts == 1:
-        _multiply_many(loops, own_loops, x, products, scratch(_room(*x.shape)))
+
+    def multiply_some(some: torch.Tensor, own: Sequence[Product], room: torch.Tensor) -> None:
+        _multiply_many(loops, own_loops, some, own, room)
+
+    _in_parts(most, x, products, scratch, multiply_some)
+
+
+def multiply_plain_pairs(
+    x: torch.Tensor, products: Sequence[Product], scratch: Callable[[int], torch.Tensor]
+) -> None:
+    """As ``multiply`` of more than a few tokens and plain rows that are pairs."""
+    loops = find_loops()
+    assert loops is not None
+    _in_parts(loops.pairs.MOST_TOGETHER, x, products, scratch, _multiply_plain)
+
+
+def _in_parts(
+    most: int,
+    x: torch.Tensor,
+    products: Sequence[Product],
+    scratch: Callable[[int], torch.Tensor],
+    multiply: Callable[[torch.Tensor, Sequence[Product], torch.Tensor], None],
+) -> None:
+    """Multiply no more than so many tokens at once, all in the same room."""
+    tokens, columns = x.shape
+    if tokens <= most:
+        multiply(x, products, scratch(_room(tokens, columns)))
         return
     # Whole pairs of tiles, but for the last ones.
+    parts = -(-tokens // most)
     borders = [align_up(tokens * part // parts, 2 * _TILE) for part in range(parts)] + [tokens]
     largest = max(last - first for first, last in itertools.pairwise(borders))
     room = scratch(_room(largest, columns))
     for first, last in itertools.pairwise(borders):
         own = [replace(each, out=each.out[first:last]) for each in products]
-        _multiply_many(loops, own_loops, x[first:last], own, room)
+        multiply(x[first:last], own, room)
 
 
 def _room(tokens: int, columns: int) -> int:
@@ -200,6 +256,30 @@ def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
             loops.pairs.few_in_turns(counters, number, own.rows, pairs, *own.results)
 
     together(work, shares)
+
+
+def _multiply_plain(x: torch.Tensor, products: Sequence[Product], room: torch.Tensor) -> None:
+    """Tokens are laid in the room first, by the same call of the loops that multiplies them."""
+    loops = find_loops()
+    assert loops is not None
+    tokens, columns = x.shape[0], x.shape[1] // 2
+    length = loops.pairs.columns_together(columns, tokens)
+    lines = [(x.data_ptr(), x.stride(0) // 2, columns, tokens, length, room.data_ptr())]
+    biases = [None if own.bias is None else own.bias.float() for own in products]
+    count = 0
+    for own, bias in zip(products, biases, strict=True):
+        rows, out = own.rows, own.out
+        assert isinstance(rows, torch.Tensor)
+        adds = GATES if own.gates else ADDS if own.adds else PUTS
+        where = 0 if bias is None else bias.data_ptr()
+        lines.append((rows.data_ptr(), len(rows), where, adds, out.data_ptr(), out.stride(0)))
+        count += len(rows)
+    table, counters = np.array(lines, np.int64), np.zeros(_COUNTERS + len(products), np.int64)
+    shares = max(1, 2 * columns * tokens * count // LEAST_SHARED)
+    if threads := team_threads(shares):
+        loops.pairs.plain_together(threads, counters, table)
+        return
+    together(lambda: loops.pairs.plain_in_turns(counters, table), shares, waits=False)
 
 
 def _multiply_many(

@@ -18,6 +18,7 @@ from freight.kernels.threads import as_numbers
 from freight.model.number_format import Grouped
 
 __all__ = [
+    "LEAST_PRODUCTS",
     "LEAST_SHARED",
     "LEAST_SHARED_OF_FEW",
     "Product",
@@ -25,6 +26,8 @@ __all__ = [
     "share_targets",
 ]
 
+LEAST_PRODUCTS: Final = 1 << 21
+"""Of numbers, in a product that is worth calling threads for."""
 LEAST_SHARED: Final = 1 << 23
 LEAST_SHARED_OF_FEW: Final = 1 << 22
 """Products of numbers in a share: waking a thread takes as long as some millions of them."""

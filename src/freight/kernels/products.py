@@ -20,9 +20,15 @@ import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
-from freight.kernels.pairs import multiply_pairs, pairs_are_better
+from freight.kernels.pairs import (
+    multiply_pairs,
+    multiply_plain_pairs,
+    pairs_are_better,
+    plain_pairs_are_better,
+)
 from freight.kernels.plain_rows import eight_rows, micro_rows
 from freight.kernels.product import (
+    LEAST_PRODUCTS,
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
     Product,
@@ -45,8 +51,6 @@ from freight.model.tiles import laid_tokens, tile_rows
 
 __all__ = ["Product", "can_gate", "loops_are_faster", "multiply", "scratch_values"]
 
-_LEAST_PRODUCTS: Final = 1 << 21
-"""Of numbers, in a product that is worth calling threads for."""
 _MOST_TOKENS: Final = TILE_ROWS
 """Tokens that are laid in tiles at once: a cache holds what a panel of rows meets."""
 _TILE: Final = 16
@@ -86,6 +90,9 @@ def multiply(
     for some numbers of x's type, ``scratch_values`` at most at a time, which are free again after
     the call.
     """
+    if plain_pairs_are_better(x, products):
+        multiply_plain_pairs(x, products, scratch)
+        return
     products = [own for own in products if not _is_multiplied_alone(x, own)]
     if not products:
         return
@@ -104,6 +111,8 @@ def multiply(
 
 def can_gate(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether some of the products may gate what others before them make."""
+    if plain_pairs_are_better(x, products):
+        return True
     loops = find_loops()
     return (
         loops is not None
@@ -215,7 +224,7 @@ def _are_worth_it(x: torch.Tensor, products: Sequence[Product]) -> bool:
     torch, which costs more than calling them."""
     count = x.shape[0] * sum(math.prod(own.rows.shape) for own in products)
     are_compressed = all(isinstance(own.rows, CompressedRows) for own in products)
-    return count >= _LEAST_PRODUCTS or (x.dtype is torch.bfloat16 and are_compressed)
+    return count >= LEAST_PRODUCTS or (x.dtype is torch.bfloat16 and are_compressed)
 
 
 def _fits_loops(x: torch.Tensor, rows: torch.Tensor | CompressedRows) -> bool:

@@ -130,7 +130,8 @@ def _take_turns(
     together(take_turns, len(borders) - 1)
 
 
-def together(work: Callable[[], None], most: int) -> None:
+def together(work: Callable[[], None], most: int, *, waits: bool = True) -> None:
     """Have as many cores as there are, but for ``most``, do the same work, which they share out
-    themselves. Another one than the caller's may come late, or not at all."""
-    work_together(work, min(torch.get_num_threads(), most) - 1)
+    themselves. Another one than the caller's may come late, or not at all; unless this ``waits``,
+    it may also leave late, with nothing done after the caller's has returned."""
+    work_together(work, min(torch.get_num_threads(), most) - 1, waits=waits)

@@ -61,6 +61,12 @@ class _Job:
         if self._error is not None:
             raise self._error
 
+    def leave(self) -> None:
+        """Wait for nobody; nobody else begins."""
+        with self._lock:
+            self._is_closed = True
+        self._work = _nothing
+
 
 class _Team:
     """Threads that wait for jobs, as many as were ever wanted at once."""
@@ -99,9 +105,10 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)
 
 
-def work_together(work: Callable[[], None], helpers: int) -> None:
+def work_together(work: Callable[[], None], helpers: int, *, waits: bool = True) -> None:
     """Do ``work`` in this thread and in up to so many others at once. All that have begun are done
-    when it returns; what one of them raises is raised here."""
+    when it returns; what one of them raises is raised here. Unless it ``waits``: then ``work``
+    itself returns, to each, when all has been done, and touches nothing after that."""
     if helpers < 1:
         work()
         return
@@ -110,4 +117,7 @@ def work_together(work: Callable[[], None], helpers: int) -> None:
     try:
         work()
     finally:
-        job.close()
+        if waits:
+            job.close()
+        else:
+            job.leave()
