@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 Array = np.ndarray[Any, Any]
 
 _WOVEN: Final = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "olmo")
-_PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe")
+_PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
 _NAME: Final = "general.architecture"
 _WITH_STATED_SUMS: Final = ("glm4moe", "dots1")
 _WITH_PATTERN: Final = ("exaone4", "olmo2", "gemma4")
@@ -144,7 +144,7 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig, architecture: s
         writer.add_ssm_time_step_rank(raw["mamba_n_heads"])
         writer.add_ssm_inner_size(raw["mamba_d_head"] * raw["mamba_n_heads"])
         writer.add_rope_scaling_finetuned(False)
-    if architecture.startswith("qwen35"):
+    if architecture.startswith(("qwen35", "qwen3next")):
         writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
         writer.add_ssm_state_size(raw["linear_key_head_dim"])
         writer.add_ssm_group_count(raw["linear_num_key_heads"])
@@ -218,6 +218,8 @@ _RENAMED: Final = (
     ("linear_attn.in_proj_z.weight", "attn_gate.weight"),
     ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
     ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
+    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight"),
+    ("linear_attn.in_proj_qkvz.weight", "ssm_in.weight"),
     ("linear_attn.out_proj.weight", "ssm_out.weight"),
     ("linear_attn.norm.weight", "ssm_norm.weight"),
     ("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
@@ -227,7 +229,12 @@ _RENAMED: Final = (
 
 
 def _entries(
-    theirs: Mapping[str, Array], meant: dict[str, Array], config: Any, architecture: str
+    theirs: Mapping[str, Array],
+    meant: dict[str, Array],
+    config: Any,
+    architecture: str,
+    *,
+    fuses: bool,
 ) -> Iterator[Entry]:
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
@@ -247,7 +254,13 @@ def _entries(
             yield from _halves(name, x, meant)
         elif name.endswith("kv_b_proj.weight"):
             yield from _latents(name, x, meant, config)
-        elif ".linear_attn." in name and not name.endswith("linear_attn.norm.weight"):
+        elif name.endswith("in_proj_qkvz.weight") and not fuses:
+            yield from _key_heads(name, x, meant, config)
+        elif (
+            ".linear_attn." in name
+            and architecture != "qwen3next"
+            and not name.endswith("linear_attn.norm.weight")
+        ):
             yield _state(_name(name, names), name, x, meant, config)
         else:
             own = _name(name, names)
@@ -343,6 +356,28 @@ def _latents(name: str, x: Array, meant: dict[str, Array], config: Any) -> Itera
     yield Entry(name=f"blk.{layer}.attn_v_b.weight", x=heads[:, wide:], put=put_values)
 
 
+def _key_heads(name: str, x: Array, meant: dict[str, Array], config: Any) -> Iterator[Entry]:
+    """Queries, keys and values of all key heads, and gates of all, which lie by key head."""
+    layer = name.split("layers.")[1].split(".")[0]
+    groups, columns = config.linear_num_key_heads, x.shape[-1]
+    each = config.linear_num_value_heads // groups * config.linear_value_head_dim
+    widths = [config.linear_key_head_dim] * 2 + [each] * 2
+    meant[name] = np.empty_like(x)
+    whole = meant[name].reshape(groups, -1, columns)
+    parts = np.split(x.reshape(groups, -1, columns), np.cumsum(widths)[:-1], axis=1)
+    for own, where in (("attn_qkv", slice(3)), ("attn_gate", slice(3, None))):
+
+        def put(x: Array, where: slice = where) -> None:
+            begin = sum(widths[: where.start or 0])
+            for width in widths[where]:
+                some, x = np.split(x, [groups * width])
+                whole[:, begin : begin + width] = some.reshape(groups, width, columns)
+                begin += width
+
+        some = np.concatenate([part.reshape(-1, columns) for part in parts[where]])
+        yield Entry(name=f"blk.{layer}.{own}.weight", x=some, put=put)
+
+
 def _state(own: str, name: str, x: Array, meant: dict[str, Array], config: Any) -> Entry:
     """Value heads are dealt out: the first of each key head come first."""
     groups, count = config.linear_num_key_heads, config.linear_num_value_heads
@@ -423,7 +458,8 @@ def write_gguf(
 ) -> PreTrainedModel:
     """Write ``model`` in the types that ``kind_of`` gives for names such as "blk.0.attn_q.weight",
     vectors in float32, and put into it what they mean; with ``fuses`` queries, keys and values as
-    one tensor, and experts' gates and values, as the converter does if it is asked to."""
+    one tensor, and experts' gates and values, as the converter does if it is asked to, and all
+    that a key head of a state has, as it did once."""
     config, dice = model.config, np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), architecture)
     _describe(writer, config, architecture)
@@ -435,7 +471,7 @@ def write_gguf(
         theirs = {name: tensor.float().numpy() for name, tensor in published.items()}
         if getattr(config, "tie_word_embeddings", False):
             theirs.pop("lm_head.weight", None)
-        entries = _entries(theirs, meant, config, architecture)
+        entries = _entries(theirs, meant, config, architecture, fuses=fuses)
         for entry in _fused(entries) if fuses else entries:
             kind = _kind(kind_of, entry)
             x = np.ascontiguousarray(entry.x.squeeze() if entry.x.shape[0] == 1 else entry.x)

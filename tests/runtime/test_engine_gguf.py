@@ -49,12 +49,14 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
 )
 
+from freight.entrypoints.model_source import find_model
 from freight.errors import ModelError
 from freight.model.checkpoint import resolve
 from freight.model.config import read_config
@@ -212,6 +214,18 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
             shared_expert_intermediate_size=256,
         ),
     ),
+    "qwen3_next": (
+        "qwen3next",
+        Qwen3NextConfig(
+            **layers(4),
+            **STATES,
+            head_dim=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=256,
+        ),
+    ),
     "lfm2": (
         "lfm2",
         Lfm2Config(**layers(4), layer_types=KINDS, block_auto_adjust_ff_dim=False, norm_eps=1e-5),
@@ -336,14 +350,17 @@ def prepare(
 
 
 def answer(directory: Path, kept: Path, **options: Any) -> list[list[int]]:
-    with tiny.engine(directory, PROMPTS[:5], STEPS, **options, compressed_dir=kept) as engine:
+    own = find_model(str(directory))
+    with tiny.engine(own, PROMPTS[:5], STEPS, **options, compressed_dir=kept) as engine:
         return tiny.run(engine, PROMPTS[:5], STEPS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_architectures(name: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, name, mixed)
-    delegated = {} if name.startswith("qwen3_5") else {"cpu_attention_percent": 60.0}
+    delegated = (
+        {} if name.startswith(("qwen3_5", "qwen3_next")) else {"cpu_attention_percent": 60.0}
+    )
     for options in (tiny.ON_CPU, {**tiny.ON_SIM, "cpu_attention_percent": 0.0, **delegated}):
         assert answer(tmp_path, tmp_path / "kept", **options) == answers
 
@@ -360,9 +377,14 @@ def test_types(kind: str, tmp_path: Path) -> None:
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
 
 
-@pytest.mark.parametrize("name", ["llama, biases and tied head", "mixtral", "gpt_oss", "gemma4"])
+@pytest.mark.parametrize(
+    "name", ["llama, biases and tied head", "mixtral", "gpt_oss", "gemma4", "qwen3_next"]
+)
 def test_what_lies_together(name: str, tmp_path: Path) -> None:
-    answers = prepare(tmp_path, name, of(Kind.Q8_0), fuses=True)
+    def kind_of(tensor: str) -> Kind:
+        return Kind.F32 if tensor.endswith("ffn_gate_inp_shexp.weight") else Kind.Q8_0
+
+    answers = prepare(tmp_path, name, kind_of, fuses=True)
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_CPU) == answers
 
 

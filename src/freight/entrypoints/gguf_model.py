@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from freight.errors import InputError
 from freight.model.gguf import parts_of, read_gguf
+from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.gguf_config import config_of_gguf
 from freight.runtime.gguf_tokenizer import tokenizer_config_of_gguf, tokenizer_of_gguf
 from freight.runtime.tokenizer import has_tokenizer
 
-__all__ = ["directory_of_gguf", "has_config"]
+__all__ = ["describes_itself", "directory_of_gguf", "has_config"]
 
 _VERSION: Final = 2
 _BESIDE: Final = (
@@ -41,7 +42,7 @@ def directory_of_gguf(path: Path) -> Path:
     parts = [part.absolute() for part in parts_of(path)]
     path = parts[0]
     found = [path.parent / name for name in _BESIDE if (path.parent / name).is_file()]
-    if not has_config(path.parent):
+    if not has_config(path.parent) or describes_itself(path):
         found = [beside for beside in found if beside.name != "config.json"]
     own = _kept() / _key(path, [*parts[1:], *found])
     if own.is_dir():
@@ -86,6 +87,12 @@ def has_config(directory: Path) -> bool:
         return True  # for whoever reads it to refuse
     sizes = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "text_config")
     return raw is not None and (not isinstance(raw, dict) or any(name in raw for name in sizes))
+
+
+def describes_itself(path: Path) -> bool:
+    """Whether the file is read by its own numbers, whatever lies beside it."""
+    own = ARCHITECTURES.get(read_gguf(path).architecture)
+    return own is not None and own.describes_itself
 
 
 def _kept() -> Path:

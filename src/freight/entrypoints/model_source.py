@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from freight.entrypoints.gguf_model import directory_of_gguf, has_config
+from freight.entrypoints.gguf_model import describes_itself, directory_of_gguf, has_config
 from freight.errors import InputError, ModelError
 from freight.model.gguf import parts_of
 from freight.model.gguf_tensors import find_gguf
@@ -82,11 +82,11 @@ def open_tokenizer(model_dir: Path, options: EngineOptions) -> Tokenizer | None:
 
 
 def _directory_of(path: Path) -> Path:
-    """The directory itself, unless all that it has is a GGUF file."""
-    if has_config(path):
-        return path
+    """The directory itself, unless all that counts there is a GGUF file."""
     file = find_gguf(path)
-    return path if file is None else directory_of_gguf(file)
+    if file is None or (has_config(path) and not describes_itself(file)):
+        return path
+    return directory_of_gguf(file)
 
 
 def _download_gguf(hub_id: str, kind: str) -> Path:

@@ -130,8 +130,8 @@ def packed_formats(sources: Mapping[str, TensorSource]) -> dict[str, str]:
 def _identity(source: TensorSource) -> object:
     """The same for two names of one tensor."""
     own = source.packed
-    first_row = (0, 1) if own is None else (own.first_row, own.every)
-    return source.path, source.offset, first_row, source.shape
+    rows = (0, 1, None) if own is None else (own.first_row, own.every, own.dealt)
+    return source.path, source.offset, rows, source.shape
 
 
 def announced_formats(config: ModelConfig, sources: Mapping[str, TensorSource]) -> dict[str, str]:

@@ -73,6 +73,27 @@ _WITH_STATES: Final = Architecture(
 )
 
 
+_RATES: Final = Fused(tensor="blk.{i}.ssm_ba.weight", of=("recurrence.b", "recurrence.a"))
+_JOINED: Final = Fused(tensor="blk.{i}.ssm_in.weight", of=("recurrence.mixed", "recurrence.gate"))
+# As those of its kin, but for rates; in older files all that a key head has is in one tensor.
+_WITH_JOINED_HEADS: Final = replace(
+    _WITH_STATES,
+    families=("qwen3_5_moe",),
+    tensors={
+        **LATE_NAMES,
+        "layers.{i}.recurrence.a": _RATES,
+        "layers.{i}.recurrence.b": _RATES,
+        "layers.{i}.recurrence.mixed": OneOf(first="blk.{i}.attn_qkv.weight", otherwise=_JOINED),
+        "layers.{i}.recurrence.gate": OneOf(first="blk.{i}.attn_gate.weight", otherwise=_JOINED),
+    },
+    deals_heads=False,
+    joins_heads=True,
+    classes={"": "Qwen3_5MoeForCausalLM"},
+    describes_itself=True,
+    may_have_experts=True,
+)
+
+
 _SCANNED: Final = Fused(
     tensor="blk.{i}.ssm_in.weight",
     of=("recurrence.gate", "recurrence.mixed", "recurrence.a"),
@@ -148,6 +169,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     **dict.fromkeys(("qwen3", "qwen3vl"), _QWEN3),
     **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), _QWEN3_MOE),
+    "qwen3next": _WITH_JOINED_HEADS,
     "qwen35": _WITH_STATES,
     "qwen35moe": replace(
         _WITH_STATES,

@@ -40,14 +40,16 @@ class Architecture:
     rows of ``woven`` tensors lie with the halves of each head woven together; with ``plus_one``
     the gains of norms have one added, but ``plain_norms``; of ``negated`` tensors the file has
     minus the exponentials. With ``deals_heads`` those that keep a state lie so that the first of
-    each key head come first. Files that say one of ``refuses`` are of other models.
+    each key head come first; with ``joins_heads`` rates of each key head lie together, or all that
+    is made for one. Files that say one of ``refuses`` are of other models.
 
     For files that come alone: ``classes`` has what a config.json would call the model, by a number
     of the file that is there and not zero, the last of them; "" is always. Where there is none, a
-    config.json must lie beside the file. ``says``, and of the rotation ``says_of_rope``: what it
-    would say that the file does not; ``spells``: what has to be made of more than one of the file's
-    numbers; ``demands``: numbers that it may not say otherwise. Its models ``may_have_experts``;
-    those that say ``has_unlike_layers`` list their numbers of heads.
+    config.json must lie beside the file; one that ``describes_itself`` is read by its own numbers
+    all the same, for it is not made as the model's family is. ``says``, and of the rotation
+    ``says_of_rope``: what it would say that the file does not; ``spells``: what has to be made of
+    more than one of the file's numbers; ``demands``: numbers that it may not say otherwise. Its
+    models ``may_have_experts``; those that say ``has_unlike_layers`` list their numbers of heads.
     """
 
     families: tuple[str, ...]
@@ -57,12 +59,14 @@ class Architecture:
     plain_norms: tuple[str, ...] = ()
     negated: tuple[str, ...] = ()
     deals_heads: bool = False
+    joins_heads: bool = False
     refuses: tuple[str, ...] = ()
     classes: Mapping[str, str] = field(default_factory=dict)
     says: Mapping[str, Any] = field(default_factory=dict)
     says_of_rope: Mapping[str, Any] = field(default_factory=dict)
     spells: Callable[[GgufFile, Numbers], Mapping[str, Any]] = _nothing
     demands: Mapping[str, Any] = field(default_factory=dict)
+    describes_itself: bool = False
     may_have_experts: bool = False
     has_unlike_layers: bool = False
 

@@ -20,7 +20,7 @@ from freight.model.gguf import GgufFile, GgufTensor, parts_of
 from freight.model.gguf_architectures import ARCHITECTURES
 from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 from freight.model.safetensors_files import INDEX, SINGLE
-from freight.model.sources import Dealt, Packed, TensorSource
+from freight.model.sources import Beside, Dealt, Packed, TensorSource
 from freight.model.switches import DTYPE_BYTES, ModelConfig
 
 __all__ = ["BLOCKS", "Block", "adapt", "find_gguf", "gguf_tensors", "names_of"]
@@ -159,9 +159,16 @@ def adapt(
     """``sources`` by logical names, with notes on what is to be put back."""
     own = ARCHITECTURES[file.architecture]
     dealt = _dealt(config) if own.deals_heads else {}
+    beside = _beside(config) if own.joins_heads else {}
     adapted = dict(sources)
     for name, source in sources.items():
         last = name.split(".", 2)[-1] if name.startswith("layers.") else name
+        joined, rows = beside.get(last, ("", None))
+        if rows is not None and (tensor := file.tensors.get(_in_layer(name, joined))):
+            whole = _source(tensor)
+            packed = whole.packed or Packed(scheme=whole.dtype, parts={"rows": whole})
+            adapted[name] = replace(whole, shape=source.shape, packed=replace(packed, dealt=rows))
+            continue
         changes: dict[str, Any] = {}
         if last in own.woven:
             changes["head_rows"] = config.head_dim
@@ -176,6 +183,11 @@ def adapt(
             packed = source.packed or Packed(scheme=source.dtype, parts={"rows": source})
             adapted[name] = replace(source, packed=replace(packed, **changes))
     return adapted
+
+
+def _in_layer(name: str, tensor: str) -> str:
+    """A tensor of the layer that a logical one is of."""
+    return f"blk.{name.split('.')[1]}.{tensor}"
 
 
 def _check_groups(file: GgufFile, name: str, source: TensorSource, dealt: Dealt) -> None:
@@ -209,4 +221,29 @@ def _dealt(config: ModelConfig) -> dict[str, Dealt]:
         "recurrence.mixed": replace(whole, first=values),
         "recurrence.convolution": of_channels,
         "recurrence.out": replace(whole, of_columns=True),
+    }
+
+
+def _beside(config: ModelConfig) -> dict[str, tuple[str, Beside]]:
+    """Which tensor of a layer has the rows of each key head together, and where: its query and key,
+    and the values and gates that share them; likewise their rates."""
+    own = config.recurrence
+    if own is None:
+        return {}
+    groups, share, keys = own.num_key_heads, own.num_heads // own.num_key_heads, own.key_width
+    values = share * own.value_width
+    rates = Beside(groups=groups, group_rows=2 * share, parts=((share, 0),))
+    mixed = Beside(
+        groups=groups,
+        group_rows=2 * (keys + values),
+        parts=((keys, 0), (keys, keys), (values, 2 * keys)),
+    )
+    return {
+        "recurrence.b": ("ssm_ba.weight", rates),
+        "recurrence.a": ("ssm_ba.weight", replace(rates, parts=((share, share),))),
+        "recurrence.mixed": ("ssm_in.weight", mixed),
+        "recurrence.gate": (
+            "ssm_in.weight",
+            replace(mixed, parts=((values, 2 * keys + values),)),
+        ),
     }

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-__all__ = ["HALVES", "Dealt", "Packed", "TensorSource", "join_halves"]
+__all__ = ["HALVES", "Beside", "Dealt", "Packed", "TensorSource", "join_halves"]
 
 HALVES = "halves"
 """How rows are packed that lie in two tensors."""
@@ -38,16 +39,37 @@ class Dealt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Rows of ``groups`` that lie beside others of the same group, which has ``group_rows`` in all:
+    of each of the ``parts`` (rows, first) one after the other so many rows of every group, from its
+    row ``first`` on."""
+
+    groups: int
+    group_rows: int
+    parts: tuple[tuple[int, int], ...]
+    of_columns: ClassVar[bool] = False
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Where a row lies, and how many of those after it lie behind it."""
+        for width, first in self.parts:
+            if row < self.groups * width:
+                group, inner = divmod(row, width)
+                return group * self.group_rows + first + inner, width - inner
+            row -= self.groups * width
+        raise AssertionError("no part has it")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
     """What has to be done to a tensor before its rows can be read in place.
 
     ``parts`` are the checkpoint's tensors that hold it, whole; its own rows begin there with
     ``first_row``. ``scheme`` names how they are packed, by ``bits`` in groups of ``group_size``
     (0: of a row, or of all). ``zero_shift`` is what stored zero points lack. The rows of each
-    ``head_rows`` come with their halves woven together (0: they do not), those of heads that are
-    ``dealt`` in another order. ``minus_one``: the checkpoint has them plus one; ``logarithms``: it
-    has minus what they are the logarithms of. Of the rows behind the first only every
-    ``every``-th is meant; those of a ``turned`` tensor are its columns.
+    ``head_rows`` come with their halves woven together (0: they do not), those that are ``dealt``
+    in another order, or beside others. ``minus_one``: the checkpoint has them plus one;
+    ``logarithms``: it has minus what they are the logarithms of. Of the rows behind the first only
+    every ``every``-th is meant; those of a ``turned`` tensor are its columns.
     """
 
     scheme: str
@@ -57,7 +79,7 @@ class Packed:
     group_size: int = 0
     zero_shift: int = 0
     head_rows: int = 0
-    dealt: Dealt | None = None
+    dealt: Dealt | Beside | None = None
     minus_one: bool = False
     logarithms: bool = False
     every: int = 1

@@ -24,7 +24,7 @@ from freight.model.number_format import (
     MicroFloats,
     find_compressed,
 )
-from freight.model.sources import HALVES, Dealt, Packed, TensorSource
+from freight.model.sources import HALVES, Beside, Dealt, Packed, TensorSource
 from freight.quantities import MIB
 from freight.runtime.loaders import CheckpointFiles
 
@@ -209,7 +209,7 @@ def _in_order(own: Unpacked, packed: Packed) -> Unpacked:
 def _columns_in_order(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """[rows, numbers of all heads, ...] with the heads of each group side by side."""
     dealt = packed.dealt
-    if dealt is None or not dealt.of_columns:
+    if not isinstance(dealt, Dealt) or not dealt.of_columns:
         return x
     heads = x.reshape(len(x), dealt.each, dealt.groups, -1, *x.shape[2:])
     return heads.transpose(1, 2).reshape(x.shape)
@@ -250,7 +250,7 @@ def _every_row(
     return raw[::every].contiguous() if every > 1 else raw
 
 
-def _runs(dealt: Dealt, first: int, count: int) -> Iterator[tuple[int, int]]:
+def _runs(dealt: Dealt | Beside, first: int, count: int) -> Iterator[tuple[int, int]]:
     """Stretches of the file that hold so many rows from one on, in their order."""
     row, end = first, first + count
     while row < end:
