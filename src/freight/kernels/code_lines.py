@@ -11,6 +11,7 @@ from numba.extending import overload
 
 from freight.kernels.code_registers import (
     LINE,
+    factors_at,
     fours_table,
     group_table,
     put_bytes,
@@ -132,17 +133,17 @@ def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart
     columns are ``line_apart``, counted in out's own elements. Codes ``ahead`` rows further are
     fetched."""
     raw, numbers, size, bits, columns, line = rows
-    groups, step, half = U(columns // size), size * bits // 8, U(WIDTH * 2 // out.itemsize)
+    groups, step = U(columns // size), size * bits // 8
     first, count = begin // size, width // size
     half_apart = U(line_apart * (step // LINE))
     for row in range(height):
         source = U((top + row) * line)
         factors = (source + U(columns * bits // 8)) // U(numbers.itemsize) + U(first)
         source += U(first * step)
-        for byte in range(0, count * step, 4 * WIDTH):
-            prefetch(raw, source + U(ahead * line + byte))
         to = U(start + row * row_apart)
-        for _ in range(count):
+        for number in range(count):
+            for byte in range(0, step, 4 * WIDTH):
+                prefetch(raw, source + U(ahead * line + byte))
             if bits == 4:
                 table = group_table(numbers, factors, factors + groups)
                 if step < LINE:
@@ -154,12 +155,17 @@ def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart
                         put_high_halves(out, to + half_apart, raw, source + U(byte), table)
                         to += U(line_apart)
                     to += half_apart
-            else:
-                for byte in range(0, step, WIDTH):
-                    put_bytes(out, to, raw, source + U(byte), numbers, factors, factors + groups)
-                    to += half
-                    if byte // WIDTH % 2:
-                        to += U(line_apart) - U(2) * half
+            elif step >= LINE:
+                own = factors_at(numbers, factors, factors + groups)
+                for byte in range(0, step, LINE):
+                    put_bytes(out, to, raw, source + U(byte), own, own)
+                    to += U(line_apart)
+            elif number % 2 == 0:
+                # Two groups are a line.
+                own = factors_at(numbers, factors, factors + groups)
+                other = factors_at(numbers, factors + U(1), factors + groups + U(1))
+                put_bytes(out, to, raw, source, own, other)
+                to += U(line_apart)
             source += U(step)
             factors += U(1)
 

@@ -19,6 +19,7 @@ from freight.kernels.llvm import (
     WORD,
     address_of,
     narrowed,
+    narrowed_both,
     power_of_two,
     splat,
     widen_codes,
@@ -28,6 +29,7 @@ from freight.kernels.micro_registers import eights
 
 __all__ = [
     "LINE",
+    "factors_at",
     "fours_table",
     "group_table",
     "put_bytes",
@@ -60,16 +62,23 @@ class _TableModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _factor(context: Any, builder: Any, kind: Any, numbers: Any, index: Any) -> Any:
-    """A scale, or a minimum, sixteen times: float16 by its bits, or float32."""
+    """A scale, or a minimum: float16 by its bits, or float32. The former is widened in a register
+    that holds nothing else: told of one number alone, the compiler puts it beside what was last in
+    some register, and each group waits for the one before it."""
     bits = builder.load(address_of(context, builder, kind, numbers, index))
-    if kind.dtype.bitwidth == 16:
-        return splat(builder, builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT))
-    return splat(builder, builder.bitcast(bits, FLOAT))
+    if kind.dtype.bitwidth != 16:
+        return builder.bitcast(bits, FLOAT)
+    nothing = ir.Constant(ir.VectorType(SHORT, 8), [0] * 8)
+    halves = builder.insert_element(nothing, bits, ir.Constant(WORD, 0))
+    halves = builder.bitcast(halves, ir.VectorType(ir.HalfType(), 8))
+    first = builder.shuffle_vector(halves, halves, _lanes(*range(4)))
+    found = builder.fpext(first, ir.VectorType(FLOAT, 4))
+    return builder.extract_element(found, ir.Constant(WORD, 0))
 
 
 def _value(builder: Any, codes: Any, scale: Any, lowest: Any) -> Any:
     """Rounded in two steps, as the reference does, and then to bfloat16."""
-    found = builder.fadd(builder.fmul(codes, scale), lowest)
+    found = builder.fadd(builder.fmul(codes, splat(builder, scale)), splat(builder, lowest))
     return builder.bitcast(narrowed(builder, found), ir.VectorType(SHORT, WIDTH))
 
 
@@ -182,16 +191,35 @@ def put_eights(context, out, place, raw, start, scale):  # type: ignore[no-untyp
 
 
 @intrinsic
-def put_bytes(context, out, place, raw, start, numbers, scale, lowest):  # type: ignore[no-untyped-def]
-    """Half a line from out[place] on: what sixteen codes of a byte each stand for."""
+def put_bytes(context, out, place, raw, start, first, second):  # type: ignore[no-untyped-def]
+    """A line from out[place] on: what 32 codes of a byte each stand for, sixteen by the ``first``
+    (scale, minimum), and sixteen by the second."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, place, data, start, own, *places = arguments
-        kinds = signature.args
-        factors = [_factor(context, builder, kinds[4], own, index) for index in places]
-        codes = widen_codes(builder, _bytes(context, builder, kinds[2], data, start, WIDTH))
-        found = _value(builder, codes, *factors)
-        _put(builder, address_of(context, builder, kinds[0], target, place), found, 4)
+        target, place, data, start, *pairs = arguments
+        found = []
+        for half, pair in enumerate(pairs):
+            own = builder.add(start, ir.Constant(start.type, half * WIDTH))
+            codes = _bytes(context, builder, signature.args[2], data, own, WIDTH)
+            factors = [splat(builder, builder.extract_value(pair, number)) for number in range(2)]
+            # Rounded in two steps, as the reference does.
+            scaled = builder.fmul(widen_codes(builder, codes), factors[0])
+            found.append(builder.fadd(scaled, factors[1]))
+        where = address_of(context, builder, signature.args[0], target, place)
+        _put(builder, where, narrowed_both(builder, *found), 4)
         return context.get_dummy_value()
 
-    return types.none(out, _INDEX, raw, _INDEX, numbers, _INDEX, _INDEX), generate
+    return types.none(out, _INDEX, raw, _INDEX, first, second), generate
+
+
+@intrinsic
+def factors_at(context, numbers, scale, lowest):  # type: ignore[no-untyped-def]
+    """A scale and a minimum, as float32."""
+    pair = types.UniTuple(types.float32, 2)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, *places = arguments
+        found = [_factor(context, builder, signature.args[0], data, own) for own in places]
+        return cgutils.pack_array(builder, found)
+
+    return pair(numbers, _INDEX, _INDEX), generate

@@ -32,6 +32,7 @@ __all__ = [
     "fetch",
     "loader",
     "narrowed",
+    "narrowed_both",
     "narrowed_pairs",
     "pair_products",
     "place_of",
@@ -164,14 +165,18 @@ def narrowed(builder: Any, floats: Any) -> Any:
     return builder.call(function, [floats])
 
 
-def narrowed_pairs(builder: Any, first: Any, second: Any) -> Any:
-    """Sixteen pairs, of a float of the first and one of the second, rounded as ``narrowed``."""
+def narrowed_both(builder: Any, first: Any, second: Any) -> Any:
+    """Sixteen floats, and then another sixteen, rounded as ``narrowed``, by their bits."""
     kind = ir.FunctionType(_PAIRS, [FLOATS, FLOATS])
     name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
-    halves = builder.bitcast(
-        builder.call(function, [second, first]), ir.VectorType(SHORT, 2 * WIDTH)
-    )
+    found = builder.call(function, [second, first])
+    return builder.bitcast(found, ir.VectorType(SHORT, 2 * WIDTH))
+
+
+def narrowed_pairs(builder: Any, first: Any, second: Any) -> Any:
+    """Sixteen pairs, of a float of the first and one of the second, rounded as ``narrowed``."""
+    halves = narrowed_both(builder, first, second)
     lanes = [place for k in range(WIDTH) for place in (k, k + WIDTH)]
     mask = ir.Constant(ir.VectorType(WORD, 2 * WIDTH), lanes)
     return builder.bitcast(builder.shuffle_vector(halves, halves, mask), FLOATS)
