@@ -380,6 +380,22 @@ def test_gates_are_the_same_made_before(way: str, width: int) -> None:
         assert torch.equal(found[0], found[1])
 
 
+def test_results_do_not_depend_on_who_made_them() -> None:
+    """Threads take turns as they come; no number is rounded otherwise for it."""
+    dice = torch.Generator().manual_seed(0)
+    x, gate, plain = (torch.randn(n, 640, generator=dice).bfloat16() for n in (70, 336, 336))
+    scratch = torch.empty(scratch_values(640, x.dtype), dtype=x.dtype)
+    found = []
+    for _ in range(40):
+        out = torch.empty(70, 336, dtype=x.dtype)
+        own = [Product(rows=plain, out=out), Product(rows=gate, out=out, gates=True)]
+        if not products.can_gate(x, own):
+            pytest.skip("nothing is gated so")
+        multiply(x, own, lambda count: scratch[:count])
+        found.append(out)
+    assert all(torch.equal(out, found[0]) for out in found)
+
+
 def test_float16_is_left_to_torch() -> None:
     x, rows = torch.randn(20, 64).half(), torch.randn(40, 64).half()
     assert torch.equal(product(x, rows), torch.mm(x, rows.t()))

@@ -20,7 +20,7 @@ from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.sums import GATES
-from freight.kernels.turns import seen, take, wait_for
+from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH
 
 __all__ = [
@@ -57,8 +57,10 @@ _GROUPS = 2
 """Of tiles that meet all rows of a turn before the next ones do: a core's own cache holds them and
 the rows. Others wait in a cache that other guests of the machine use, too."""
 _MANY_ROWS = 8 * ROWS
-_LAST_TURNS = 4
-"""That are half as long: two for each of two cores."""
+_LAST_TURNS = 2
+_LAST_ROWS = 2 * WIDTH
+"""Of the turns into which what these would have is cut. Whole vectors, as all turns' rows are, so
+that none is rounded otherwise for being near the end."""
 _FEW_ROWS = 64
 _TILES = 2
 
@@ -118,10 +120,10 @@ def lay_together(threads, *arguments):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, boundscheck=False)
 def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
     """Rows times tokens, to the same columns of out, whose rows are ``pitch`` apart: plus the bias
-    [all rows] unless it is empty, as ``put_sums`` has it. The counter ``number`` says how many rows
-    are taken, ``most`` at a time, and the third one how many are done. Rows are as ``extent_of``
-    has them. Tokens lie in tiles, ``length`` columns of all of them, then the next ones; of a tile
-    a column's sixteen side by side."""
+    [all rows] unless it is empty, as ``put_sums`` has it. The counter ``number`` says how many
+    turns of ``most`` rows, or fewer, are taken, and the third one how many rows are done. Rows are
+    as ``extent_of`` has them. Tokens lie in tiles, ``length`` columns of all of them, then the next
+    ones; of a tile a column's sixteen side by side."""
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     sums = np.empty(num_tiles * most * WIDTH, np.float32)
@@ -141,12 +143,14 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
 
 @njit(nogil=True, cache=True)
 def _next_rows(counters, number, count, most):  # type: ignore[no-untyped-def]
-    """The first of them, and how many: fewer near the end, for whoever takes the last ones is
-    waited for."""
-    left = count - seen(counters, U(number))
-    amount = most if left > _LAST_TURNS * most else most // 2
-    first = take(counters, U(number), amount)
-    return first, min(amount, count - first)
+    """The first row of the next turn, and how many it has: fewer near the end, for whoever takes
+    the last one is waited for, and the same whoever takes it when."""
+    turn = take(counters, U(number), 1)
+    whole = max(0, count // most - _LAST_TURNS)
+    if turn < whole:
+        return turn * most, most
+    first = whole * most + (turn - whole) * _LAST_ROWS
+    return first, min(_LAST_ROWS, count - first)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

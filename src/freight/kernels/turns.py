@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from freight.kernels.llvm import address_of
 
-__all__ = ["seen", "take", "wait_for"]
+__all__ = ["take", "wait_for"]
 
 _BYTES = 8
 
@@ -29,7 +29,7 @@ def take(context, counters, index, amount):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def seen(context, counters, index):  # type: ignore[no-untyped-def]
+def _seen(context, counters, index):  # type: ignore[no-untyped-def]
     """A counter as it is, with what was written before it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,5 +42,5 @@ def seen(context, counters, index):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, boundscheck=False)
 def wait_for(counters, index, least):  # type: ignore[no-untyped-def]
     """Until a counter is ``least`` or more, which others bring about in a moment."""
-    while seen(counters, index) < least:
+    while _seen(counters, index) < least:
         pass
