@@ -24,7 +24,7 @@ from freight.kernels.product import (
 )
 from freight.kernels.row_kinds import PairRows
 from freight.kernels.sharing import team_threads, together
-from freight.kernels.sums import ADDS, GATES, PUTS
+from freight.kernels.sums import GATES, PUTS
 from freight.kernels.threads import Loops, as_words, exponent_rows, find_loops, has_words, pair_rows
 from freight.kernels.trial import best_times, cold_rows
 from freight.model.number_format import EightFloats, Grouped, MicroFloats
@@ -234,10 +234,10 @@ def _targets(products: Sequence[Product]) -> list[Target]:
     return found
 
 
-def _shares(x: torch.Tensor, targets: Sequence[Target], least: int) -> int:
+def _shares(x: torch.Tensor, products: Sequence[Product], least: int) -> int:
     """Rows are read, or laid, for few tokens as for more: that is worth another core, too."""
     tokens, columns = x.shape
-    numbers = columns * sum(own.count for own in targets)
+    numbers = columns * sum(own.rows.shape[0] for own in products)
     return max(1, numbers * max(tokens, _TOKENS_WORTH_ROWS) // least)
 
 
@@ -245,7 +245,7 @@ def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
     """Rows one by one, as fast as they can be read."""
     pairs, targets = as_words(x.contiguous()).view(np.uint32), _targets(products)
     counters = np.zeros(len(targets), np.int64)
-    shares = _shares(x, targets, LEAST_SHARED_OF_FEW)
+    shares = _shares(x, products, LEAST_SHARED_OF_FEW)
     if threads := team_threads(shares):
         for number, own in enumerate(targets):
             loops.pairs.few_together(threads, counters, number, own.rows, pairs, *own.results)
@@ -266,16 +266,13 @@ def _multiply_plain(x: torch.Tensor, products: Sequence[Product], room: torch.Te
     length = loops.pairs.columns_together(columns, tokens)
     lines = [(x.data_ptr(), x.stride(0) // 2, columns, tokens, length, room.data_ptr())]
     biases = [None if own.bias is None else own.bias.float() for own in products]
-    count = 0
     for own, bias in zip(products, biases, strict=True):
-        rows, out = own.rows, own.out
+        rows, out, where = own.rows, own.out, 0 if bias is None else bias.data_ptr()
         assert isinstance(rows, torch.Tensor)
-        adds = GATES if own.gates else ADDS if own.adds else PUTS
-        where = 0 if bias is None else bias.data_ptr()
-        lines.append((rows.data_ptr(), len(rows), where, adds, out.data_ptr(), out.stride(0)))
-        count += len(rows)
+        place = out.data_ptr(), out.stride(0)
+        lines.append((rows.data_ptr(), rows.shape[0], where, own.outcome, *place))
     table, counters = np.array(lines, np.int64), np.zeros(_COUNTERS + len(products), np.int64)
-    shares = max(1, 2 * columns * tokens * count // LEAST_SHARED)
+    shares = _shares(x, products, LEAST_SHARED)
     if threads := team_threads(shares):
         loops.pairs.plain_together(threads, counters, table)
         return
@@ -297,7 +294,7 @@ def _multiply_many(
     laid, cores = tiles.view(np.float32), torch.get_num_threads()
     length = own_loops.columns_together(columns, tokens)
     counters = np.zeros(_COUNTERS + len(targets), np.int64)
-    shares = _shares(x, targets, LEAST_SHARED)
+    shares = _shares(x, products, LEAST_SHARED)
     threads = team_threads(shares)
     in_blocks = own_loops is loops.tile_blocks
 

@@ -45,6 +45,11 @@ class Product:
     gates: bool = False
 
     @property
+    def outcome(self) -> int:
+        """What becomes of its sums, as loops are told."""
+        return GATES if self.gates else ADDS if self.adds else PUTS
+
+    @property
     def is_in_groups(self) -> bool:
         """Whether rows are integers in groups."""
         rows = self.rows
@@ -64,7 +69,7 @@ class Target:
         self.bias: npt.NDArray[np.float32] = (
             np.empty(0, np.float32) if bias is None else bias.float().numpy()
         )
-        self.adds = GATES if product.gates else ADDS if product.adds else PUTS
+        self.adds = product.outcome
 
     @property
     def results(self) -> tuple[Any, ...]:
