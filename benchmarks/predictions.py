@@ -6,9 +6,7 @@ anew before every run, and medians of both are compared. The last line is JSON.
 
     GOMP_SPINCOUNT=10000 python benchmarks/predictions.py
 
-With ``--profile-once`` there is one profile. A product and reads are timed after it, and before and
-after every run: beside what the profile predicts stands what it predicts for a machine as much
-faster or slower as they were around the run, the pace. ``--fewer 4`` takes a fourth of the rows.
+With ``--profile-once`` there is one profile. ``--fewer 4`` takes a fourth of the rows.
 """
 
 from __future__ import annotations
@@ -24,24 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from freight.hardware.machine import Machine
 from freight.model.config import read_config
 from freight.model.dummy import write_dummy_checkpoint
-from freight.plan.forecast import Forecast, forecast
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB
-from freight.runtime.device import choose_dtype, find_device
-from freight.runtime.disk_probe import DiskProbe
+from freight.runtime.device import find_device
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
-from freight.runtime.planning import rates_for
-from freight.runtime.processor_probe import COLUMNS, WIDTH, ColdMemory, product_s
 from freight.runtime.profiler import profile
 from freight.runtime.request import Request, SamplingParams
 
-PACE_S = 1.5
 SHAPES = {
     "llama": {
         "model_type": "llama",
@@ -187,15 +178,12 @@ def main() -> None:
     records = []
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
         machine = measure_machine(Path(name)) if arguments.profile_once else None
-        pace = None if machine is None else Pace(Path(name))
         for case in make_cases(Path(name)):
             if arguments.only in case.name:
                 own = replace(case, rows=max(1, case.rows // arguments.fewer))
-                records.append(measure(own, Path(name), arguments.repeats, machine, pace))
-    for kind in ("error", "error_at_pace"):
-        errors = [record[kind] for record in records if record[kind] is not None]
-        if errors:
-            print(f"median {kind} {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+                records.append(measure(own, Path(name), arguments.repeats, machine))
+    errors = [record["error"] for record in records]
+    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
     print(json.dumps({"benchmark": "predictions", "cases": records}))
 
 
@@ -203,60 +191,23 @@ def measure_machine(directory: Path) -> Machine:
     return profile(find_device("cpu"), directory, lambda _: None)
 
 
-class Pace:
-    """How fast the machine is now, against when this was made."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._where = torch.device("cpu")
-        self._weights = ColdMemory(self._where).tensors((COLUMNS, WIDTH), torch.bfloat16)
-        self._x = torch.rand(512, WIDTH, dtype=self._dtype)
-        self._first = self._rates()
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        name = choose_dtype("auto", find_device("cpu"))
-        return torch.float32 if name == "float32" else torch.bfloat16
-
-    def _rates(self) -> dict[str, float]:
-        rows = self._x.shape[0]
-        product = product_s(self._weights, rows, self._dtype, self._where, least_s=PACE_S)
-        with DiskProbe(self._directory) as disk:
-            read = statistics.fmean(disk.read_rate() for _ in range(4))
-        return {"compute": 1 / product, "disk read": read}
-
-    def now(self) -> dict[str, float]:
-        """Factors for ``Machine.scaled``."""
-        return {part: rate / self._first[part] for part, rate in self._rates().items()}
-
-
-def measure(
-    case: Case, directory: Path, repeats: int, machine: Machine | None, pace: Pace | None
-) -> dict[str, Any]:
+def measure(case: Case, directory: Path, repeats: int, machine: Machine | None) -> dict[str, Any]:
     """Prediction and measurement of a case; without a machine it is profiled before each run."""
     model_dir = write_model(directory, case.shape)
-    predicted, measured, at_pace_s = [], [], []
+    predicted, measured = [], []
     for _ in range(repeats):
         now = machine or measure_machine(directory)
-        before = None if pace is None else pace.now()
         with closing(build(case, model_dir, now)) as engine:
             run(engine, case)
             assert engine.forecast is not None
             predicted.append(engine.forecast)
             measured.append(engine.meter)
-            if pace is not None and before is not None:
-                after = pace.now()
-                factors = {part: (before[part] + after[part]) / 2 for part in before}
-                at_pace_s.append(predict(engine, now.scaled(factors)).seconds)
     told = sorted(predicted, key=lambda own: own.seconds)[repeats // 2]
     was = sorted(measured, key=lambda own: own.seconds)[repeats // 2]
     error = abs(told.seconds / was.seconds - 1)
-    paced_s = statistics.median(at_pace_s) if at_pace_s else None
-    paced = None if paced_s is None else abs(paced_s / was.seconds - 1)
     print(
         f"{case.name:36} predicted {told.prefill_s:6.2f} + {told.decode_s:6.2f} s, measured "
-        f"{was.prefill_s:6.2f} + {was.decode_s:6.2f} s, error {error:.1%}"
-        f"{'' if paced is None else f', at the pace {paced_s:.2f} s, {paced:.1%}'}",
+        f"{was.prefill_s:6.2f} + {was.decode_s:6.2f} s, error {error:.1%}",
         flush=True,
     )
     return {
@@ -266,17 +217,7 @@ def measure(
         "predicted_work_s": told.busy_s,
         "measured_work_s": was.busy_s,
         "error": error,
-        "predicted_at_pace_s": paced_s,
-        "error_at_pace": paced,
     }
-
-
-def predict(engine: Engine, machine: Machine) -> Forecast:
-    """What the engine's plan takes on a machine like its own, but faster or slower."""
-    rates = rates_for(replace(engine._options, machine=machine), engine.device)
-    assert rates is not None
-    dtype = "float32" if engine.dtype is torch.float32 else "bfloat16"
-    return forecast(engine.plan, rates, engine.config, engine.programme, dtype)
 
 
 def write_model(directory: Path, shape: str) -> Path:

@@ -341,3 +341,21 @@ def test_on_a_cpu_codes_take_no_longer_than_plain_rows() -> None:
         return search.price(planner.plan()).forecast.seconds
 
     assert seconds(4) <= seconds(None)
+
+
+def test_pieces_of_weights_are_read_one_by_one_without_overlap() -> None:
+    """Which takes longer where a disk gives more to two requests; with overlap it is none."""
+    own = PEERS["Accelerate, OPT-175B"][0]
+    machine = find_machine("flexgen-t4")
+    slower = replace(machine.links["disk read"], single_share=0.5)
+    halved = replace(machine, links={**machine.links, "disk read": slower})
+
+    def seconds(overlap: bool, machine: Machine) -> tuple[float, float]:
+        told = price(replace(own, overlap=overlap), machine).forecast
+        return told.seconds, told.busy_s["disk read"]
+
+    assert seconds(True, halved) == seconds(True, machine)
+    told_s, read_s = seconds(False, machine)
+    slower_s, slower_read_s = seconds(False, halved)
+    assert slower_read_s == pytest.approx(2 * read_s, rel=0.01)
+    assert slower_s - told_s == pytest.approx(read_s, rel=0.01)

@@ -1,16 +1,22 @@
-"""A profile's rates of integer products: measured where they are faster, and used by plans."""
+"""A profile's rates: of integer products, measured where they are faster, and used by plans; of a
+disk whose rate comes and goes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 
 from freight.hardware.curve import Curve
 from freight.hardware.storage import find_machine
-from freight.runtime import processor_probe, profiler
+from freight.quantities import MIB
+from freight.runtime import disk_probe, processor_probe, profiler
+from freight.runtime.beside_probe import Pair, what_is_left
 from freight.runtime.device import ComputeDevice
+from freight.runtime.disk_probe import Moved, total
 
 CPU = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
 
@@ -52,3 +58,33 @@ def test_rates_of_integers_are_those_of_the_dtype_where_none_are_known() -> None
     assert replace(without, products={"float32": Curve.constant(3.0)}).product_flops(
         "bfloat16", 1, "int8"
     ) == pytest.approx(3.0)
+
+
+def test_a_disk_that_comes_and_goes_is_not_slower_beside_products() -> None:
+    """It gives 1 and 3 bytes a second in turn, alone as beside a product, so one of two pairs has
+    it three times as slow beside; products take a quarter longer."""
+
+    def pair(alone_s: int, beside_s: int) -> Pair:
+        return Pair(
+            product_s=0.8, beside_s=1.0, read=Moved(3, alone_s), read_beside=Moved(3, beside_s)
+        )
+
+    found = {own.part: own.share for own in what_is_left([[pair(1, 3), pair(3, 1)] * 2] * 3)}
+    assert found["disk read"].at(1) == pytest.approx(1.0)
+    assert found["compute"].at(64) == pytest.approx(0.8)
+    slower = [[pair(1, 4), pair(3, 1)] * 2]
+    assert what_is_left(slower)[1].share.at(1) == pytest.approx(0.8)
+
+
+def test_a_disk_is_read_until_enough_is_read_or_it_is_told_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_probe, "_SCRATCH_BYTES", 16 * MIB)
+    monkeypatch.setattr(disk_probe, "_RING_BYTES", 8 * MIB)
+    monkeypatch.setattr(disk_probe, "_LONG_BYTES", 24 * MIB)
+    stop = Event()
+    stop.set()
+    with disk_probe.DiskProbe(tmp_path) as disk:
+        assert disk.read_some().num_bytes == 24 * MIB
+        assert disk.read_until(stop).num_bytes == 0
+    assert total([Moved(6, 1.0), Moved(2, 3.0)]).bytes_per_s == 2.0

@@ -117,14 +117,19 @@ class Link:
 
     ``bytes_per_s`` by the size of a request; ``kinds`` where tensors of one kind go at another
     rate, as keys and values in small pieces do. ``latency_s`` is added once per transfer.
+    ``single_share`` of its rate is left where requests of which two are usually under way, those
+    for weights on a disk, are made one by one; None where it is not known, and all is.
     """
 
     bytes_per_s: Curve
     kinds: Mapping[TensorKind, Curve] = field(default_factory=dict)
     latency_s: float = 0.0
+    single_share: float | None = None
 
     def __post_init__(self) -> None:
         _require_from_0("A link", latency_s=self.latency_s)
+        if self.single_share is not None:
+            _require_above_0("A link", {"single_share": self.single_share})
         unknown = sorted(set(self.kinds) - set(get_args(TensorKind)))
         if unknown:
             raise InputError(
@@ -133,11 +138,16 @@ class Link:
                 "Name one of these, or leave the rate out.",
             )
 
-    def seconds(self, num_bytes: float, kind: TensorKind, request_bytes: float) -> float:
-        """For ``num_bytes`` in requests of ``request_bytes``."""
+    def seconds(
+        self, num_bytes: float, kind: TensorKind, request_bytes: float, *, one_by_one: bool = False
+    ) -> float:
+        """For ``num_bytes`` in requests of ``request_bytes``, two at a time where that is usual."""
         if not num_bytes:
             return 0.0
-        return self.latency_s + num_bytes / self.kinds.get(kind, self.bytes_per_s).at(request_bytes)
+        rate = self.kinds.get(kind, self.bytes_per_s).at(request_bytes)
+        return self.latency_s + num_bytes / (
+            rate * (self.single_share or 1.0 if one_by_one else 1.0)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

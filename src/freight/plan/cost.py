@@ -130,9 +130,9 @@ class Cost:
             request = min(request, self._kv_request(operation.kind, kept))
         kind = _KINDS.get(operation.kind, "weights")
         link = self.machine.links[operation.lane.value]
-        return Demand(
-            seconds=link.seconds(operation.num_bytes, kind, max(request, 1.0)), size=request
-        )
+        alone = operation.pairs and not self.policy.overlap
+        seconds = link.seconds(operation.num_bytes, kind, max(request, 1.0), one_by_one=alone)
+        return Demand(seconds=seconds, size=request)
 
     def _kept(self, operation: Operation) -> _Kept:
         """What of a row it moves: what is kept in a layer without keys, the pages that a window

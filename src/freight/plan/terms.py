@@ -399,7 +399,8 @@ class Terms:
         return ("weights", weights), ("kv", kv), ("activations", moved)
 
     def _s(self, link: str, num_bytes: float, kind: TensorKind) -> float:
-        return self.machine.links[link].seconds(num_bytes, kind, _REQUEST_BYTES)
+        alone = kind == "weights" and not self.policy.overlap
+        return self.machine.links[link].seconds(num_bytes, kind, _REQUEST_BYTES, one_by_one=alone)
 
     def _compute_s(self, step: int) -> tuple[float, float]:
         """Computing a sweep, and the part of it that attending to keys takes."""

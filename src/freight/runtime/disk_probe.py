@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -20,16 +21,34 @@ from freight.memory.tier import host_arena
 from freight.memory.transfer import host_view
 from freight.quantities import GIB, KIB, MIB
 
-__all__ = ["DiskProbe"]
+__all__ = ["DiskProbe", "Moved", "total"]
 
 _REQUESTS: Final = (4 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 _SCRATCH_BYTES: Final = 1 * GIB
 _RING_BYTES: Final = 128 * MIB
 _MOST_MOVED_BYTES: Final = 256 * MIB
+_LONG_BYTES: Final = 512 * MIB
 _MOST_REQUESTS: Final = 4000
 _STRIDE: Final = 97
 
 _MoveAll = Callable[[Sequence[DiskRequest], memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """So many bytes in so many seconds."""
+
+    num_bytes: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / self.seconds
+
+
+def total(parts: Sequence[Moved]) -> Moved:
+    """All of them, one after the other."""
+    return Moved(sum(own.num_bytes for own in parts), sum(own.seconds for own in parts))
 
 
 class DiskProbe:
@@ -54,7 +73,7 @@ class DiskProbe:
         read, of small ones many, as keys and values are."""
         return self._link(
             lambda size: (
-                self._pair_rate(size)
+                self._read(size, _MOST_MOVED_BYTES).bytes_per_s
                 if size >= MIB
                 else self._rate_of_many(size, self._file.read_all)
             )
@@ -102,33 +121,40 @@ class DiskProbe:
         places = range(0, _RING_BYTES, request)
         return [host_view(self._memory[i : i + request]) for i in places]
 
-    def _pair_rate(self, request: int) -> float:
-        """Bytes per second of large reads, two at a time, one after the other."""
-        turns = iter(range(_MOST_MOVED_BYTES // request))
-        return self._read_pairs(request, lambda: next(turns, None) is None)
+    def read_some(self) -> Moved:
+        """Reads of the largest pieces, with nothing else under way."""
+        return self._read(_REQUESTS[-1], _LONG_BYTES)
 
-    def _read_pairs(self, request: int, is_over: Callable[[], bool]) -> float:
+    def read_singly(self) -> Moved:
+        """The same one piece at a time."""
+        return self._read(_REQUESTS[-1], _MOST_MOVED_BYTES, at_once=1)
+
+    def read_until(self, stop: Event) -> Moved:
+        """Read the largest pieces until told to stop."""
+        return self._read(_REQUESTS[-1], stop=stop)
+
+    def _read(
+        self,
+        request: int,
+        num_bytes: int | None = None,
+        *,
+        stop: Event | None = None,
+        at_once: int = 2,
+    ) -> Moved:
+        """Large reads, so many at a time, until so many bytes are read or it is told to stop."""
         views, count = self._views(request), _SCRATCH_BYTES // request
         places = itertools.count(self._turn * count // 4)
+        turns = itertools.repeat(0) if num_bytes is None else iter(range(num_bytes // request))
 
-        def read() -> int:
+        def read(_: int) -> int:
             moved = 0
-            while not is_over():
+            while not (stop is not None and stop.is_set()) and next(turns, None) is not None:
                 place = next(places)
                 self._file.read(place % count * request, views[place % len(views)])
                 moved += request
             return moved
 
-        started_s = time.perf_counter()
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(read)
-            moved = read() + other.result()
-        return moved / (time.perf_counter() - started_s)
-
-    def read_rate(self) -> float:
-        """Bytes per second of the largest requests, with nothing else under way."""
-        return self._pair_rate(_REQUESTS[-1])
-
-    def read_until(self, stop: Event) -> float:
-        """Read large pieces until told to stop; bytes per second."""
-        return self._read_pairs(_REQUESTS[-1], stop.is_set)
+        with ThreadPoolExecutor(at_once) as pool:
+            started_s = time.perf_counter()
+            moved = sum(pool.map(read, range(at_once)))
+            return Moved(moved, time.perf_counter() - started_s)

@@ -12,16 +12,16 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Final
 
 import torch
 
 from freight.hardware.curve import Curve
-from freight.hardware.machine import Beside, ComputeUnit, Link, Machine
+from freight.hardware.machine import ComputeUnit, Link, Machine
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
@@ -35,13 +35,13 @@ from freight.model.number_format import Grouped, ShortExponents
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
 from freight.quantities import KIB, MIB
+from freight.runtime.beside_probe import measure_pairs, what_is_left
 from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
-from freight.runtime.disk_probe import DiskProbe
+from freight.runtime.disk_probe import DiskProbe, total
 from freight.runtime.kernel_choice import choose_kernels
 from freight.runtime.processor_probe import (
     CODES,
     COLUMNS,
-    LEAST_S,
     PRODUCT_S,
     ROWS,
     SMALL_ROWS,
@@ -64,11 +64,10 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "9"
+_LOOPS: Final = "10"
 """Counts up where loops have become faster by so much that older profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
-_BESIDE_ROWS: Final = (16, 64, 512, 2048)
 _COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
 _ENOUGH_S: Final = 30.0
@@ -96,7 +95,7 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     BudgetError where the disk has no room for a scratch file of 1 GiB.
     """
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
-    reads, writes, beside, units, links = [], [], [], [], []
+    reads, singly, writes, beside, units, links = [], [], [], [], [], []
     report("a scratch file")
     # Before the probes take any of it.
     gpu_bytes = device.room_bytes(None) if device.kind == "cuda" else 0
@@ -109,13 +108,19 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
                 break
             report(f"disk, products and attention, {turn} of {_ROUNDS}")
             reads.append(disk.measure_reads())
+            singly.append(disk.read_singly())
             writes.append(disk.measure_writes())
             units.append(cpu.measure())
-            beside.append(_measure_beside(cpu, disk))
+            beside.append(measure_pairs(partial(cpu.product_s, cpu.fast), disk))
             if gpu is not None:
                 report(f"the GPU and its links, {turn} of {_ROUNDS}")
                 links.append((gpu.measure(), _measure_links(device)))
-    found = {"disk read": _mean_link(reads), "disk write": _mean_link(writes)}
+    alone = total([pair.read for own in beside for pair in own])
+    single_share = min(1.0, total(singly).bytes_per_s / alone.bytes_per_s)
+    found = {
+        "disk read": _with_largest(_mean_link(reads), alone.bytes_per_s, single_share),
+        "disk write": _mean_link(writes),
+    }
     computing = {"cpu": cpu.unit(units, system_memory_bytes())}
     if gpu is not None:
         computing["gpu"] = gpu.unit([own for own, _ in links], gpu_bytes)
@@ -129,7 +134,7 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
         description=f"measured on {time.strftime('%Y-%m-%d')}",
         units=computing,
         links=found,
-        beside=tuple(_median_beside(beside)),
+        beside=what_is_left(beside),
         disk_bytes=stat.f_bavail * stat.f_frsize,
         host=identify_host(device),
     )
@@ -146,6 +151,14 @@ def _mean_link(rounds: Sequence[Link]) -> Link:
             )
         )
     )
+
+
+def _with_largest(link: Link, bytes_per_s: float, single_share: float) -> Link:
+    """The same where the largest requests, which weights are read in, were measured for longer, and
+    one by one as well."""
+    *points, (largest, _) = link.bytes_per_s.points
+    curve = Curve(points=(*points, (largest, bytes_per_s)))
+    return replace(link, bytes_per_s=curve, single_share=single_share)
 
 
 def identify_host(device: ComputeDevice) -> dict[str, str]:
@@ -372,34 +385,6 @@ def _attend_s(
     return typical_s(
         lambda turn: attend(step, q, pools[turn % len(pools)], view, out, workspace), where
     )
-
-
-# -- parts beside each other -------------------------------------------------------------------
-
-
-def _measure_beside(cpu: _UnitProbe, disk: DiskProbe) -> tuple[list[float], float]:
-    """The share of their speed that products keep while the disk reads, by rows, and that the disk
-    keeps while products run."""
-    slowed, kept = [], []
-    for rows in _BESIDE_ROWS:
-        alone = cpu.product_s(cpu.fast, rows, LEAST_S)
-        alone_read = disk.read_rate()
-        stop = Event()
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(disk.read_until, stop)
-            beside = cpu.product_s(cpu.fast, rows, 2 * LEAST_S)
-            stop.set()
-        slowed.append(min(1.0, alone / beside))
-        kept.append(min(1.0, reading.result() / alone_read))
-    return slowed, statistics.median(kept)
-
-
-def _median_beside(rounds: Sequence[tuple[Sequence[float], float]]) -> Iterator[Beside]:
-    slowed = zip(*(own for own, _ in rounds), strict=True)
-    points = zip(map(float, _BESIDE_ROWS), map(statistics.median, slowed), strict=True)
-    kept = statistics.median(own for _, own in rounds)
-    yield Beside(part="compute", other="disk read", share=Curve(points=tuple(points)))
-    yield Beside(part="disk read", other="compute", share=Curve.constant(kept))
 
 
 # -- links to a CUDA device --------------------------------------------------------------------
