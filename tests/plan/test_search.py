@@ -14,7 +14,7 @@ from hypothesis import given
 
 from freight.errors import BudgetError
 from freight.hardware.curve import Curve
-from freight.hardware.machine import Machine
+from freight.hardware.machine import Beside, Machine
 from freight.hardware.storage import find_machine
 from freight.model.checkpoint import imagined_sources
 from freight.model.config import read_config
@@ -446,3 +446,23 @@ def test_planning_175b_is_quick_light_and_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--micro-batch-size" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overlap", "cpu_gib", "waits"), [(False, 4, 2.0), (True, 4, 1.0), (False, 40, 1.0)]
+)
+def test_products_that_follow_a_wait_take_longer(overlap: bool, cpu_gib: int, waits: float) -> None:
+    """Without overlap, where weights come from the disk; nowhere else."""
+    machine = find_machine("laptop")
+    half = Beside(part="compute", other="wait", share=Curve.constant(0.5))
+    machine = replace(machine, units={"cpu": machine.units["cpu"]})
+    wishes = Wishes(overlap=overlap, micro_batch_size=2, num_micro_batches=1)
+    room: dict[Tier, int] = {"cpu": cpu_gib * GIB, "disk": 100 * GIB}
+
+    def busy_s(own: Machine) -> float:
+        found = search("opt-6.7b", own, room, rows=2, shape=(16, 4), wishes=wishes)
+        return found.forecast.busy_s["compute"]
+
+    told_s = busy_s(machine)
+    slower_s = busy_s(replace(machine, beside=(*machine.beside, half)))
+    assert slower_s == pytest.approx(waits * told_s, rel=0.05)

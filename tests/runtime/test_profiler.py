@@ -66,14 +66,21 @@ def test_a_disk_that_comes_and_goes_is_not_slower_beside_products() -> None:
 
     def pair(alone_s: int, beside_s: int) -> Pair:
         return Pair(
-            product_s=0.8, beside_s=1.0, read=Moved(3, alone_s), read_beside=Moved(3, beside_s)
+            product_s=0.8,
+            after_wait_s=1.6,
+            beside_s=1.0,
+            read=Moved(3, alone_s),
+            read_beside=Moved(3, beside_s),
         )
 
-    found = {own.part: own.share for own in what_is_left([[pair(1, 3), pair(3, 1)] * 2] * 3)}
-    assert found["disk read"].at(1) == pytest.approx(1.0)
-    assert found["compute"].at(64) == pytest.approx(0.8)
+    found = {
+        (own.part, own.other): own.share for own in what_is_left([[pair(1, 3), pair(3, 1)] * 2] * 3)
+    }
+    assert found["disk read", "compute"].at(1) == pytest.approx(1.0)
+    assert found["compute", "disk read"].at(64) == pytest.approx(0.8)
+    assert found["compute", "wait"].at(64) == pytest.approx(0.5)
     slower = [[pair(1, 4), pair(3, 1)] * 2]
-    assert what_is_left(slower)[1].share.at(1) == pytest.approx(0.8)
+    assert what_is_left(slower)[2].share.at(1) == pytest.approx(0.8)
 
 
 def test_a_disk_is_read_until_enough_is_read_or_it_is_told_to_stop(

@@ -153,7 +153,8 @@ class Link:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
     """How much slower one part of the machine is while another works: the share of its speed that
-    is left, by its own size (rows of a product, bytes of a request)."""
+    is left, by its own size (rows of a product, bytes of a request). Beside a "wait" it is what
+    "compute" has left right after one."""
 
     part: str
     other: str

@@ -207,8 +207,17 @@ class Cost:
             seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
-            self.kept[key] = Demand(seconds=seconds, size=float(max(1, min(rows))))
+            size = float(max(1, min(rows)))
+            if self._waits(number):
+                seconds /= self.machine.share_beside("compute", frozenset({"wait"}), size)
+            self.kept[key] = Demand(seconds=seconds, size=size)
         return self.kept[key]
+
+    def _waits(self, number: int) -> bool:
+        """Whether the CPU's threads sleep before each computation of a unit, for its weights."""
+        if self.policy.overlap or self.policy.compute_tier != "cpu":
+            return False
+        return self.layout.form(number).streamed_bytes("disk")[0] > 0
 
     def _attention(self, operation: Operation) -> Demand:
         assert operation.batch is not None

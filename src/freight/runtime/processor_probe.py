@@ -136,8 +136,9 @@ def product_s(
     where: torch.device,
     *,
     least_s: float = PRODUCT_S,
+    pause_s: float = 0.0,
 ) -> float:
-    """Of so many rows, tried for ``least_s`` in all."""
+    """Of so many rows, tried for ``least_s`` in all, each time after a pause."""
     columns, width = weights[0].shape
     x = torch.rand(rows, width, dtype=dtype, device=where)
     out = torch.empty(rows, columns, dtype=dtype, device=where)
@@ -147,7 +148,7 @@ def product_s(
         own = weights[turn % len(weights)]
         multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
-    return typical_s(multiply_once, where, least_s)
+    return typical_s(multiply_once, where, least_s, pause_s)
 
 
 def integer_matrices() -> list[IntegerRows]:
@@ -305,15 +306,20 @@ def sweep_s(where: torch.device) -> float:
 
 
 def typical_s(
-    work: Callable[[int], object], where: torch.device, least_s: float = LEAST_S
+    work: Callable[[int], object],
+    where: torch.device,
+    least_s: float = LEAST_S,
+    pause_s: float = 0.0,
 ) -> float:
     """The mean of several tries, after one that does not count: a run meets the slow ones too, and
     on a shared machine the median of tries is up to a tenth less than their mean. A device is given
-    some at once."""
+    some at once. Each follows a pause."""
     spent_s, tries, at_once = 0.0, 0, 1
 
     def try_some() -> float:
         _synchronize(where)
+        if pause_s:
+            time.sleep(pause_s)
         started_s = time.perf_counter()
         for turn in range(tries, tries + at_once):
             work(turn)

@@ -239,8 +239,11 @@ class _UnitProbe:
         seconds = compressed_s(weights, rows, _DTYPES[self.fast], self.where)
         return 2.0 * rows * math.prod(weights[0].shape) / seconds
 
-    def product_s(self, name: str, rows: int, least_s: float = PRODUCT_S) -> float:
-        return product_s(self.weights[name], rows, _DTYPES[name], self.where, least_s=least_s)
+    def product_s(
+        self, name: str, rows: int, least_s: float = PRODUCT_S, pause_s: float = 0.0
+    ) -> float:
+        own, dtype = self.weights[name], _DTYPES[name]
+        return product_s(own, rows, dtype, self.where, least_s=least_s, pause_s=pause_s)
 
     def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
         found = {
