@@ -28,6 +28,7 @@ _SCRATCH_BYTES: Final = 1 * GIB
 _RING_BYTES: Final = 128 * MIB
 _MOST_MOVED_BYTES: Final = 256 * MIB
 _LONG_BYTES: Final = 512 * MIB
+_LONG_S: Final = 0.5
 _MOST_REQUESTS: Final = 4000
 _STRIDE: Final = 97
 
@@ -122,7 +123,7 @@ class DiskProbe:
         return [host_view(self._memory[i : i + request]) for i in places]
 
     def read_some(self) -> Moved:
-        """Reads of the largest pieces, with nothing else under way."""
+        """Reads of the largest pieces, with nothing else under way, for half a second at most."""
         return self._read(_REQUESTS[-1], _LONG_BYTES)
 
     def read_singly(self) -> Moved:
@@ -136,19 +137,25 @@ class DiskProbe:
     def _read(
         self,
         request: int,
-        num_bytes: int | None = None,
+        num_bytes: int = 0,
         *,
         stop: Event | None = None,
         at_once: int = 2,
     ) -> Moved:
-        """Large reads, so many at a time, until so many bytes are read or it is told to stop."""
+        """Large reads, so many at a time, until so many bytes are read or it has taken long enough;
+        or until it is told to stop."""
         views, count = self._views(request), _SCRATCH_BYTES // request
         places = itertools.count(self._turn * count // 4)
-        turns = itertools.repeat(0) if num_bytes is None else iter(range(num_bytes // request))
+        turns = iter(range(num_bytes // request))
+
+        def is_over() -> bool:
+            if stop is not None:
+                return stop.is_set()
+            return time.perf_counter() - started_s > _LONG_S or next(turns, None) is None
 
         def read(_: int) -> int:
             moved = 0
-            while not (stop is not None and stop.is_set()) and next(turns, None) is not None:
+            while not is_over():
                 place = next(places)
                 self._file.read(place % count * request, views[place % len(views)])
                 moved += request
