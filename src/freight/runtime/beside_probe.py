@@ -6,6 +6,7 @@ Knows neither a unit nor how a machine is put together.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from freight.runtime.processor_probe import LEAST_S
 __all__ = ["Pair", "measure_pairs", "what_is_left"]
 
 _ROWS: Final = (16, 64, 512, 2048)
-_BESIDE_S: Final = 0.25
+_TRIED_S: Final = 0.25
 _WAIT_S: Final = 0.01
 """As some pieces of weights take to be read: where the threads that multiply have slept for so long
 they may share a processor for the next few milliseconds."""
+_REST_S: Final = 0.2
+"""After which the system no longer takes them for busy, as it does right after a long product."""
 
 
 class _Timed(Protocol):
@@ -77,13 +80,14 @@ def _share(alone_s: Iterable[float], slower_s: Iterable[float]) -> float:
 
 
 def _measure(product_s: _Timed, disk: DiskProbe, rows: int) -> Pair:
-    alone_s = product_s(rows, LEAST_S)
+    alone_s = product_s(rows, _TRIED_S)
+    time.sleep(_REST_S)
     after_wait_s = product_s(rows, LEAST_S, _WAIT_S)
     read = disk.read_some()
     stop = Event()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(disk.read_until, stop)
-        beside_s = product_s(rows, _BESIDE_S)
+        beside_s = product_s(rows, _TRIED_S)
         stop.set()
     return Pair(
         product_s=alone_s,
