@@ -134,8 +134,7 @@ COMPRESSED = {
         1.12,
         Wishes(cpu_attention=0.0, micro_batch_size=48, num_micro_batches=3),
     ),
-    # Half as many rows of twice the tokens, twelve at once as in the exact policy: the scores of
-    # 1024 tokens, which its program holds, take four times the room of 512.
+    # Supposed: half as many rows of twice the tokens, twelve at once as in the exact policy.
     "OPT-175B, 1024": (
         "opt-175b",
         1024,

@@ -145,9 +145,9 @@ class Link:
         if not num_bytes:
             return 0.0
         rate = self.kinds.get(kind, self.bytes_per_s).at(request_bytes)
-        return self.latency_s + num_bytes / (
-            rate * (self.single_share or 1.0 if one_by_one else 1.0)
-        )
+        if one_by_one and self.single_share is not None:
+            rate *= self.single_share
+        return self.latency_s + num_bytes / rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
