@@ -65,7 +65,8 @@ from freight.runtime.processor_probe import (
 __all__ = ["identify_host", "profile"]
 
 _LOOPS: Final = "10"
-"""Counts up where loops have become faster by so much that older profiles would mislead a plan."""
+"""Counts up where loops have become so much faster, or are measured so differently, that older
+profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
 _COPY_BYTES: Final = 64 * MIB
