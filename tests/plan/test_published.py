@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from freight.errors import BudgetError
+from freight.hardware.chip import find_chip
 from freight.hardware.curve import Curve
 from freight.hardware.machine import Machine
 from freight.hardware.storage import find_machine
@@ -25,6 +26,8 @@ from freight.model.compression import choose_formats, compressed_places
 from freight.model.config import ModelConfig, read_config
 from freight.model.decoder import build_programme
 from freight.model.number_format import Compression
+from freight.partition.cost import Setting, Step
+from freight.partition.planner import best_plan
 from freight.plan.default import Planner
 from freight.plan.operation import Lane
 from freight.plan.policy import Split, Tier
@@ -298,6 +301,30 @@ def test_tokens_per_dollar_at_home() -> None:
     per_dollar = speed * 3600 / (machine.watts / 1000 * 0.2)
     tell("OPT-175B, tokens per dollar", per_dollar, 49680)
     assert per_dollar == pytest.approx(49680, rel=0.25)
+
+
+def test_tokens_per_dollar_of_eight_a100() -> None:
+    """12,142 tokens per dollar: 497,355 tokens in an hour at $40.96, by tensor parallelism
+    (section 6.3). How many rows that program had is not printed: what is predicted for eight and
+    for sixteen, as many as a program for short waits would take, lies on either side."""
+    eight, sixteen = (tokens_per_dollar_of_a100s(rows) for rows in (8, 16))
+    tell("OPT-175B on 8 A100, 8 rows", eight, 12142)
+    tell("OPT-175B on 8 A100, 16 rows", sixteen, 12142)
+    assert eight == pytest.approx(12142, rel=0.25)
+    assert sixteen == pytest.approx(12142, rel=0.25)
+    assert eight < 12142 < sixteen
+
+
+def tokens_per_dollar_of_a100s(rows: int) -> float:
+    config, chips = config_of("opt-175b"), 8
+    chip = find_chip("a100").at(40.96 / chips)
+    prompts = Step(phase="prefill", rows=rows, new_tokens=512)
+    token = Step(phase="decode", rows=rows, new_tokens=1, past=512 + NEW // 2)
+    steps = [(prompts, 1.0), (token, float(NEW))]
+    plans = best_plan(config, chips, steps, Setting(chip=chip))
+    seconds = sum(own.seconds * times for own, (_, times) in zip(plans, steps, strict=True))
+    assert chip.dollars_per_hour is not None
+    return rows * NEW / (seconds * chips * chip.dollars_per_hour / 3600)
 
 
 def test_products_by_codes_take_what_was_measured() -> None:
