@@ -320,6 +320,8 @@ def test_keys_that_rows_share_are_read_once(
         (256, 2, "refill", Split(disk=1.0)),
         (32, 2, "zigzag", Split(cpu=1.0)),
         (8, 8, "refill", None),
+        (64, 8, "refill", Split(disk=1.0)),
+        (48, 16, "refill", None),
     ],
 )
 def test_a_few_layers_tell_what_all_would(
@@ -344,7 +346,7 @@ def test_a_few_layers_tell_what_all_would(
 
     few_s = seconds()
     monkeypatch.setattr(samples, "_DEPTHS", (1, 80))
-    monkeypatch.setattr(samples, "_ROUGH_DEPTHS", (1, 80))
+    monkeypatch.setattr(samples, "_ROUGH_DEPTHS", ((math.inf, (1, 80)),))
     assert few_s == pytest.approx(seconds(), rel=0.01)
 
 

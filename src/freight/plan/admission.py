@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from freight.plan.policy import Policy
 
-__all__ = ["MARGIN", "Lengths", "Outlook", "Pace", "Pages", "always", "fit"]
+__all__ = ["MARGIN", "Lengths", "Outlook", "Pace", "Pages", "always", "fit", "most_of"]
 
 Pages = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -163,6 +163,17 @@ def fit(taken: Pages, num_pages: float) -> bool:
     expected, variance, most = taken
     enough = expected + MARGIN * np.sqrt(variance) <= num_pages + _ROUNDING
     return bool((enough | (most <= num_pages)).all())
+
+
+def most_of(taken: Pages, curve: Pages, num_pages: float, most: int) -> int:
+    """No more rows of a curve fit beside what is ``taken``, of ``most``; if answers are known, so
+    many do."""
+    room, each = num_pages - taken[::2], curve[::2]
+    room[0] += _ROUNDING
+    # Of what takes nothing any number fits.
+    counts = np.where(room < 0, -1.0, np.inf)
+    np.divide(room, each, out=counts, where=each > 0)
+    return int(min(most, max(0.0, counts.max(axis=0).min() + _ROUNDING)))
 
 
 @cache

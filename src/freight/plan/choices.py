@@ -45,7 +45,7 @@ class Known:
     solved: dict[tuple[Policy, bool], Solution | None] = field(default_factory=dict)
     whole: dict[tuple[Policy, bool], Plan | None] = field(default_factory=dict)
     priced: dict[tuple[Policy, bool], Choice] = field(default_factory=dict)
-    timed: dict[tuple[Policy, int, int], tuple[float, float]] = field(default_factory=dict)
+    timed: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
 
 
 def is_near(policy: Policy) -> bool:

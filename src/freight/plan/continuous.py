@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import Lengths, Outlook, Pace, Pages, fit
+from freight.plan.admission import Lengths, Outlook, Pace, Pages, fit, most_of
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import Brought, WorkSizes, row_of, work_of
 from freight.plan.sweep import Sweep
@@ -108,15 +108,17 @@ class _Room:
         self._count += 1
 
     def _most(self) -> int:
-        """How many more rows of the curve fit: doubled until they do not, then halved."""
+        """How many more rows of the curve fit: as many as no margin forbids, or by halving."""
         assert self._curve is not None
-        step, count = 1, 0
-        while step < _ANY and fit(self._taken + step * self._curve, self._num_pages):
-            step *= 2
-        while step := step // 2:
-            more = count + step
-            count = more if fit(self._taken + more * self._curve, self._num_pages) else count
-        return count
+        low, high = 0, most_of(self._taken, self._curve, self._num_pages, _ANY)
+        count = high
+        while low < high:
+            if fit(self._taken + count * self._curve, self._num_pages):
+                low = count
+            else:
+                high = count - 1
+            count = (low + high + 1) // 2
+        return low
 
     def _settle(self) -> None:
         if self._curve is not None:

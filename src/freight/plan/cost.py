@@ -266,7 +266,8 @@ class Cost:
 
     def keys_again_s(self, num_tokens: float) -> float:
         """Making keys and values of so many tokens again in those layers that do not keep them."""
-        layers = [unit for unit in self.programme.units if unit.kind == "attention"]
+        kinds = [self.programme.kinds[form] for form in self.forms]
+        layers = [unit for unit in kinds if unit.kind == "attention"]
         pages = round(num_tokens / self.policy.page_tokens)
         return sum(
             self._keys_again_s(unit, pages)

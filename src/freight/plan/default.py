@@ -54,6 +54,8 @@ _FINE_STEPS: Final = 12
 """Halvings of a share: candidates are compared with few, for then they share their layouts; the
 best one is filled to the end."""
 
+_ON_DISK: Final = Split(disk=1.0)
+
 _Placed = Literal["weights", "embedding"]
 
 
@@ -81,8 +83,9 @@ class Planner:
     """Plans one model and workload for one machine. ``room`` is what may be taken of each tier;
     ``taken`` of their budgets is what the process and the device's context have. KV goes to
     disk only where ``has_disk_dir`` or the user says so. ``layouts`` are those made so far: of a
-    policy they depend on the splits alone. ``elements`` are those of all experts, and before them
-    those of all else. Libraries keep ``shapes_bytes`` for sweeps of many numbers of tokens."""
+    policy they depend on the splits alone, and all else that is ``sized`` on the rest. ``elements``
+    are those of all experts, and before them those of all else. Libraries keep ``shapes_bytes`` for
+    sweeps of many numbers of tokens."""
 
     config: ModelConfig
     programme: Programme
@@ -97,6 +100,7 @@ class Planner:
     blocks_in_flight: int = 1
     shapes_bytes: int = SHAPES_BYTES
     layouts: dict[tuple[Split, Split | None], WeightLayout] = field(default_factory=dict)
+    sized: dict[Policy, Geometry] = field(default_factory=dict, init=False)
     elements: tuple[int, int] = field(init=False)
     forms: Forms = field(init=False)
     piece_bytes: int = field(init=False)
@@ -298,14 +302,13 @@ class Planner:
         """Place as much of the weights as fits, fastest tier first, unless the user did; then of
         the embedding's table, of which a sweep needs few rows: it lies as the user's weights do
         where there is room."""
-        on_disk = Split(disk=1.0)
         if self.wishes.weights is not None:
             plan = self.derive(policy)
-            other = self.derive(replace(policy, embedding=on_disk))
+            other = self.derive(replace(policy, embedding=_ON_DISK))
             if not self._excess(plan) or self._excess(other):
                 return plan
             return self._raise_share(other, "embedding", num_steps)
-        plan = self.derive(replace(policy, weights=on_disk, embedding=on_disk))
+        plan = self.derive(replace(policy, weights=_ON_DISK, embedding=_ON_DISK))
         if self._excess(plan):
             return plan
         plan = self._raise_share(plan, "weights", num_steps)
@@ -326,7 +329,7 @@ class Planner:
             step = high - 1
             while low < high - 1:
                 split = Split.rest_on_disk({**shares, tier: most * step / 2**num_steps})
-                candidate = self.derive(_with_split(plan.policy, name, split))
+                candidate = self.derive(replace(plan.policy, **{name: split}))  # type: ignore[arg-type]
                 over[step] = self._most_over(candidate)
                 if over[step] <= 0:
                     low, best = step, candidate
@@ -360,7 +363,10 @@ class Planner:
                 found=self.forms,
             )
         layout = self.layouts[splits]
-        geometry = measure(self.config, layout, policy, self.workload, self.shapes_bytes)
+        rows = replace(policy, weights=_ON_DISK, embedding=None)
+        like = self.sized.get(rows)
+        about = self.config, layout, policy, self.workload, self.shapes_bytes
+        geometry = self.sized[rows] = measure(*about, like)
         return Plan(policy=policy, layout=layout, geometry=geometry, workload=self.workload)
 
     def _excess(self, plan: Plan) -> dict[Tier, int]:
@@ -442,9 +448,3 @@ class Planner:
 def _together(first_s: float, second_s: float) -> float:
     """Two things side by side: the longer hides the shorter, but they share memory and cores."""
     return max(first_s, second_s) + _CONTENTION * min(first_s, second_s)
-
-
-def _with_split(policy: Policy, name: _Placed, split: Split) -> Policy:
-    if name == "weights":
-        return replace(policy, weights=split)
-    return replace(policy, embedding=split)

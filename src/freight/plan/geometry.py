@@ -6,7 +6,7 @@ All are upper bounds for the workload, fixed before anything is loaded. Knows no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from freight.model.batch import STATE_BLOCK, STATE_BYTES, STATE_PAIRS
@@ -145,9 +145,39 @@ def _bounded(share: float, count: int) -> int:
 
 
 def measure(
+    config: ModelConfig,
+    layout: WeightLayout,
+    policy: Policy,
+    workload: Workload,
+    shapes_bytes: int,
+    like: Geometry | None = None,
+) -> Geometry:
+    """Size everything for ``policy`` on ``workload``; ``like`` is that of a policy which differs
+    from this one by where weights are alone."""
+    own = like or _measure_rows(config, layout, policy, workload, shapes_bytes)
+    geometry = replace(
+        own,
+        embedding_bytes=_embedding_bytes(config, layout, policy),
+        embeds_in_place=embeds_in_place(layout, policy),
+        usage={"gpu": {}, "cpu": {}, "disk": {}},
+    )
+    _count_weights(geometry, layout, policy)
+    _count_block(geometry, config, layout, policy)
+    return geometry
+
+
+def _embedding_bytes(config: ModelConfig, layout: WeightLayout, policy: Policy) -> int:
+    """Rows of the table that must be fetched, or what comes from another stage."""
+    receives = layout.programme.receives
+    elsewhere = receives or any(part.tier != policy.compute_tier for part in layout.embedding)
+    columns = config.hidden_size if receives else config.embedding_size
+    return policy.max_batch_tokens * columns * layout.element_bytes if elsewhere else 0
+
+
+def _measure_rows(
     config: ModelConfig, layout: WeightLayout, policy: Policy, workload: Workload, shapes_bytes: int
 ) -> Geometry:
-    """Size everything for ``policy`` on ``workload``."""
+    """All that does not depend on where weights are."""
     size = layout.element_bytes
     token_bytes = config.kv_bytes_per_token_per_layer(size)
     page_bytes = page_size(config, policy.page_tokens, size)
@@ -170,15 +200,13 @@ def measure(
     slot_bytes = align_up(host_tokens * row_bytes, BLOCK) + disk_stride
     block = policy.num_micro_batches
     receives, sends = layout.programme.receives, layout.programme.sends
-    elsewhere = receives or any(part.tier != home for part in layout.embedding)
-    columns = config.hidden_size if receives else config.embedding_size
     logit_rows = policy.most_made if workload.max_new_tokens and not sends else 0
     scored = min(policy.max_batch_tokens, policy.micro_batch_size * workload.max_scored_tokens)
     scored = 0 if sends else scored
     delegated = policy.most_delegated()
     num_delegated = sum(delegated.values())
     attended = config.attended_bytes_per_token(size)
-    geometry = Geometry(
+    return Geometry(
         page_bytes=page_bytes,
         far_page_bytes=far_page_bytes,
         shared_page=shared_page(policy, workload),
@@ -201,8 +229,8 @@ def measure(
         activation_rows=tokens,
         activation_slot_bytes=slot_bytes,
         activation_disk_stride=disk_stride,
-        embedding_bytes=policy.max_batch_tokens * columns * size if elsewhere else 0,
-        embeds_in_place=embeds_in_place(layout, policy),
+        embedding_bytes=0,
+        embeds_in_place=False,
         embedding_slots=block if receives else RING_SLOTS["embedding rows"],
         departing_bytes=policy.max_batch_tokens * config.hidden_size * size if sends else 0,
         logit_rows=logit_rows,
@@ -225,18 +253,15 @@ def measure(
             min(slot_pages, delegated["disk"] * row_pages), delegated["disk"] * windows.pages
         ),
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
-        usage={"gpu": {}, "cpu": {}, "disk": {}},
+        usage={},
     )
-    _count_weights(geometry, layout, policy)
-    _count_block(geometry, config, layout, policy)
-    return geometry
 
 
 def _of_whole(config: ModelConfig, windows: Windows, sizes: Sequence[int]) -> list[int]:
     """Those, by layer, of layers that keep all keys."""
-    return [
-        size for layer, size in enumerate(sizes) if not (windows.pages and config.has_window(layer))
-    ]
+    if not windows.pages:
+        return [*sizes]
+    return [size for layer, size in enumerate(sizes) if not config.has_window(layer)]
 
 
 def _recurrence_bytes(config: ModelConfig) -> int:

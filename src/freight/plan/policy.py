@@ -205,6 +205,8 @@ class Policy:
     def recomputes(self, num_layers: int) -> tuple[bool, ...]:
         """For each layer, whether it is one of those; they are spread evenly."""
         count = round(self.recomputed * num_layers)
+        if not count:
+            return (False,) * num_layers
         return tuple(
             (layer + 1) * count // num_layers > layer * count // num_layers
             for layer in range(num_layers)

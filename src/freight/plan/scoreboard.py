@@ -32,6 +32,10 @@ Three where content is fetched, used and stored; two where it passes one way; on
 at once."""
 
 
+_new: Final = tuple.__new__
+"""A search for a plan makes some hundred thousand of these, and a named tuple's own constructor is
+a function more."""
+
 _BEFORE: Final[Owner] = (-1,)
 
 
@@ -57,11 +61,11 @@ class Scoreboard:
     def home(self, name: str, k: int) -> Access:
         """What is there of a micro-batch; a stretch of sweeps may begin with rows under way."""
         owner = self.homes.setdefault((name, k), _BEFORE)
-        return Access((name, k), owner, False)
+        return _new(Access, ((name, k), owner, False, 0, 1, 0))
 
     def new_home(self, name: str, k: int, owner: Owner) -> Access:
         self.homes[name, k] = owner
-        return Access((name, k), owner, True)
+        return _new(Access, ((name, k), owner, True, 0, 1, 0))
 
     def take_slot(self, ring: str) -> int:
         slot = self.next_slot.get(ring, 0)
@@ -89,7 +93,7 @@ class Scoreboard:
     ) -> Operation:
         index = self.next_index
         self.next_index += 1
-        return Operation(
+        values = (
             index,
             kind,
             lane,
@@ -107,6 +111,7 @@ class Scoreboard:
             num_delegated,
             num_recomputed,
         )
+        return _new(Operation, values)
 
     def waits(self, index: int, lane: Lane, accesses: list[Access]) -> tuple[tuple[Lane, int], ...]:
         """The last operation of each other lane that the accesses must come after, and none of its
@@ -139,8 +144,8 @@ class Scoreboard:
 
 
 def read(ring: str, slot: int, owner: Owner) -> Access:
-    return Access((ring, slot), owner, False)
+    return _new(Access, ((ring, slot), owner, False, 0, 1, 0))
 
 
 def write(ring: str, slot: int, owner: Owner, num_bytes: int) -> Access:
-    return Access((ring, slot), owner, True, num_bytes=num_bytes)
+    return _new(Access, ((ring, slot), owner, True, 0, 1, num_bytes))

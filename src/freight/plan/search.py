@@ -8,6 +8,7 @@ them, and priced by the forecast; what that finds best is chosen. Knows rates an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -39,6 +40,8 @@ _NEAR: Final = (0.5, 4.0)
 _FINALISTS: Final = 6
 _MOST_PRICED: Final = 32
 """Micro-batches of all finalists together: pricing takes as long as there are operations."""
+_MOST_ALIKE: Final = 2
+"""Of blocks of as many rows those that the linear programme finds best."""
 _MOST_NARROWED: Final = 8
 _MOST_SKETCHED: Final = 8
 _MOST_ALONE: Final = 2
@@ -194,14 +197,16 @@ class Search:
         self, ranked: Iterable[Solution], *, most: float = _MOST_PRICED
     ) -> Iterator[_Promised]:
         shapes: set[tuple[int, int, Admission]] = set()
+        alike = Counter[int]()
         for own in ranked:
             policy = own.policy
             shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
-            if shape in shapes:
+            if shape in shapes or alike[policy.block_rows] == _MOST_ALIKE:
                 continue
             plan = self._whole(policy)
             if plan is not None and self._may_be(plan):
                 shapes.add(shape)
+                alike[policy.block_rows] += 1
                 most -= own.policy.num_micro_batches
                 yield own.seconds, plan
             if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):

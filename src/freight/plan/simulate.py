@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from freight.plan.operation import Lane, Operation
 
@@ -35,6 +35,9 @@ class Step(NamedTuple):
     start_s: float
     end_s: float
 
+
+_new: Final = tuple.__new__
+"""A named tuple's own constructor is a function more, for each operation."""
 
 Share = Callable[[Lane, frozenset[Lane], float], float]
 """The share of its speed that a lane keeps beside others, by the size of what it does."""
@@ -89,7 +92,7 @@ def _in_order(
                 start_s = ends[index]
         before_s = start_s + demand(operation).seconds
         ends[operation.index] = free[operation.lane] = before_s
-        yield Step(operation, start_s, before_s)
+        yield _new(Step, (operation, start_s, before_s))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -62,7 +62,7 @@ class Terms:
     prompt: float
     new: float
     uses_disk: bool
-    timed: dict[tuple[Policy, int, int], tuple[float, float]]
+    timed: dict[tuple[int, ...], tuple[float, float]]
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Terms:
         policy: Policy,
         *,
         uses_disk: bool,
-        timed: dict[tuple[Policy, int, int], tuple[float, float]],
+        timed: dict[tuple[int, ...], tuple[float, float]],
     ) -> Terms:
         """``timed`` are seconds of computing a micro-batch that are known, and become so."""
         workload = planner.workload
@@ -408,7 +408,9 @@ class Terms:
         total_s = keys_s = 0.0
         for count, rows in ((full, self.policy.micro_batch_size), (1, rest)):
             if count and rows:
-                key = replace(self.policy, num_micro_batches=1), rows, step
+                # All that it depends on, of what differs between block shapes.
+                geometry, chunk = self.base.geometry, self.policy.chunk_tokens
+                key = rows, step, chunk, geometry.windows.pages, geometry.shared_page
                 if key not in self.timed:
                     self.timed[key] = self._batch_s(rows, step)
                 total_s += count * self.timed[key][0]
