@@ -6,7 +6,8 @@ anew before every run, and medians of both are compared. The last line is JSON.
 
     GOMP_SPINCOUNT=10000 python benchmarks/predictions.py
 
-With ``--profile-once`` there is one profile. ``--fewer 4`` takes a fourth of the rows.
+``--profile-once``: one profile for all cases. ``--turns 3``: all of it as often, with a profile in
+each turn, so that the runs of a case are minutes apart. ``--fewer 4`` takes a fourth of the rows.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,53 +172,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", default=None, help="on the disk to use")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each, the median counts")
-    parser.add_argument("--profile-once", action="store_true", help="one profile for all runs")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each, the median counts")
+    parser.add_argument("--profile-once", action="store_true", help="one profile for all cases")
     parser.add_argument("--fewer", type=int, default=1, help="what rows are divided by")
     arguments = parser.parse_args()
-    records = []
+    runs: dict[str, list[_Run]] = {}
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
-        machine = measure_machine(Path(name)) if arguments.profile_once else None
-        for case in make_cases(Path(name)):
-            if arguments.only in case.name:
-                own = replace(case, rows=max(1, case.rows // arguments.fewer))
-                records.append(measure(own, Path(name), arguments.repeats, machine))
-    errors = [record["error"] for record in records]
+        for _ in range(arguments.turns):
+            machine = measure_machine(Path(name)) if arguments.profile_once else None
+            for case in make_cases(Path(name)):
+                if arguments.only in case.name:
+                    own = replace(case, rows=max(1, case.rows // arguments.fewer))
+                    found = measure(own, Path(name), machine)
+                    runs.setdefault(case.name, []).append(found)
+                    print(_described(case.name, [found]), flush=True)
+    if arguments.turns > 1:
+        print("\nmedians")
+        for name, own in runs.items():
+            print(_described(name, own))
+    errors = [abs(_error(own)) for own in runs.values()]
     print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
-    print(json.dumps({"benchmark": "predictions", "cases": records}))
+    cases = [{"name": name, "runs": [asdict(own) for own in found]} for name, found in runs.items()]
+    print(json.dumps({"benchmark": "predictions", "cases": cases}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """Seconds of prompts and of what follows, and by lane of work."""
+
+    predicted_s: tuple[float, float]
+    measured_s: tuple[float, float]
+    predicted_work_s: Mapping[str, float]
+    measured_work_s: Mapping[str, float]
+
+
+def _error(runs: Sequence[_Run]) -> float:
+    """Of the medians of all seconds."""
+    told = statistics.median(sum(own.predicted_s) for own in runs)
+    return told / statistics.median(sum(own.measured_s) for own in runs) - 1
+
+
+def _described(name: str, runs: Sequence[_Run]) -> str:
+    told, was = ([own.predicted_s for own in runs], [own.measured_s for own in runs])
+    seconds = [statistics.median(part) for own in (told, was) for part in zip(*own, strict=True)]
+    return (
+        f"{name:46} predicted {seconds[0]:6.2f} + {seconds[1]:6.2f} s, measured "
+        f"{seconds[2]:6.2f} + {seconds[3]:6.2f} s, error {_error(runs):+.1%}"
+    )
 
 
 def measure_machine(directory: Path) -> Machine:
     return profile(find_device("cpu"), directory, lambda _: None)
 
 
-def measure(case: Case, directory: Path, repeats: int, machine: Machine | None) -> dict[str, Any]:
-    """Prediction and measurement of a case; without a machine it is profiled before each run."""
+def measure(case: Case, directory: Path, machine: Machine | None) -> _Run:
+    """Prediction and measurement of a case; without a machine it is profiled first."""
     model_dir = write_model(directory, case.shape)
-    predicted, measured = [], []
-    for _ in range(repeats):
-        now = machine or measure_machine(directory)
-        with closing(build(case, model_dir, now)) as engine:
-            run(engine, case)
-            assert engine.forecast is not None
-            predicted.append(engine.forecast)
-            measured.append(engine.meter)
-    told = sorted(predicted, key=lambda own: own.seconds)[repeats // 2]
-    was = sorted(measured, key=lambda own: own.seconds)[repeats // 2]
-    error = abs(told.seconds / was.seconds - 1)
-    print(
-        f"{case.name:36} predicted {told.prefill_s:6.2f} + {told.decode_s:6.2f} s, measured "
-        f"{was.prefill_s:6.2f} + {was.decode_s:6.2f} s, error {error:.1%}",
-        flush=True,
-    )
-    return {
-        "name": case.name,
-        "predicted_s": [told.prefill_s, told.decode_s],
-        "measured_s": [was.prefill_s, was.decode_s],
-        "predicted_work_s": told.busy_s,
-        "measured_work_s": was.busy_s,
-        "error": error,
-    }
+    with closing(build(case, model_dir, machine or measure_machine(directory))) as engine:
+        run(engine, case)
+        told, was = engine.forecast, engine.meter
+        assert told is not None
+        return _Run(
+            predicted_s=(told.prefill_s, told.decode_s),
+            measured_s=(was.prefill_s, was.decode_s),
+            predicted_work_s=dict(told.busy_s),
+            measured_work_s=dict(was.busy_s),
+        )
 
 
 def write_model(directory: Path, shape: str) -> Path:
