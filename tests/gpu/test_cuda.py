@@ -20,7 +20,9 @@ from transformers import PreTrainedModel
 from freight.errors import BudgetError
 from freight.kernels.cuda.choice import kernels_of
 from freight.quantities import MIB
-from freight.runtime.device import room_on_cpu
+from freight.runtime.beside_probe import of_both_ways
+from freight.runtime.device import find_device, room_on_cpu
+from freight.runtime.link_probe import measure_link_both_ways, measure_links
 
 from ..runtime import tiny
 from ..runtime.classics import CLASSICS
@@ -269,3 +271,13 @@ def test_engines_follow_one_another(tmp_path: Path) -> None:
         del engine
         gc.collect()
     assert all(ids == found[0] for ids in found)
+
+
+def test_both_directions_of_the_link_are_measured_alone_and_together() -> None:
+    device = find_device("cuda")
+    links = measure_links(device)
+    assert set(links) == {"host to device", "device to host"}
+    found = measure_link_both_ways(device)
+    assert len({own.num_bytes for own in (*found.alone, *found.beside)}) == 1
+    assert all(own.seconds > 0.0 for own in (*found.alone, *found.beside))
+    assert all(0.0 < own.share.at(1) <= 1.0 for own in of_both_ways([found]))

@@ -14,7 +14,13 @@ from freight.hardware.curve import Curve
 from freight.hardware.storage import find_machine
 from freight.quantities import MIB
 from freight.runtime import disk_probe, processor_probe, profiler
-from freight.runtime.beside_probe import Pair, what_is_left
+from freight.runtime.beside_probe import (
+    BothWays,
+    Pair,
+    measure_both_ways,
+    of_both_ways,
+    what_is_left,
+)
 from freight.runtime.device import ComputeDevice
 from freight.runtime.disk_probe import Moved, total
 
@@ -95,3 +101,51 @@ def test_a_disk_is_read_until_enough_is_read_or_it_is_told_to_stop(
         assert disk.read_some().num_bytes == 24 * MIB
         assert disk.read_until(stop).num_bytes == 0
     assert total([Moved(6, 1.0), Moved(2, 3.0)]).bytes_per_s == 2.0
+
+
+def test_after_a_wait_long_products_take_no_more_seconds_than_short_ones() -> None:
+    def pair(product_s: float, after_wait_s: float | None) -> Pair:
+        return Pair(
+            product_s=product_s,
+            after_wait_s=after_wait_s,
+            beside_s=product_s,
+            read=Moved(1, 1.0),
+            read_beside=Moved(1, 1.0),
+        )
+
+    rounds = [[pair(1.0, 2.0), pair(2.0, 4.0), pair(6.0, None), pair(30.0, None)]] * 2
+    after_wait = what_is_left(rounds)[1].share
+    assert [share for _, share in after_wait.points] == pytest.approx([0.4, 4 / 7, 0.8, 20 / 21])
+
+
+def test_what_each_way_keeps_beside_the_other_is_that_of_all_rounds() -> None:
+    """Reads lose a fifth beside writes, and these a half; one round was of a slow minute."""
+
+    def both_ways(times: float) -> BothWays:
+        return BothWays(
+            names=("disk read", "disk write"),
+            alone=(Moved(10, times), Moved(10, 2 * times)),
+            beside=(Moved(8, times), Moved(5, 2 * times)),
+        )
+
+    found = {
+        (own.part, own.other): own.share for own in of_both_ways([both_ways(1.0), both_ways(4.0)])
+    }
+    assert found["disk read", "disk write"].at(1) == pytest.approx(0.8)
+    assert found["disk write", "disk read"].at(1) == pytest.approx(0.5)
+
+
+def test_reads_and_writes_of_a_disk_are_measured_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_probe, "_SCRATCH_BYTES", 16 * MIB)
+    monkeypatch.setattr(disk_probe, "_RING_BYTES", 8 * MIB)
+    monkeypatch.setattr(disk_probe, "_LONG_BYTES", 24 * MIB)
+    with disk_probe.DiskProbe(tmp_path) as disk:
+        found = measure_both_ways(disk)
+    assert [own.num_bytes for own in found.alone] == [24 * MIB] * 2
+    assert all(own.num_bytes > 0 for own in found.beside)
+    reads, writes = of_both_ways([found])
+    assert (reads.part, reads.other) == (writes.other, writes.part) == ("disk read", "disk write")
+    assert 0.0 < reads.share.at(1) <= 1.0
+    assert 0.0 < writes.share.at(1) <= 1.0

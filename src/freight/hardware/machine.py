@@ -274,11 +274,11 @@ class Machine:
 
     def share_beside(self, part: str, others: frozenset[str], size: float) -> float:
         """The share of its speed that a part keeps while ``others`` work."""
-        share = 1.0
-        for entry in self.beside:
-            if entry.part == part and entry.other in others:
-                share *= entry.share.at(size)
-        return share
+        return math.prod(curve.at(size) for curve in self.shares_beside(part, others))
+
+    def shares_beside(self, part: str, others: frozenset[str]) -> tuple[Curve, ...]:
+        """What each of ``others`` leaves of a part's speed, where that is known, by its size."""
+        return tuple(own.share for own in self.beside if own.part == part and own.other in others)
 
 
 def _require_above_0(what: str, numbers: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from freight.hardware.curve import Curve
 from freight.hardware.machine import ComputeUnit, Machine, TensorKind
 from freight.model.batch import LEAST_SHARERS, MicroBatch, RowSpan, chunk_rows
 from freight.model.number_format import Compressed, PerRow, RowFormat, ShortExponents
@@ -51,8 +52,8 @@ _KINDS: Final[Mapping[Kind, TensorKind]] = {
     Kind.WRITE_HIDDEN: "activations",
 }
 _KV_ON_DISK: Final = (Kind.READ_KV, Kind.WRITE_KV, Kind.READ_DELEGATED, Kind.WRITE_DELEGATED)
-_KV_MOVES: Final = tuple(kind for kind, moved in _KINDS.items() if moved == "kv")
-_COMPUTED: Final = (Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION)
+_KV_MOVES: Final = frozenset(kind for kind, moved in _KINDS.items() if moved == "kv")
+_COMPUTED: Final = frozenset((Kind.COMPUTE, Kind.BEGIN_ATTENTION, Kind.FINISH_ATTENTION))
 _REQUEST_BYTES: Final = 8 * MIB
 _LOGIT_PASSES: Final = 3.0
 
@@ -79,6 +80,7 @@ class Cost:
     chunks: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds of a unit, by its identity, for a number of tokens."""
     moves: dict[tuple[Kind, int, _Kept], Demand] = field(default_factory=dict)
+    slowing: dict[tuple[Lane, frozenset[Lane]], tuple[Curve, ...]] = field(default_factory=dict)
     keys: dict[int, Unit | None] = field(default_factory=dict)
     """Of an attention unit, by its identity, what makes its keys."""
     compressed: Mapping[str, Compressed] = field(init=False)
@@ -107,11 +109,11 @@ class Cost:
 
     def demand(self, operation: Operation) -> Demand:
         """Seconds of an operation alone."""
+        if operation.kind in _COMPUTED:
+            return self._computation(operation)
         key = operation.kind, operation.num_bytes, self._kept(operation)
         if (known := self.moves.get(key)) is not None:
             return known
-        if operation.kind in _COMPUTED:
-            return self._computation(operation)
         if operation.kind is Kind.ATTEND:
             return self._attention(operation)
         if operation.kind is Kind.DECODE_WEIGHTS:
@@ -185,7 +187,13 @@ class Cost:
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
-        return self.machine.share_beside(lane.value, frozenset(o.value for o in others), size)
+        key = lane, others
+        if key not in self.slowing:
+            self.slowing[key] = self.machine.shares_beside(lane, others)
+        kept = 1.0
+        for curve in self.slowing[key]:
+            kept *= curve.at(size)
+        return kept
 
     # -- computation ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Final
 from freight.model.batch import MicroBatch
 from freight.plan.operation import Access, Kind, Lane, Operation, Owner, Place
 
-__all__ = ["RING_SLOTS", "Scoreboard", "read", "write"]
+__all__ = ["RING_SLOTS", "Scoreboard", "arrival", "read", "write"]
 
 RING_SLOTS: Final = {
     "decoded weights": 1,
@@ -145,6 +145,13 @@ class Scoreboard:
 
 def read(ring: str, slot: int, owner: Owner) -> Access:
     return _new(Access, ((ring, slot), owner, False, 0, 1, 0))
+
+
+def arrival(
+    ring: str, slot: int, owner: Owner, piece: int, num_pieces: int, num_bytes: int
+) -> Access:
+    """One of several writes that fill a place together."""
+    return _new(Access, ((ring, slot), owner, True, piece, num_pieces, num_bytes))
 
 
 def write(ring: str, slot: int, owner: Owner, num_bytes: int) -> Access:

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 
 from freight.plan.operation import Access, Kind, Lane, Operation
-from freight.plan.scoreboard import Scoreboard, read, write
+from freight.plan.scoreboard import Scoreboard, arrival, read, write
 from freight.plan.sweep import StreamModel
 
 __all__ = ["WeightStream"]
@@ -148,14 +148,11 @@ class WeightStream:
     def _bring_piece(self, target: Target, number: int) -> Iterator[Operation]:
         sweep, unit = target
         piece = self.model.units[unit].pieces[number]
-        first = self.first_block(sweep, unit)
+        first, size = self.first_block(sweep, unit), self.model.ring_blocks
         if (unit, number) not in self.blocks:
             self.blocks[unit, number] = self.model.blocks_of(unit, number)
         arrivals = [
-            Access(
-                ("weights", (first + block) % self.model.ring_blocks),
-                *(target, True, number, num_pieces, num_bytes),
-            )
+            arrival("weights", (first + block) % size, target, number, num_pieces, num_bytes)
             for block, num_pieces, num_bytes in self.blocks[unit, number]
         ]
         make = partial(

@@ -1,13 +1,14 @@
-"""Measures products and a disk's reads beside each other, and products that follow a wait for it:
-what each keeps of its speed.
+"""Measures products and a disk's reads beside each other, its reads beside its writes, and products
+that follow a wait for it: what each keeps of its speed.
 
 Knows neither a unit nor how a machine is put together.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -18,10 +19,13 @@ from freight.hardware.machine import Beside
 from freight.runtime.disk_probe import DiskProbe, Moved, total
 from freight.runtime.processor_probe import LEAST_S
 
-__all__ = ["Pair", "measure_pairs", "what_is_left"]
+__all__ = ["BothWays", "Pair", "measure_both_ways", "measure_pairs", "of_both_ways", "what_is_left"]
 
 _ROWS: Final = (16, 64, 512, 2048)
+_SHORT: Final = (16, 64)
 _TRIED_S: Final = 0.25
+_TURNS: Final = 3
+"""Alone and beside in turn: a shared machine may be half as fast again a second later."""
 _WAIT_S: Final = 0.01
 """As some pieces of weights take to be read: where the threads that multiply have slept for so long
 they may share a processor for the next few milliseconds."""
@@ -32,19 +36,59 @@ _REST_S: Final = 0.2
 class _Timed(Protocol):
     """The seconds of a product of so many rows, tried for so long, each time after a pause."""
 
-    def __call__(self, rows: int, least_s: float, pause_s: float = 0.0, /) -> float: ...
+    def __call__(
+        self, rows: int, least_s: float, pause_s: float = ..., *, least_tries: int = ...
+    ) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Seconds of a product and reads, each alone and beside the other, and of a product that
-    follows a wait."""
+    """Seconds of a product and reads, each alone and beside the other; and of one that follows a
+    wait, where it is short."""
 
     product_s: float
-    after_wait_s: float
+    after_wait_s: float | None
     beside_s: float
     read: Moved
     read_beside: Moved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothWays:
+    """What two links moved, each alone and beside the other."""
+
+    names: tuple[str, str]
+    alone: tuple[Moved, Moved]
+    beside: tuple[Moved, Moved]
+
+
+def measure_both_ways(disk: DiskProbe) -> BothWays:
+    """A disk's reads and writes."""
+    alone = disk.read_some(), disk.write_some()
+    stop = Event()
+    with ThreadPoolExecutor(2) as pool:
+        moving = pool.submit(disk.read_until, stop), pool.submit(disk.write_until, stop)
+        time.sleep(_TRIED_S)
+        stop.set()
+    reads, writes = moving
+    return BothWays(
+        names=("disk read", "disk write"), alone=alone, beside=(reads.result(), writes.result())
+    )
+
+
+def of_both_ways(rounds: Sequence[BothWays]) -> tuple[Beside, ...]:
+    """The share of its speed that each of two links keeps beside the other, of all rounds."""
+    first, second = rounds[0].names
+    return tuple(
+        Beside(part=part, other=other, share=Curve.constant(_kept(rounds, number)))
+        for number, (part, other) in enumerate(((first, second), (second, first)))
+    )
+
+
+def _kept(rounds: Sequence[BothWays], number: int) -> float:
+    alone = total([own.alone[number] for own in rounds])
+    beside = total([own.beside[number] for own in rounds])
+    return min(1.0, beside.bytes_per_s / alone.bytes_per_s)
 
 
 def measure_pairs(product_s: _Timed, disk: DiskProbe) -> list[Pair]:
@@ -55,17 +99,21 @@ def measure_pairs(product_s: _Timed, disk: DiskProbe) -> list[Pair]:
 def what_is_left(rounds: Sequence[Sequence[Pair]]) -> tuple[Beside, ...]:
     """The share of their speed that products keep while the disk reads and after a wait, by rows,
     and that the disk keeps while products run. Of all rounds together: where a disk is twice as
-    fast in one moment as in the next, a pair by itself says nothing."""
+    fast in one moment as in the next, a pair by itself says nothing.
+
+    After a wait a product takes so much longer, however long it is: of a long one the difference
+    would be smaller than that between two tries.
+    """
     by_rows = [*zip(_ROWS, zip(*rounds, strict=True), strict=True)]
-    beside = [
-        (float(rows), _share((p.product_s for p in own), (p.beside_s for p in own)))
-        for rows, own in by_rows
-    ]
-    after_wait = [
-        (float(rows), _share((p.product_s for p in own), (p.after_wait_s for p in own)))
-        for rows, own in by_rows
-    ]
     pairs = [pair for own in rounds for pair in own]
+    later = [p.after_wait_s - p.product_s for p in pairs if p.after_wait_s is not None]
+    later_s = max(0.0, statistics.mean(later))
+    beside, after_wait = [], []
+    for rows, own in by_rows:
+        alone_s = statistics.mean(p.product_s for p in own)
+        share = min(1.0, alone_s / statistics.mean(p.beside_s for p in own))
+        beside.append((float(rows), share))
+        after_wait.append((float(rows), alone_s / (alone_s + later_s)))
     alone, other = total([p.read for p in pairs]), total([p.read_beside for p in pairs])
     kept = min(1.0, other.bytes_per_s / alone.bytes_per_s)
     return (
@@ -75,24 +123,25 @@ def what_is_left(rounds: Sequence[Sequence[Pair]]) -> tuple[Beside, ...]:
     )
 
 
-def _share(alone_s: Iterable[float], slower_s: Iterable[float]) -> float:
-    return min(1.0, sum(alone_s) / sum(slower_s))
-
-
 def _measure(product_s: _Timed, disk: DiskProbe, rows: int) -> Pair:
-    alone_s = product_s(rows, _TRIED_S)
-    time.sleep(_REST_S)
-    after_wait_s = product_s(rows, LEAST_S, _WAIT_S)
     read = disk.read_some()
-    stop = Event()
+    alone_s, beside_s, beside = [], [], []
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(disk.read_until, stop)
-        beside_s = product_s(rows, _TRIED_S)
-        stop.set()
+        for _ in range(_TURNS):
+            alone_s.append(product_s(rows, _TRIED_S / _TURNS, least_tries=1))
+            stop = Event()
+            reading = pool.submit(disk.read_until, stop)
+            beside_s.append(product_s(rows, _TRIED_S / _TURNS, least_tries=1))
+            stop.set()
+            beside.append(reading.result())
+    after_wait_s = None
+    if rows in _SHORT:
+        time.sleep(_REST_S)
+        after_wait_s = product_s(rows, LEAST_S, _WAIT_S)
     return Pair(
-        product_s=alone_s,
+        product_s=statistics.mean(alone_s),
         after_wait_s=after_wait_s,
-        beside_s=beside_s,
+        beside_s=statistics.mean(beside_s),
         read=read,
-        read_beside=reading.result(),
+        read_beside=total(beside),
     )

@@ -84,7 +84,9 @@ class DiskProbe:
         """From memory to the file, by request size, likewise."""
         return self._link(
             lambda size: (
-                self._rate(size) if size >= MIB else self._rate_of_many(size, self._file.write_all)
+                self._write(size, _MOST_MOVED_BYTES).bytes_per_s
+                if size >= MIB
+                else self._rate_of_many(size, self._file.write_all)
             )
         )
 
@@ -92,16 +94,6 @@ class DiskProbe:
         """By request size; other places in the file every time."""
         self._turn += 1
         return Link(bytes_per_s=Curve(points=tuple((float(n), rate(n)) for n in _REQUESTS)))
-
-    def _rate(self, request: int) -> float:
-        """Bytes per second of large writes, one after the other."""
-        views = self._views(request)
-        count = _MOST_MOVED_BYTES // request
-        started_s = time.perf_counter()
-        for i in range(count):
-            place = (self._turn * count + i) % (_SCRATCH_BYTES // request)
-            self._file.write(place * request, views[i % len(views)])
-        return count * request / (time.perf_counter() - started_s)
 
     def _rate_of_many(self, request: int, move_all: _MoveAll) -> float:
         """Bytes per second of small requests that are far apart."""
@@ -130,6 +122,14 @@ class DiskProbe:
         """The same one piece at a time."""
         return self._read(_REQUESTS[-1], _MOST_MOVED_BYTES, at_once=1)
 
+    def write_some(self) -> Moved:
+        """Writes of the largest pieces, one after the other, with nothing else under way."""
+        return self._write(_REQUESTS[-1], _LONG_BYTES)
+
+    def write_until(self, stop: Event) -> Moved:
+        """Write the largest pieces until told to stop."""
+        return self._write(_REQUESTS[-1], stop=stop)
+
     def read_until(self, stop: Event) -> Moved:
         """Read the largest pieces until told to stop."""
         return self._read(_REQUESTS[-1], stop=stop)
@@ -144,6 +144,20 @@ class DiskProbe:
     ) -> Moved:
         """Large reads, so many at a time, until so many bytes are read or it has taken long enough;
         or until it is told to stop."""
+        return self._move(self._file.read, request, num_bytes, stop, at_once)
+
+    def _write(self, request: int, num_bytes: int = 0, *, stop: Event | None = None) -> Moved:
+        """Large writes, one after the other, likewise."""
+        return self._move(self._file.write, request, num_bytes, stop, 1)
+
+    def _move(
+        self,
+        move: Callable[[int, memoryview], object],
+        request: int,
+        num_bytes: int,
+        stop: Event | None,
+        at_once: int,
+    ) -> Moved:
         views, count = self._views(request), _SCRATCH_BYTES // request
         places = itertools.count(self._turn * count // 4)
         turns = iter(range(num_bytes // request))
@@ -153,15 +167,15 @@ class DiskProbe:
                 return stop.is_set()
             return time.perf_counter() - started_s > _LONG_S or next(turns, None) is None
 
-        def read(_: int) -> int:
+        def move_some(_: int) -> int:
             moved = 0
             while not is_over():
                 place = next(places)
-                self._file.read(place % count * request, views[place % len(views)])
+                move(place % count * request, views[place % len(views)])
                 moved += request
             return moved
 
         with ThreadPoolExecutor(at_once) as pool:
             started_s = time.perf_counter()
-            moved = sum(pool.map(read, range(at_once)))
+            moved = sum(pool.map(move_some, range(at_once)))
             return Moved(moved, time.perf_counter() - started_s)

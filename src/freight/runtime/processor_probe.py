@@ -43,6 +43,7 @@ __all__ = [
     "CODES",
     "COLUMNS",
     "LEAST_S",
+    "LEAST_TRIES",
     "PRODUCT_S",
     "ROWS",
     "SMALL_ROWS",
@@ -84,7 +85,7 @@ _SMALL: Final = {
 _MOST_SHARE: Final = 0.1
 LEAST_S: Final = 0.06
 PRODUCT_S: Final = 0.25
-_LEAST_TRIES: Final = 3
+LEAST_TRIES: Final = 3
 _MOST_TRIES: Final = 300
 _DEVICE_TURN_S: Final = 2e-3
 """What a device is given at once: it works while it is asked for more, and is not waited for."""
@@ -137,6 +138,7 @@ def product_s(
     *,
     least_s: float = PRODUCT_S,
     pause_s: float = 0.0,
+    least_tries: int = LEAST_TRIES,
 ) -> float:
     """Of so many rows, tried for ``least_s`` in all, each time after a pause."""
     columns, width = weights[0].shape
@@ -148,7 +150,7 @@ def product_s(
         own = weights[turn % len(weights)]
         multiply(x, [Product(rows=own, out=out)], lambda count: scratch[:count])
 
-    return typical_s(multiply_once, where, least_s, pause_s)
+    return typical_s(multiply_once, where, least_s, pause_s, least_tries)
 
 
 def integer_matrices() -> list[IntegerRows]:
@@ -310,10 +312,11 @@ def typical_s(
     where: torch.device,
     least_s: float = LEAST_S,
     pause_s: float = 0.0,
+    least_tries: int = LEAST_TRIES,
 ) -> float:
-    """The mean of several tries, after one that does not count: a run meets the slow ones too, and
-    on a shared machine the median of tries is up to a tenth less than their mean. A device is given
-    some at once. Each follows a pause."""
+    """The mean of several tries, after one that does not count unless one is enough: a run meets
+    the slow ones too, and on a shared machine the median of tries is up to a tenth less than their
+    mean. A device is given some at once. Each follows a pause."""
     spent_s, tries, at_once = 0.0, 0, 1
 
     def try_some() -> float:
@@ -327,10 +330,11 @@ def typical_s(
         return time.perf_counter() - started_s
 
     with torch.inference_mode():
-        work(0)
+        if least_tries > 1:
+            work(0)
         if where.type == "cuda":
             at_once = max(1, min(_MOST_AT_ONCE, int(_DEVICE_TURN_S / try_some())))
-        while tries < _LEAST_TRIES or (spent_s < least_s and tries < _MOST_TRIES):
+        while tries < least_tries or (spent_s < least_s and tries < _MOST_TRIES):
             spent_s += try_some()
             tries += at_once
     return spent_s / tries

@@ -26,22 +26,27 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
 from freight.memory.process import system_memory_bytes
-from freight.memory.tier import device_arena, host_arena
-from freight.memory.transfer import copy_bytes
 from freight.model.attention import attend, attends_without_scores
 from freight.model.batch import RowKey, RowSpan
 from freight.model.kv_view import index_rows
 from freight.model.number_format import Grouped, ShortExponents
 from freight.model.programme import Attend
 from freight.model.workspace import Workspace
-from freight.quantities import KIB, MIB
-from freight.runtime.beside_probe import measure_pairs, what_is_left
+from freight.quantities import MIB
+from freight.runtime.beside_probe import (
+    measure_both_ways,
+    measure_pairs,
+    of_both_ways,
+    what_is_left,
+)
 from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe, total
 from freight.runtime.kernel_choice import choose_kernels
+from freight.runtime.link_probe import measure_link_both_ways, measure_links
 from freight.runtime.processor_probe import (
     CODES,
     COLUMNS,
+    LEAST_TRIES,
     PRODUCT_S,
     ROWS,
     SMALL_ROWS,
@@ -64,12 +69,11 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "10"
+_LOOPS: Final = "11"
 """Counts up where loops have become so much faster, or are measured so differently, that older
 profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
-_COPY_BYTES: Final = 64 * MIB
 _ROUNDS: Final = 3
 _ENOUGH_S: Final = 30.0
 """No further round begins then."""
@@ -97,6 +101,7 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
     """
     host = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
     reads, singly, writes, beside, units, links = [], [], [], [], [], []
+    disk_ways, link_ways = [], []
     report("a scratch file")
     # Before the probes take any of it.
     gpu_bytes = device.room_bytes(None) if device.kind == "cuda" else 0
@@ -111,11 +116,13 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
             reads.append(disk.measure_reads())
             singly.append(disk.read_singly())
             writes.append(disk.measure_writes())
+            disk_ways.append(measure_both_ways(disk))
             units.append(cpu.measure())
             beside.append(measure_pairs(partial(cpu.product_s, cpu.fast), disk))
             if gpu is not None:
                 report(f"the GPU and its links, {turn} of {_ROUNDS}")
-                links.append((gpu.measure(), _measure_links(device)))
+                links.append((gpu.measure(), measure_links(device)))
+                link_ways.append(measure_link_both_ways(device))
     alone = total([pair.read for own in beside for pair in own])
     single_share = min(1.0, total(singly).bytes_per_s / alone.bytes_per_s)
     found = {
@@ -135,7 +142,11 @@ def profile(device: ComputeDevice, directory: Path, report: _Report) -> Machine:
         description=f"measured on {time.strftime('%Y-%m-%d')}",
         units=computing,
         links=found,
-        beside=what_is_left(beside),
+        beside=(
+            *what_is_left(beside),
+            *of_both_ways(disk_ways),
+            *(of_both_ways(link_ways) if link_ways else ()),
+        ),
         disk_bytes=stat.f_bavail * stat.f_frsize,
         host=identify_host(device),
     )
@@ -241,10 +252,23 @@ class _UnitProbe:
         return 2.0 * rows * math.prod(weights[0].shape) / seconds
 
     def product_s(
-        self, name: str, rows: int, least_s: float = PRODUCT_S, pause_s: float = 0.0
+        self,
+        name: str,
+        rows: int,
+        least_s: float = PRODUCT_S,
+        pause_s: float = 0.0,
+        *,
+        least_tries: int = LEAST_TRIES,
     ) -> float:
-        own, dtype = self.weights[name], _DTYPES[name]
-        return product_s(own, rows, dtype, self.where, least_s=least_s, pause_s=pause_s)
+        return product_s(
+            self.weights[name],
+            rows,
+            _DTYPES[name],
+            self.where,
+            least_s=least_s,
+            pause_s=pause_s,
+            least_tries=least_tries,
+        )
 
     def unit(self, rounds: Sequence[Mapping[str, float]], memory_bytes: int) -> ComputeUnit:
         found = {
@@ -389,26 +413,3 @@ def _attend_s(
     return typical_s(
         lambda turn: attend(step, q, pools[turn % len(pools)], view, out, workspace), where
     )
-
-
-# -- links to a CUDA device --------------------------------------------------------------------
-
-
-def _measure_links(device: ComputeDevice) -> dict[str, Link]:
-    """Each direction from and to pinned memory, by the size of a copy."""
-    near = device_arena(_COPY_BYTES, device.torch_device).take(_COPY_BYTES, "profile")
-    arena = host_arena(_COPY_BYTES, pinned=True)
-    far = arena.take(_COPY_BYTES, "profile")
-    rates: dict[str, list[tuple[float, float]]] = {"host to device": [], "device to host": []}
-    for size in (64 * KIB, 1 * MIB, 8 * MIB, _COPY_BYTES):
-        for name, source, target in (
-            ("host to device", far, near),
-            ("device to host", near, far),
-        ):
-            seconds = typical_s(
-                lambda _, s=source, t=target, n=size: copy_bytes(s[:n], t[:n]),  # type: ignore[misc]
-                device.torch_device,
-            )
-            rates[name].append((float(size), size / seconds))
-    arena.close()
-    return {name: Link(bytes_per_s=Curve(points=tuple(own))) for name, own in rates.items()}
