@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.plan.admission import MARGIN, Lengths, Outlook
+from freight.plan.admission import MARGIN, Lengths, Outlook, Pages, fit
+from freight.plan.continuous import _Room
 
 
 @pytest.mark.parametrize("longest", [2, 7, 128])
@@ -119,3 +120,26 @@ def test_an_outlook_is_never_below_what_rows_are_expected_to_hold(
         fits = (needed <= num_pages + 1.001e-6) | (most <= num_pages)
         assert outlook.fits(curve, num_pages) <= fits.all()
     assert outlook.fits(curve, int(curve[2].max()))
+
+
+@st.composite
+def taken(draw: st.DrawFn, most: int, stretches: int) -> Pages:
+    """Pages that are expected, their variance, and the most, [3, stretches]; the first and the last
+    are the same where answers are known."""
+    pages = np.array(draw(st.lists(st.integers(0, most), min_size=stretches, max_size=stretches)))
+    share = draw(st.sampled_from([1.0, 0.9, 0.31, 0.0]))
+    return np.stack([share * pages, share * (1 - share) * pages, pages.astype(np.float64)])
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), stretches=st.integers(1, 5), num_pages=st.integers(0, 300))
+def test_as_many_rows_of_a_kind_fit_as_fit_one_by_one(
+    data: st.DataObject, stretches: int, num_pages: int
+) -> None:
+    there, curve = data.draw(taken(200, stretches)), data.draw(taken(9, stretches))
+    room, count = _Room(num_pages, there), 0
+    while count < 400 and fit(there + (count + 1) * curve, num_pages):
+        assert room.fits(curve)
+        room.take(curve)
+        count += 1
+    assert room.fits(curve) == (count == 400)

@@ -201,7 +201,8 @@ class Search:
         for own in ranked:
             policy = own.policy
             shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
-            if shape in shapes or alike[policy.block_rows] == _MOST_ALIKE:
+            is_one_more = most < math.inf and alike[policy.block_rows] == _MOST_ALIKE
+            if shape in shapes or is_one_more:
                 continue
             plan = self._whole(policy)
             if plan is not None and self._may_be(plan):
