@@ -27,6 +27,8 @@ Ints = npt.NDArray[np.int64]
 
 _NOBODY: Final = -1
 _ANY: Final = 1 << 24
+_COUNT_BITS: Final = 21
+"""Of numbers of tokens: two million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,18 +247,28 @@ class _Block:
         """What there is of pages, on each tier and in the slot of each micro-batch, which its
         offloaded rows have."""
         here = np.flatnonzero(self.numbers != _NOBODY)
-        curves = self.outlook.curves(*self._kept(here))
+        of_kind, curves = self._curves(*self._kept(here))
+        kinds, shape = len(curves), curves.shape[1:]
+        flat = curves.reshape(kinds, shape[0] * shape[1])
         rooms, is_far = {}, np.ones(len(here), dtype=bool)
         for tier, places in self.of_tier.items():
             own = places[here]
-            rooms[tier] = _Room(self.num_pages[tier], curves[own].sum(axis=0))
+            taken = np.bincount(of_kind[own], minlength=kinds) @ flat
+            rooms[tier] = _Room(self.num_pages[tier], taken.reshape(shape))
             if tier == self.policy.compute_tier:
                 is_far &= ~own
-        taken = np.zeros((self.policy.num_micro_batches, *curves.shape[1:]))
-        if is_far.any():
-            batches, firsts = np.unique(here[is_far] // len(self.seats), return_index=True)
-            taken[batches] += np.add.reduceat(curves[is_far], firsts, axis=0)
+        batches = self.policy.num_micro_batches
+        cells = kinds * (here[is_far] // len(self.seats)) + of_kind[is_far]
+        counts = np.bincount(cells, minlength=batches * kinds).reshape(batches, kinds)
+        taken = (counts @ flat).reshape(batches, *shape)
         return rooms, [_Room(self.slot_pages, own) for own in taken]
+
+    def _curves(self, tokens: Ints, left: Ints, made: Ints) -> tuple[Ints, Pages]:
+        """For each row its kind, and the pages of a row of each kind: rows that entered together
+        are often alike."""
+        keys = (tokens << 2 * _COUNT_BITS) + (left << _COUNT_BITS) + made + 1
+        _, firsts, of_kind = np.unique(keys, return_index=True, return_inverse=True)
+        return of_kind, self.outlook.curves(tokens[firsts], left[firsts], made[firsts])
 
     def _kept(self, seats: Ints) -> tuple[Ints, Ints, Ints]:
         """Tokens of which rows have keys of their own, how many they make yet, and how many they

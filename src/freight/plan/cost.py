@@ -25,7 +25,6 @@ from freight.plan.page_sizes import page_size, state_size
 from freight.plan.passes import bytes_passed
 from freight.plan.policy import Policy
 from freight.plan.simulate import Demand
-from freight.plan.sweep import Sweep
 from freight.quantities import MIB
 
 __all__ = ["Cost"]
@@ -157,24 +156,21 @@ class Cost:
             return float(page_bytes)
         return max(1.0, self.policy.row_tokens / self.policy.page_tokens) * page_bytes
 
-    def sweep_s(self, sweep: Sweep) -> float:
-        """Computing a whole sweep, waiting for nothing; of experts those that all tokens need."""
-        seconds = sum(self._finish_s(work.batch) for work in sweep.works)
+    def batch_s(self, batch: MicroBatch) -> float:
+        """Computing a micro-batch in a whole sweep, waiting for nothing; of experts those that all
+        tokens need."""
+        seconds = self._finish_s(batch)
         for unit, is_picked, count in self._counted():
-            seconds += count * sum(
-                self._unit_s(unit, work.batch, work.batch.rows, is_picked=is_picked)
-                for work in sweep.works
-            )
+            seconds += count * self._unit_s(unit, batch, batch.rows, is_picked=is_picked)
         return seconds
 
-    def attention_s(self, sweep: Sweep) -> float:
-        """The part of ``sweep_s`` that goes by the number of keys."""
+    def attention_s(self, batch: MicroBatch) -> float:
+        """The part of ``batch_s`` that goes by the number of keys."""
         return sum(
-            count * self._keys_s(step, work.batch.rows)
+            count * self._keys_s(step, batch.rows)
             for unit, _, count in self._counted()
             for step in unit.steps
             if isinstance(step, Attend)
-            for work in sweep.works
         )
 
     def _counted(self) -> Iterator[tuple[Unit, bool, int]]:

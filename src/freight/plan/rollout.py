@@ -19,13 +19,14 @@ from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
 from freight.plan.windows import NO_WINDOWS, Windows
-from freight.plan.workload import RowLength
+from freight.plan.workload import RowLength, evenly
 from freight.quantities import align_up
 
 __all__ = [
     "BlockRow",
     "Brought",
     "WorkSizes",
+    "batch_of",
     "make_sweep",
     "row_of",
     "rows_of_block",
@@ -199,6 +200,23 @@ def make_sweep(
         if left:
             works.append(work_of(k, left, sizes))
     return Sweep(index=index, works=tuple(works))
+
+
+def batch_of(
+    length: RowLength, num_rows: int, begun: int, step: int, sizes: WorkSizes
+) -> MicroBatch:
+    """Rows of one length, of which so many compute a beginning, as they make their token ``step``.
+    Where they have nothing in common they are all alike."""
+    if length.shared or sizes.samples > 1:
+        rows = rows_of_block([*evenly(length, num_rows, begun, range(num_rows))], sizes)
+        return make_sweep(0, rows, step, sizes).works[0].batch
+    own = row_of(0, length, sizes.policy.compute_tier, False, sizes).at(step)
+    places = (own.num_new - 1,) if own.makes_token else ()
+    spans = (
+        RowSpan(RowKey(i), i * own.num_new, own.num_new, own.kv_len, places, own.scored)
+        for i in range(num_rows)
+    )
+    return MicroBatch(index=0, rows=tuple(spans), token_ids=range(num_rows * own.num_new))
 
 
 def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:

@@ -135,6 +135,7 @@ class Search:
         """A search that looks at block shapes only that could be better than ``best``."""
         found = replace(self, planner=replace(self.planner, wishes=wishes))
         object.__setattr__(found, "wider", (self, best.forecast.seconds))
+        object.__setattr__(found, "known", Known(timed=self.known.timed))
         return found
 
     def _price_all(

@@ -8,10 +8,11 @@ sizes, no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from freight.hardware.machine import Machine, TensorKind
+from freight.model.batch import MicroBatch
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
 from freight.plan.kept_pages import (
@@ -23,9 +24,9 @@ from freight.plan.kept_pages import (
 )
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
-from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block
+from freight.plan.rollout import WorkSizes, batch_of
 from freight.plan.scoreboard import RING_SLOTS
-from freight.plan.workload import RowLength, evenly
+from freight.plan.workload import RowLength
 
 __all__ = ["Terms"]
 
@@ -419,15 +420,18 @@ class Terms:
 
     def _batch_s(self, rows: int, step: int) -> tuple[float, float]:
         """The same of a micro-batch: the others of its block do not matter to it."""
-        own, cost = self.planner, self._cost()
-        sizes = WorkSizes.of(replace(self.base, policy=self.policy), own.config)
+        batch, cost = self._batch(rows, step), self._cost()
+        return cost.batch_s(batch), cost.attention_s(batch)
+
+    def _batch(self, rows: int, step: int) -> MicroBatch:
+        """So many rows of the mean length."""
+        workload = self.planner.workload
+        sizes = WorkSizes.of(self.base, self.planner.config)
         prompt = max(1, round(self.prompt))
         shared = min(round(self._shared_tokens), prompt - 1)
         length = RowLength(prompt, round(self.new) + 1, shared)
-        begun = own.workload.begun(rows) if shared else 0
-        block = rows_of_block([*evenly(length, rows, begun, range(rows))], sizes)
-        sweep = make_sweep(0, block, step, sizes)
-        return cost.sweep_s(sweep), cost.attention_s(sweep)
+        begun = workload.begun(rows) if shared else 0
+        return batch_of(length, rows, begun, step, sizes)
 
     def _cost(self) -> Cost:
         own = self.planner
