@@ -27,8 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 _NOBODY: Final = -1
 _ANY: Final = 1 << 24
-_COUNT_BITS: Final = 21
-"""Of numbers of tokens: two million."""
+_BITS: Final = 21  # of numbers of tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +265,7 @@ class _Block:
     def _curves(self, tokens: Ints, left: Ints, made: Ints) -> tuple[Ints, Pages]:
         """For each row its kind, and the pages of a row of each kind: rows that entered together
         are often alike."""
-        keys = (tokens << 2 * _COUNT_BITS) + (left << _COUNT_BITS) + made + 1
+        keys = (tokens << 2 * _BITS) + (left << _BITS) + made + 1
         _, firsts, of_kind = np.unique(keys, return_index=True, return_inverse=True)
         return of_kind, self.outlook.curves(tokens[firsts], left[firsts], made[firsts])
 
