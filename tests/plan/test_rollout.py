@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.memory.passage import RowPages, num_pages_of, plan_passage, plan_state_passage
+from freight.plan.admission import Lengths
+from freight.plan.continuous import _Block
 from freight.plan.policy import Policy, Split, Tier
-from freight.plan.rollout import WorkSizes, make_sweep, rows_of_block, work_of
+from freight.plan.rollout import WorkSizes, batch_of, make_sweep, rows_of_block, work_of
 from freight.plan.workload import RowLength
 
 PAGE_BYTES, STATE_BYTES = 4096, 5 * 4096
@@ -106,3 +111,45 @@ def test_what_is_elsewhere_is_counted() -> None:
     assert (work.activations.cpu, work.activations.disk) == (4 * 256, 4096)
     assert work.activation_slot_bytes == 2 * 4096
     assert not work.kv.load and not work.kv.store
+
+
+@pytest.mark.parametrize("step", [0, 1, 5])
+@pytest.mark.parametrize("scored_share", [0.0, 0.4])
+def test_rows_that_are_alike_are_the_rows_of_a_block(step: int, scored_share: float) -> None:
+    own = replace(sizes("cpu", Split(cpu=1.0), Split(cpu=1.0)), scored_share=scored_share)
+    length = RowLength(9, 8)
+    (work,) = make_sweep(0, rows_of_block([length] * 3, own), step, own).works
+    assert batch_of(length, 3, 0, step, own) == work.batch
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seats=st.lists(
+        st.tuples(st.booleans(), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2)),
+        min_size=12,
+        max_size=12,
+    ),
+    ends_early=st.booleans(),
+)
+def test_rows_that_are_alike_take_what_each_of_them_takes(
+    seats: Sequence[tuple[bool, int, int, int]], ends_early: bool
+) -> None:
+    """On each tier, and in the slot of each micro-batch, which those elsewhere pass through."""
+    policy = sizes("gpu", Split(gpu=0.25, cpu=0.25, disk=0.5), Split(gpu=1.0)).policy
+    answers = Lengths(expected=3.0, longest=40) if ends_early else None
+    pages: dict[Tier, int] = {"gpu": 9, "cpu": 9, "disk": 9}
+    block = _Block.of([RowLength(9, 40)] * 12, policy, pages, 9, 1, answers)
+    for seat, (is_there, prompt, answer, made) in enumerate(seats):
+        block.numbers[seat] = seat if is_there else -1
+        block.prompts[seat] = 20 * prompt
+        block.known[seat] = 20 * prompt + made
+        block.answers[seat] = 10 * answer
+    rooms, slots = block._rooms()
+    here = np.flatnonzero(block.numbers >= 0)
+    curves = block.outlook.curves(*block._kept(here))
+    for tier, places in block.of_tier.items():
+        np.testing.assert_allclose(rooms[tier]._taken, curves[places[here]].sum(axis=0), atol=1e-9)
+    is_far = ~block.of_tier["gpu"][here]
+    for k, slot in enumerate(slots):
+        own = curves[is_far & (here // 4 == k)]
+        np.testing.assert_allclose(slot._taken, own.sum(axis=0), atol=1e-9)
