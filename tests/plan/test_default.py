@@ -42,7 +42,7 @@ def make_planner(model: str, tier: str) -> Planner:
 def test_sizes_do_not_depend_on_what_was_derived_before(model: str, tier: str) -> None:
     used = make_planner(model, tier)
     splits = SPLITS if tier == "gpu" else tuple(own for own in SPLITS if not own.gpu)
-    for size, admission in ((8, "zigzag"), (32, "refill")):
+    for size, admission in ((8, "zigzag"), (32, "zigzag"), (32, "refill")):
         shape = used.shape(size, 2, admission)  # type: ignore[arg-type]
         for weights in splits:
             for embedding in (None, *splits):

@@ -27,6 +27,13 @@ from freight.runtime.disk_probe import Moved, total
 CPU = ComputeDevice(kind="cpu", torch_device=torch.device("cpu"))
 
 
+@pytest.fixture
+def small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_probe, "_SCRATCH_BYTES", 16 * MIB)
+    monkeypatch.setattr(disk_probe, "_RING_BYTES", 8 * MIB)
+    monkeypatch.setattr(disk_probe, "_LONG_BYTES", 24 * MIB)
+
+
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_integer_products_are_measured_where_they_are_faster(
     is_faster: bool, monkeypatch: pytest.MonkeyPatch
@@ -90,11 +97,8 @@ def test_a_disk_that_comes_and_goes_is_not_slower_beside_products() -> None:
 
 
 def test_a_disk_is_read_until_enough_is_read_or_it_is_told_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_scratch: None
 ) -> None:
-    monkeypatch.setattr(disk_probe, "_SCRATCH_BYTES", 16 * MIB)
-    monkeypatch.setattr(disk_probe, "_RING_BYTES", 8 * MIB)
-    monkeypatch.setattr(disk_probe, "_LONG_BYTES", 24 * MIB)
     stop = Event()
     stop.set()
     with disk_probe.DiskProbe(tmp_path) as disk:
@@ -136,11 +140,8 @@ def test_what_each_way_keeps_beside_the_other_is_that_of_all_rounds() -> None:
 
 
 def test_reads_and_writes_of_a_disk_are_measured_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_scratch: None
 ) -> None:
-    monkeypatch.setattr(disk_probe, "_SCRATCH_BYTES", 16 * MIB)
-    monkeypatch.setattr(disk_probe, "_RING_BYTES", 8 * MIB)
-    monkeypatch.setattr(disk_probe, "_LONG_BYTES", 24 * MIB)
     with disk_probe.DiskProbe(tmp_path) as disk:
         found = measure_both_ways(disk)
     assert [own.num_bytes for own in found.alone] == [24 * MIB] * 2

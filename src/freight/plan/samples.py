@@ -39,7 +39,7 @@ _DEPTHS: Final = (6, 12)
 what the sixth before it did. Other distances came out up to 36 % off where all layers were run."""
 _ROUGH_DEPTHS: Final = ((2, (2, 8)), (8, (3, 5)), (math.inf, (2, 4)))
 """Up to so many micro-batches: of more than a few, rings turn within a layer or two. Of 100 plans
-for nine machines one was 2.2 % off, and no other more than 0.2; with eight micro-batches some were
+for eight machines one was 2.2 % off, and no other more than 0.2; with eight micro-batches some were
 by 1.1 % from two layers on, or one apart."""
 _UNITS_APART: Final = 12
 """That is as many units; a layer with experts has more by itself."""

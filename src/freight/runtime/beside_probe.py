@@ -80,15 +80,17 @@ def of_both_ways(rounds: Sequence[BothWays]) -> tuple[Beside, ...]:
     """The share of its speed that each of two links keeps beside the other, of all rounds."""
     first, second = rounds[0].names
     return tuple(
-        Beside(part=part, other=other, share=Curve.constant(_kept(rounds, number)))
-        for number, (part, other) in enumerate(((first, second), (second, first)))
+        Beside(
+            part=part,
+            other=other,
+            share=_kept([own.alone[way] for own in rounds], [own.beside[way] for own in rounds]),
+        )
+        for way, (part, other) in enumerate(((first, second), (second, first)))
     )
 
 
-def _kept(rounds: Sequence[BothWays], number: int) -> float:
-    alone = total([own.alone[number] for own in rounds])
-    beside = total([own.beside[number] for own in rounds])
-    return min(1.0, beside.bytes_per_s / alone.bytes_per_s)
+def _kept(alone: Sequence[Moved], beside: Sequence[Moved]) -> Curve:
+    return Curve.constant(min(1.0, total(beside).bytes_per_s / total(alone).bytes_per_s))
 
 
 def measure_pairs(product_s: _Timed, disk: DiskProbe) -> list[Pair]:
@@ -114,12 +116,11 @@ def what_is_left(rounds: Sequence[Sequence[Pair]]) -> tuple[Beside, ...]:
         share = min(1.0, alone_s / statistics.mean(p.beside_s for p in own))
         beside.append((float(rows), share))
         after_wait.append((float(rows), alone_s / (alone_s + later_s)))
-    alone, other = total([p.read for p in pairs]), total([p.read_beside for p in pairs])
-    kept = min(1.0, other.bytes_per_s / alone.bytes_per_s)
+    kept = _kept([p.read for p in pairs], [p.read_beside for p in pairs])
     return (
         Beside(part="compute", other="disk read", share=Curve(points=tuple(beside))),
         Beside(part="compute", other="wait", share=Curve(points=tuple(after_wait))),
-        Beside(part="disk read", other="compute", share=Curve.constant(kept)),
+        Beside(part="disk read", other="compute", share=kept),
     )
 
 
