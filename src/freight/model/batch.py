@@ -7,7 +7,7 @@ pad. Knows no tensors, no tier and no schedule.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -134,17 +134,21 @@ class MicroBatch:
     """The rows computed together, with their tokens one after the other (T in all).
 
     ``index`` is the micro-batch's place in the block: its activations and KV slots go by it.
+    ``num_picked`` are the tokens that the head needs, once for each thing that it needs them for.
     """
 
     index: int
     rows: tuple[RowSpan, ...]
     token_ids: Sequence[int]
+    num_picked: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        start = 0
+        start = num_picked = 0
         for span in self.rows:
             assert span.start == start and span.num_new > 0, span
-            start = span.end
+            start += span.num_new
+            num_picked += len(span.logit_positions) + len(span.scored)
+        object.__setattr__(self, "num_picked", num_picked)
         assert start == len(self.token_ids), (start, len(self.token_ids))
 
     @property
@@ -158,11 +162,6 @@ class MicroBatch:
     @property
     def num_scored(self) -> int:
         return sum(len(span.scored) for span in self.rows)
-
-    @property
-    def num_picked(self) -> int:
-        """Tokens that the head needs, once for each thing that it needs them for."""
-        return self.num_logits + self.num_scored
 
     def logit_indices(self) -> list[int]:
         """Places in the flat batch after which tokens are sampled, rows in order."""

@@ -9,6 +9,7 @@ Dims are letters, which ``dims`` lists.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -347,8 +348,10 @@ class Programme:
     """A whole decoder: embedding, layers, output head in chunks, in the order of computation.
 
     ``carried`` has the values that pass from unit to unit, side by side: the name and the columns
-    of each, the residual stream ``x`` first. ``kinds`` is one unit of each form,
-    ``forms`` has for each unit a number that units of one form share: they take equally long.
+    of each, the residual stream ``x`` first; ``stream_columns`` are those of all. ``kinds`` is one
+    unit of each form, ``forms`` has for each unit a number that units of one form share: they take
+    equally long. ``counted`` is one unit of each form, whether it works on what the head has picked
+    alone, and the number of such units.
     From unit ``picks_at`` on, see :func:`picking_unit`, no token is computed but those that the
     head needs; ``needs_all`` of them where the residual stream goes on to other layers.
     """
@@ -359,6 +362,8 @@ class Programme:
     kinds: tuple[Unit, ...] = field(init=False, compare=False, repr=False)
     forms: tuple[int, ...] = field(init=False, compare=False, repr=False)
     picks_at: int = field(init=False, compare=False, repr=False)
+    counted: tuple[tuple[Unit, bool, int], ...] = field(init=False, compare=False, repr=False)
+    stream_columns: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         kinds: dict[tuple[object, ...], Unit] = {}
@@ -374,11 +379,10 @@ class Programme:
         object.__setattr__(self, "needs_all", self.needs_all or self.sends)
         picks_at = picking_unit(kinds_of_units, needs_all=self.needs_all)
         object.__setattr__(self, "picks_at", picks_at)
-
-    @property
-    def stream_columns(self) -> int:
-        """Columns of all that passes from unit to unit."""
-        return sum(columns for _, columns in self.carried)
+        counts = Counter((form, n >= picks_at) for n, form in enumerate(forms))
+        own = ((self.kinds[form], picked, count) for (form, picked), count in counts.items())
+        object.__setattr__(self, "counted", tuple(own))
+        object.__setattr__(self, "stream_columns", sum(columns for _, columns in self.carried))
 
     @property
     def embedding(self) -> Unit:

@@ -6,6 +6,7 @@ Knows no tensors, files or devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads
@@ -126,7 +127,7 @@ class Recurrence:
         return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The switches of one model. ``dtype`` is the checkpoint's, not that of the computation.
 
@@ -241,12 +242,12 @@ class ModelConfig:
         """Whether they take the mean away."""
         return self.norm.startswith("layer")
 
-    @property
+    @cached_property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The ways in which layers rotate, each once."""
         return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
-    @property
+    @cached_property
     def rotary_columns(self) -> int:
         """Elements of a head that are rotated, over all ways."""
         return sum(rope.rotary_dim for rope in self.rotations)
@@ -263,7 +264,7 @@ class ModelConfig:
         experts = self.experts
         return experts is not None and self.norm_place == "both" and not experts.beside_mlp
 
-    @property
+    @cached_property
     def carried(self) -> tuple[tuple[str, int], ...]:
         """The values that pass from unit to unit, and how wide they are: the residual stream; what
         experts work on, or attention's update where the next unit must find the stream as it was;
@@ -288,14 +289,14 @@ class ModelConfig:
         is_other = own is not None and own.layers[layer]
         return own.heads if own and is_other else Heads(self.num_kv_heads, self.head_dim)
 
-    @property
+    @cached_property
     def all_heads(self) -> tuple[Heads, ...]:
         """The sizes that heads have in layers, each once, of a stage those of the whole model: its
         pages are as large as the others'."""
         plain, own = Heads(self.num_kv_heads, self.head_dim), self.other_heads
         return tuple(dict.fromkeys((plain, plain if own is None else own.heads)))
 
-    @property
+    @cached_property
     def widest_head(self) -> int:
         return max(heads.width for heads in self.all_heads)
 
@@ -314,7 +315,7 @@ class ModelConfig:
         has_mixer = self.parts is None or self.parts[layer] != "mlp"
         return has_mixer and (self.attends_aside or not self.keeps_state(layer))
 
-    @property
+    @cached_property
     def attends_aside(self) -> bool:
         """Whether what is attended stays beside the stream: the unit after works on that as it was,
         and adds both."""
@@ -326,25 +327,30 @@ class ModelConfig:
             return self.norm_place
         return "update" if self.attends(layer) else "before"
 
-    @property
+    @cached_property
+    def attending(self) -> tuple[bool, ...]:
+        """Which layers have keys and values."""
+        return tuple(map(self.attends, range(self.num_layers)))
+
+    @cached_property
     def num_attention_layers(self) -> int:
-        return sum(map(self.attends, range(self.num_layers)))
+        return sum(self.attending)
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer attends no more than the last tokens."""
         return self.attends(layer) and self.sliding_windows[layer] is not None
 
-    @property
+    @cached_property
     def num_window_layers(self) -> int:
         return sum(map(self.has_window, range(self.num_layers)))
 
-    @property
+    @cached_property
     def widest_window(self) -> int | None:
         """The most tokens that a layer with a window attends; None where there is none."""
         windows = (self.sliding_windows[i] for i in range(self.num_layers) if self.has_window(i))
         return max((window for window in windows if window is not None), default=None)
 
-    @property
+    @cached_property
     def num_recurrent_layers(self) -> int:
         return sum(map(self.keeps_state, range(self.num_layers)))
 

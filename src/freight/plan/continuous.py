@@ -58,7 +58,7 @@ class RolledSweep:
     def sweep(self, index: int, policy: Policy, sizes: WorkSizes) -> Sweep:
         """The sweep with all that it moves."""
         own = self.census
-        seats = _seats(policy)
+        seats = policy.seats()
         members: list[list[Brought]] = [[] for _ in range(policy.num_micro_batches)]
         columns = (own.seats, own.numbers, own.prompts, own.answers, own.kv_lens, own.brought)
         for seat, row_number, prompt, answer, kv_len, count in zip(
@@ -73,15 +73,6 @@ class RolledSweep:
             members[k].append(Brought(row, kv_len, count, makes_token, number))
         works = [work_of(k, rows, sizes) for k, rows in enumerate(members) if rows]
         return Sweep(index=index, works=tuple(works))
-
-
-def _seats(policy: Policy) -> list[tuple[Tier, bool]]:
-    """Of one micro-batch, in the order of its rows: tier, and whether the CPU attends them."""
-    return [
-        (tier, is_delegated)
-        for tier, is_delegated, count in policy.homes(policy.micro_batch_size)
-        for _ in range(count)
-    ]
 
 
 class _Room:
@@ -165,7 +156,7 @@ class _Block:
         samples: int,
         answers: Lengths | None,
     ) -> _Block:
-        seats = _seats(policy)
+        seats = policy.seats()
         kinds = [*dict.fromkeys(seats)]
         count = len(seats) * policy.num_micro_batches
         tiers = [tier for tier, _ in seats] * policy.num_micro_batches

@@ -8,7 +8,7 @@ programme, no order of operations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -160,26 +160,27 @@ class Cost:
         """Computing a micro-batch in a whole sweep, waiting for nothing; of experts those that all
         tokens need."""
         seconds = self._finish_s(batch)
-        for unit, is_picked, count in self._counted():
-            seconds += count * self._unit_s(unit, batch, batch.rows, is_picked=is_picked)
+        for unit, is_picked, count in self.programme.counted:
+            rows = self._rows_of(unit, batch, is_picked=is_picked)
+            seconds += count * self._unit_s(unit, batch, batch.rows, rows)
         return seconds
 
     def attention_s(self, batch: MicroBatch) -> float:
         """The part of ``batch_s`` that goes by the number of keys."""
         return sum(
             count * self._keys_s(step, batch.rows)
-            for unit, _, count in self._counted()
+            for unit, _, count in self.programme.counted
             for step in unit.steps
             if isinstance(step, Attend)
         )
 
-    def _counted(self) -> Iterator[tuple[Unit, bool, int]]:
-        """One unit of each form, whether it works on what the head has picked alone, and the number
-        of such units."""
-        picks_at = self.programme.picks_at
-        counts = Counter((form, n >= picks_at) for n, form in enumerate(self.forms))
-        for (form, is_picked), count in counts.items():
-            yield self.programme.kinds[form], is_picked, count
+    def tokens_s(self, num_tokens: int) -> float:
+        """All units but the head for so many tokens of a micro-batch, attending nothing."""
+        return sum(
+            count * self._chunks_s(unit, self._chunks(unit, num_tokens))
+            for unit, _, count in self.programme.counted
+            if unit.kind != "head"
+        )
 
     def share(self, lane: Lane, others: frozenset[Lane], size: float) -> float:
         """The share of its speed that a lane keeps beside others."""
@@ -207,7 +208,7 @@ class Cost:
             if kind is not Kind.COMPUTE:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
-            seconds = self._unit_s(unit, batch, spans, is_picked=is_picked)
+            seconds = self._unit_s(unit, batch, spans, rows)
             seconds += self._keys_again_s(unit, operation.num_recomputed)
             if operation.is_last:
                 seconds += self._finish_s(operation.batch)
@@ -237,7 +238,10 @@ class Cost:
         if unit.kind in ("attention", "recurrence"):
             ranges = chunk_rows(batch.rows, self.policy.chunk_tokens)
             return [batch.rows[last - 1].end - batch.rows[first].start for first, last in ranges]
-        total = batch.num_picked if is_picked else batch.num_tokens
+        return self._chunks(unit, batch.num_picked if is_picked else batch.num_tokens)
+
+    def _chunks(self, unit: Unit, total: int) -> list[int]:
+        """So many tokens, cut."""
         if unit.expert is not None and self.config.experts is not None:
             share = self.config.experts.per_token / self.config.experts.num_experts
             total = max(1, round(total * share))
@@ -246,17 +250,21 @@ class Cost:
         return [chunk] * whole + [rest] * bool(rest) or [1]
 
     def _unit_s(
-        self, unit: Unit, batch: MicroBatch, spans: Sequence[RowSpan], *, is_picked: bool
+        self, unit: Unit, batch: MicroBatch, spans: Sequence[RowSpan], rows: Sequence[int]
     ) -> float:
-        """A unit, or half of one, in which the keys of some rows are attended."""
-        rows = self._rows_of(unit, batch, is_picked=is_picked)
-        seconds = sum(self._chunk_s(unit, count) for count in rows)
+        """A unit, or half of one, with chunks of so many ``rows``, in which the keys of some rows
+        are attended."""
+        seconds = self._chunks_s(unit, rows)
         seconds += self._state_s(unit, spans)
         return seconds + sum(
             self._keys_s(step, spans) + self._new_keys_s(step, batch)
             for step in unit.steps
             if isinstance(step, Attend)
         )
+
+    def _chunks_s(self, unit: Unit, rows: Sequence[int]) -> float:
+        chunks = Counter(rows).items()
+        return sum(count * self._chunk_s(unit, tokens) for tokens, count in chunks)
 
     def _state_s(self, unit: Unit, spans: Sequence[RowSpan]) -> float:
         """What rows keep beside the keys: read, changed by each token, and written."""
@@ -353,13 +361,17 @@ class Cost:
     def _single_queries_s(
         self, step: Attend, spans: Sequence[RowSpan] | Sequence[_Part], unit: ComputeUnit
     ) -> float:
-        """Of rows with one query each, by the keys and values that they read."""
+        num_rows = sum(span.num_new == 1 for span in spans)
+        return self.queries_s(step, _seen_keys(step, spans), num_rows, unit)
+
+    def queries_s(self, step: Attend, num_keys: float, num_rows: int, unit: ComputeUnit) -> float:
+        """One query of each of so many rows, by the keys and values that they read."""
         sharing = step.num_heads / step.num_kv_heads
         # All keys are scored; the values of those that some query chose are read.
         share = (1 + min(1.0, sharing * step.share)) / 2
-        read = share * self._kv_bytes(step, _seen_keys(step, spans))
+        read = share * self._kv_bytes(step, num_keys)
         plain, codes = (read, 0.0) if step.kv_format is None else (0.0, read / self.size)
-        heads = step.num_kv_heads * sum(span.num_new == 1 for span in spans)
+        heads = step.num_kv_heads * num_rows
         return unit.attended_s(plain, codes, sharing) + heads * unit.attended_head_s
 
     def _kv_bytes(self, step: Attend, num_tokens: float) -> float:

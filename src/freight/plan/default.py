@@ -329,7 +329,8 @@ class Planner:
             step = high - 1
             while low < high - 1:
                 split = Split.rest_on_disk({**shares, tier: most * step / 2**num_steps})
-                candidate = self.derive(replace(plan.policy, **{name: split}))  # type: ignore[arg-type]
+                policy = replace(plan.policy, **{name: split})  # type: ignore[arg-type]
+                candidate = self.derive(policy, plan.geometry)
                 over[step] = self._most_over(candidate)
                 if over[step] <= 0:
                     low, best = step, candidate
@@ -349,8 +350,9 @@ class Planner:
         """Bytes over the room of the tier that has too little of it, or least to spare."""
         return max(self._need(plan, tier) - room for tier, room in self.room.items())
 
-    def derive(self, policy: Policy) -> Plan:
-        """What follows from a policy, whether it fits or not."""
+    def derive(self, policy: Policy, like: Geometry | None = None) -> Plan:
+        """What follows from a policy, whether it fits or not; ``like`` is what does from one that
+        differs by where weights are alone."""
         splits = policy.weights, policy.embedding
         if splits not in self.layouts:
             tied = self.config.tied_embeddings
@@ -363,10 +365,12 @@ class Planner:
                 found=self.forms,
             )
         layout = self.layouts[splits]
-        rows = replace(policy, weights=_ON_DISK, embedding=None)
-        like = self.sized.get(rows)
         about = self.config, layout, policy, self.workload, self.shapes_bytes
-        geometry = self.sized[rows] = measure(*about, like)
+        if like is None:
+            rows = replace(policy, weights=_ON_DISK, embedding=None)
+            geometry = self.sized[rows] = measure(*about, self.sized.get(rows))
+        else:
+            geometry = measure(*about, like)
         return Plan(policy=policy, layout=layout, geometry=geometry, workload=self.workload)
 
     def _excess(self, plan: Plan) -> dict[Tier, int]:

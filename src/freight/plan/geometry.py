@@ -113,7 +113,7 @@ class Geometry:
         """Whether layers with a window keep the pages alone that it reaches."""
         return self.windows.pages > 0
 
-    def far_bytes(self, config: ModelConfig, rows: int, pages: int) -> int:
+    def far_bytes(self, config: ModelConfig, rows: int, pages: float) -> float:
         """What rows off the compute tier have that keep so many pages per layer together."""
         rolled = self.windows.layers * self.page_bytes
         whole = sum(self.far_page_bytes) - rolled
@@ -154,15 +154,17 @@ def measure(
 ) -> Geometry:
     """Size everything for ``policy`` on ``workload``; ``like`` is that of a policy which differs
     from this one by where weights are alone."""
-    own = like or _measure_rows(config, layout, policy, workload, shapes_bytes)
+    if like is None:
+        like = _measure_rows(config, layout, policy, workload, shapes_bytes)
+        _count_block(like, config, layout, policy)
     geometry = replace(
-        own,
+        like,
         embedding_bytes=_embedding_bytes(config, layout, policy),
         embeds_in_place=embeds_in_place(layout, policy),
-        usage={"gpu": {}, "cpu": {}, "disk": {}},
+        usage={tier: {**usage} for tier, usage in like.usage.items()},
     )
     _count_weights(geometry, layout, policy)
-    _count_block(geometry, config, layout, policy)
+    _count_embedding(geometry, policy)
     return geometry
 
 
@@ -253,7 +255,7 @@ def _measure_rows(
             min(slot_pages, delegated["disk"] * row_pages), delegated["disk"] * windows.pages
         ),
         attention_bytes=host_attention_bytes(layout, policy, workload) if num_delegated else 0,
-        usage={},
+        usage={"gpu": {}, "cpu": {}, "disk": {}},
     )
 
 
@@ -368,10 +370,8 @@ def _count_block(
     near["scores"] = block * g.scored_tokens * g.score_bytes
     near["workspace"] = g.workspace_bytes
     host["KV tails"] = sum(g.far_page_bytes) * g.num_tails
-    host["embedding rows"] = g.embedding_slots * g.embedding_bytes * (not g.embeds_in_place)
     host["departing rows"] = block * g.departing_bytes
     if home == "gpu":
-        near["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes
         near["departing rows"] = RING_SLOTS["departing slot"] * g.departing_bytes
         near["delegated rows"] = block * align_up(g.query_bytes, BLOCK)
         near["attended rows"] = block * g.attended_bytes
@@ -391,3 +391,12 @@ def _count_block(
     g.usage["disk"]["KV windows"] = windows["disk"]
     g.usage["disk"]["row states"] = states["disk"]
     g.usage["disk"]["activations"] = block * g.activation_disk_stride
+
+
+def _count_embedding(geometry: Geometry, policy: Policy) -> None:
+    """Rows of the table on their way."""
+    g = geometry
+    slots = 0 if g.embeds_in_place else g.embedding_slots
+    g.usage["cpu"]["embedding rows"] = slots * g.embedding_bytes
+    if policy.compute_tier == "gpu":
+        g.usage["gpu"]["embedding rows"] = RING_SLOTS["embedding slot"] * g.embedding_bytes

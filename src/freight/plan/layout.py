@@ -92,8 +92,12 @@ class WeightLayout:
     held_bytes: Mapping[Tier, int] = field(init=False, compare=False, repr=False)
     compressed: Mapping[str, Compressed] = field(init=False, compare=False, repr=False)
     made: list[UnitLayout] = field(init=False, compare=False, repr=False)
+    counts: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """For each form the number of its units."""
 
     def __post_init__(self) -> None:
+        counts = Counter(self.form_of)
+        object.__setattr__(self, "counts", tuple(counts[form] for form in range(len(self.forms))))
         object.__setattr__(self, "held_bytes", self._held_bytes())
         object.__setattr__(self, "compressed", self._compressed())
         object.__setattr__(self, "made", [])
@@ -125,9 +129,7 @@ class WeightLayout:
     def counted(self) -> Iterator[tuple[UnitLayout, int]]:
         """Each form, the embedding's among them, with the number of its units."""
         yield self.entrance, 1
-        counts = Counter(self.form_of)
-        for number, form in enumerate(self.forms):
-            yield form, counts[number]
+        yield from zip(self.forms, self.counts, strict=True)
 
     def tier_bytes(self) -> dict[Tier, int]:
         """Bytes of weights on each tier, as they are in memory there, so that shares compare: on

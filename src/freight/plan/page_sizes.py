@@ -30,8 +30,10 @@ def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> t
     kept = page_size(config, policy.page_tokens, element_bytes)
     inputs = align_up(policy.page_tokens * config.hidden_size * element_bytes, BLOCK)
     return tuple(
-        (inputs if is_recomputed else kept) * config.attends(layer)
-        for layer, is_recomputed in enumerate(policy.recomputes(config.num_layers))
+        (inputs if is_recomputed else kept) * attends
+        for attends, is_recomputed in zip(
+            config.attending, policy.recomputes(config.num_layers), strict=True
+        )
     )
 
 

@@ -240,6 +240,11 @@ class Policy:
         own = ((tier, False, count - delegated.get(tier, 0)) for tier, count in cut.items())
         return (*own, *((tier, True, count) for tier, count in delegated.items()))
 
+    def seats(self) -> list[tuple[Tier, bool]]:
+        """Of one micro-batch, in the order of its rows: tier, and whether the CPU attends them."""
+        homes = self.homes(self.micro_batch_size)
+        return [(tier, is_delegated) for tier, is_delegated, count in homes for _ in range(count)]
+
     def most_delegated(self) -> dict[Tier, int]:
         """The most rows of a micro-batch, full or not, on each tier that the CPU attends."""
         if not self.cpu_attention or self.compute_tier == "cpu":

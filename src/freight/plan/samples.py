@@ -12,7 +12,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from freight.hardware.machine import Machine
@@ -136,18 +136,24 @@ class Sampler:
         if self.config.experts is not None or not _are_alike(self.config):
             first, second = _depths_with(self.config)
         if layers <= second:
-            return self._at_depth(sweeps, steps, layers)
-        near, far = (self._at_depth(sweeps, steps, depth) for depth in (first, second))
+            return self._at_depth(sweeps, steps, layers, self.cost())
+        cost = self.cost()
+        near, far = (self._at_depth(sweeps, steps, depth, cost) for depth in (first, second))
         return near.extended(far, (layers - first) / (second - first))
 
-    def _at_depth(self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int) -> Sample:
-        return _summed(self._clocked(sweeps, steps, depth), steps)
+    def _at_depth(
+        self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int, cost: Cost
+    ) -> Sample:
+        return _summed(self._clocked(sweeps, steps, depth, cost), steps)
 
     def run(self, story: Story, steps: Sequence[int], depth: int) -> Iterator[Step]:
         """Sweeps through the first ``depth`` layers on the clock."""
-        return self._clocked(story(WorkSizes.of(self.plan, self.config)), steps, depth)
+        sweeps = story(WorkSizes.of(self.plan, self.config))
+        return self._clocked(sweeps, steps, depth, self.cost())
 
-    def _clocked(self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int) -> Iterator[Step]:
+    def _clocked(
+        self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int, cost: Cost
+    ) -> Iterator[Step]:
         plan, policy = self.plan, self.plan.policy
         feed = _Feed(sweeps=sweeps, config=self.config, is_whole=len(steps) == steps[-1] + 1)
         layers = range(depth)
@@ -155,10 +161,12 @@ class Sampler:
             plan.layout,
             policy,
             layers=layers,
-            most_pieces=forecast_pieces(policy),
+            most_pieces=forecast_pieces(policy, is_rough=self.is_rough),
             rolls=plan.geometry.rolls,
         )
-        cost = self._cost(layers)
+        units = self.programme.units
+        kept = (unit.layer is None or unit.layer in layers for unit in units)
+        cost = replace(cost, units=tuple(n for n, is_kept in enumerate(kept) if is_kept))
         return simulate(
             schedule(feed.run(), model, feed.expects_more, feed.chosen),
             cost.demand,
@@ -167,8 +175,8 @@ class Sampler:
             share=cost.share if self.machine.beside else None,
         )
 
-    def _cost(self, layers: Collection[int]) -> Cost:
-        kept = (unit.layer is None or unit.layer in layers for unit in self.programme.units)
+    def cost(self) -> Cost:
+        """Of all units; what it finds out is known to those for some of them, too."""
         return Cost(
             machine=self.machine,
             config=self.config,
@@ -177,7 +185,7 @@ class Sampler:
             policy=self.plan.policy,
             dtype=self.dtype,
             window_pages=self.plan.geometry.windows.pages,
-            units=tuple(number for number, is_kept in enumerate(kept) if is_kept),
+            units=tuple(range(len(self.programme.units))),
         )
 
 

@@ -50,10 +50,14 @@ _WITHIN: Final = (1.0, 0.75, 0.5)
 _MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
 """Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
 _LEAST: Final = 0.85
+_LEAST_MIXED: Final = 0.74
 _LEAST_UNEVEN: Final = 0.7
-"""No forecast was found to take less than these shares of what the linear programme says, over
-models, machines and lengths: of zig-zag blocks of rows that are all alike, and of others, for which
-its mean sweep says less."""
+"""No best plan was found to take less than these shares of what the linear programme says, over
+models, machines and lengths: of zig-zag blocks of rows that are all alike, of such rows that enter
+at any time, and of rows of many lengths, for which its mean sweep says less."""
+_ALMOST: Final = 0.87
+"""Near plans of a rule whose first ones reach less than this share of the best one's speed nothing
+better was found."""
 
 
 _Promised = tuple[float, Plan]
@@ -97,9 +101,12 @@ class Search:
     ) -> None:
         """Price finalists, then what lies near the best of them."""
         self._price_all(self._finalists(most=most), priced, beside=beside)
+        first = self._best_of(priced)
         for rule in self._rules():
-            self._price_all(self._between(priced, rule), priced, beside=beside)
-            self._price_all(self._twice_as_many(priced, rule), priced, beside=beside)
+            for nearby in (self._between, self._twice_as_many):
+                own = self._best_by(priced, rule)
+                if first and own and _ALMOST * own.forecast.seconds <= first.forecast.seconds:
+                    self._price_all(nearby(own), priced, beside=beside)
 
     def sketch(self) -> Choice:
         """A good plan in a fraction of the time, roughly priced: of fewer finalists, and of no
@@ -150,10 +157,14 @@ class Search:
         for seconds, plan in promised:
             fitting = self._fitting([*priced, *beside])
             best_s = min((own.forecast.seconds for own in fitting), default=math.inf)
-            is_even = not plan.policy.is_continuous and len(plan.workload.lengths) < 2
-            least = _LEAST if is_even else _LEAST_UNEVEN
-            if self._may_be(plan) and least * seconds <= best_s:
+            if self._may_be(plan) and self._least(plan.policy) * seconds <= best_s:
                 priced.append(self.price(plan, is_rough=True))
+
+    def _least(self, policy: Policy) -> float:
+        """The least share of what the linear programme says that a plan may take."""
+        if len(self.planner.workload.lengths) > 1:
+            return _LEAST_UNEVEN
+        return _LEAST_MIXED if policy.is_continuous else _LEAST
 
     def _fitting(self, priced: Iterable[Choice]) -> list[Choice]:
         return [choice for choice in priced if choice.forecast.block_s <= self.max_block_s]
@@ -235,24 +246,18 @@ class Search:
                     return plan
         return None
 
-    def _between(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
-        """Micro-batches of sizes between those that were tried, near the best of the rule."""
-        best = self._best_by(priced, rule)
-        if best is not None and self.planner.wishes.micro_batch_size is None:
+    def _between(self, best: Choice) -> Iterator[_Promised]:
+        """Micro-batches of sizes between those that were tried, near the best of a rule."""
+        if self.planner.wishes.micro_batch_size is None:
             size = best.plan.policy.micro_batch_size
             sizes = sorted({math.ceil(size * factor) for factor in _BETWEEN} - {size})
             count = best.plan.policy.num_micro_batches
             yield from self._near(best, [(own, count) for own in sizes])
 
-    def _twice_as_many(self, priced: Sequence[Choice], rule: Admission) -> Iterator[_Promised]:
-        """Of the micro-batches of the best of the rule, where there is anything to bring."""
-        best = self._best_by(priced, rule)
-        if (
-            best is not None
-            and not is_near(best.plan.policy)
-            and self.planner.wishes.num_micro_batches is None
-        ):
-            policy = best.plan.policy
+    def _twice_as_many(self, best: Choice) -> Iterator[_Promised]:
+        """Of the micro-batches of the best of a rule, where there is anything to bring."""
+        policy = best.plan.policy
+        if not is_near(policy) and self.planner.wishes.num_micro_batches is None:
             yield from self._near(best, [(policy.micro_batch_size, 2 * policy.num_micro_batches)])
 
     def _best_by(self, priced: Iterable[Choice], rule: Admission) -> Choice | None:
@@ -390,8 +395,7 @@ class Search:
             return True
         search, best_s = self.wider
         found = search._solve(policy)
-        least = _LEAST_UNEVEN if policy.is_continuous else _LEAST
-        return found is not None and least * found.seconds <= best_s
+        return found is not None and self._least(policy) * found.seconds <= best_s
 
     def _solved(self, policy: Policy) -> Solution | None:
         terms = Terms.of(

@@ -5,6 +5,8 @@ Plain values, all sizes in bytes. Who makes up a sweep is the scheduler's busine
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -128,6 +130,10 @@ class StreamPiece:
     num_bytes: int
     offset: int
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamUnit:
@@ -148,7 +154,11 @@ class StreamUnit:
 
     @property
     def slot_bytes(self) -> int:
-        return max((piece.offset + piece.num_bytes for piece in self.pieces), default=0)
+        return max((piece.end for piece in self.pieces), default=0)
+
+
+_Blocks = tuple[tuple[int, int, int], ...]
+"""Blocks that a piece lies in: (block of the unit, pieces that share it, bytes there)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,36 +181,45 @@ class StreamModel:
     needs_all: bool = False
     embeds_in_place: bool = False
     picks_at: int = field(init=False)
+    num_blocks: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """Of each unit."""
+    filled: tuple[tuple[_Blocks, ...], ...] = field(init=False, compare=False, repr=False)
+    """Of each unit and piece the blocks that it lies in."""
 
     def __post_init__(self) -> None:
         kinds = [unit.kind for unit in self.units]
         picks_at = picking_unit(kinds, needs_all=self.needs_all or self.sends)
         object.__setattr__(self, "picks_at", picks_at)
-        most = max((self.num_blocks(unit) for unit in range(len(self.units))), default=0)
+        forms = {id(unit.pieces): unit for unit in self.units}  # many units share theirs
+        sizes = {own: -(-unit.slot_bytes // self.block_bytes) for own, unit in forms.items()}
+        filled = {own: _fill(unit.pieces, self.block_bytes) for own, unit in forms.items()}
+        num_blocks = tuple(sizes[id(unit.pieces)] for unit in self.units)
+        object.__setattr__(self, "num_blocks", num_blocks)
+        object.__setattr__(self, "filled", tuple(filled[id(unit.pieces)] for unit in self.units))
+        most = max(num_blocks, default=0)
         assert most <= self.ring_blocks, f"a unit of {most} blocks, a ring of {self.ring_blocks}"
-
-    def num_blocks(self, unit: int) -> int:
-        return -(-self.units[unit].slot_bytes // self.block_bytes)
 
     def fit_together(self, unit: int) -> bool:
         """Whether a unit can stay in the ring until the one after it has been computed too."""
         first, second = self.units[unit], self.units[unit + 1]
         if first.needs_decode or second.needs_decode:
             return False  # there is room for one decoded unit
-        return self.num_blocks(unit) + self.num_blocks(unit + 1) <= self.ring_blocks
+        return self.num_blocks[unit] + self.num_blocks[unit + 1] <= self.ring_blocks
 
-    def blocks_of(self, unit: int, number: int) -> list[tuple[int, int, int]]:
-        """Blocks that a piece lies in: (block of the unit, pieces that share it, bytes there)."""
-        pieces = self.units[unit].pieces
-        own = pieces[number]
-        blocks = []
-        for block in self._range(own):
-            sharing = sum(block in self._range(piece) for piece in pieces)
-            begin = max(own.offset, block * self.block_bytes)
-            end = min(own.offset + own.num_bytes, (block + 1) * self.block_bytes)
-            blocks.append((block, sharing, end - begin))
-        return blocks
 
-    def _range(self, piece: StreamPiece) -> range:
-        end = piece.offset + piece.num_bytes
-        return range(piece.offset // self.block_bytes, -(-end // self.block_bytes))
+def _fill(pieces: Sequence[StreamPiece], block_bytes: int) -> tuple[_Blocks, ...]:
+    """For each piece of a unit the blocks that it lies in."""
+
+    def blocks_of(piece: StreamPiece) -> range:
+        return range(piece.offset // block_bytes, -(-piece.end // block_bytes))
+
+    sharing = Counter(block for piece in pieces for block in blocks_of(piece))
+
+    def bytes_there(piece: StreamPiece, block: int) -> int:
+        begin = max(piece.offset, block * block_bytes)
+        return min(piece.end, (block + 1) * block_bytes) - begin
+
+    return tuple(
+        tuple((block, sharing[block], bytes_there(piece, block)) for block in blocks_of(piece))
+        for piece in pieces
+    )

@@ -53,7 +53,6 @@ class WeightStream:
     ring: deque[_Resident] = field(default_factory=deque)
     residents: dict[Target, _Resident] = field(default_factory=dict)
     pending: deque[tuple[Target, int]] = field(default_factory=deque)
-    blocks: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
     has_pieces: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +105,7 @@ class WeightStream:
         while (target := self._streamed_from(*self.cursor)) is not None:
             if target[0] > sweep + 1 or (target[0] > sweep and not self.expects_more()):
                 return
-            num_blocks, size = self.model.num_blocks(target[1]), self.model.ring_blocks
+            num_blocks, size = self.model.num_blocks[target[1]], self.model.ring_blocks
             if num_blocks > size - sum(resident.num_blocks for resident in self.ring):
                 return
             first = self.head if self.ring else 0
@@ -149,11 +148,9 @@ class WeightStream:
         sweep, unit = target
         piece = self.model.units[unit].pieces[number]
         first, size = self.first_block(sweep, unit), self.model.ring_blocks
-        if (unit, number) not in self.blocks:
-            self.blocks[unit, number] = self.model.blocks_of(unit, number)
         arrivals = [
             arrival("weights", (first + block) % size, target, number, num_pieces, num_bytes)
-            for block, num_pieces, num_bytes in self.blocks[unit, number]
+            for block, num_pieces, num_bytes in self.model.filled[unit][number]
         ]
         make = partial(
             self.board.make, sweep=sweep, unit=unit, piece=number, num_bytes=piece.num_bytes
