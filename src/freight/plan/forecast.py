@@ -21,6 +21,7 @@ from freight.plan.continuous import RolledSweep
 from freight.plan.default import Plan
 from freight.plan.operation import Lane
 from freight.plan.samples import Lanes, Sampler, continuous_story, roll, zigzag_story
+from freight.plan.sweep_loads import sweep_loads
 from freight.plan.workload import RowLength
 
 __all__ = ["Forecast", "SweepRun", "forecast"]
@@ -28,12 +29,12 @@ __all__ = ["Forecast", "SweepRun", "forecast"]
 _FEW_STEPS: Final = 3
 _MOST_STEPS: Final = 5
 _MOST_BLOCKS: Final = 3
-_MOST_SAMPLES: Final = 7
+_MOST_SAMPLES: Final = 5
 _MOST_ROLLED_BLOCKS: Final = 4
 """Fewer samples, of fewer blocks, had ranked plans wrongly: the same plan came out up to 28 % lower
 and 21 % higher."""
-_AS_MANY: Final = 0.995
-"""Sweeps that bring nearly as many tokens are told by one."""
+_ALIKE: Final = 0.97
+"""Sweeps that take about as long as each other are told by one."""
 _REQUEST_BYTES: Final = 8 << 20
 
 
@@ -147,16 +148,17 @@ def forecast(
 
 
 def _continuous(sampler: Sampler, load_s: float) -> Forecast:
-    """Of rows that enter at any time: some sweeps stand for all those that bring about as many
-    tokens. Where there are very many rows, those between the first and the last come as at the
-    middle of a few blocks."""
+    """Of rows that enter at any time: some sweeps stand for all those that take about as long.
+    Where there are very many rows, those between the first and the last come as at the middle of a
+    few blocks."""
     plan = sampler.plan
     total = plan.workload.num_rows
     rolled_rows = min(total, _MOST_ROLLED_BLOCKS * plan.policy.block_rows)
     rolled = roll(plan, rolled_rows)
     longest = max(1, max(row.new for row in plan.workload.row_lengths(0, rolled_rows)))
     weights = _weights(rolled, total - rolled_rows, longest)
-    chosen, shares = _representatives(rolled, weights, _MOST_SAMPLES)
+    loads = sweep_loads(rolled, plan, sampler.machine, sampler.cost())
+    chosen, shares = _representatives(loads, weights, _MOST_SAMPLES)
     sample = sampler.sample(continuous_story(rolled, chosen), chosen)
 
     def summed(values: Mapping[int, Lanes]) -> dict[Lane, float]:
@@ -176,20 +178,18 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
-        sweeps=tuple(map(SweepRun, _of_each(rolled, chosen, sample.seconds), weights)),
+        sweeps=tuple(map(SweepRun, _of_each(loads, chosen, sample.seconds), weights)),
     )
 
 
 def _of_each(
-    rolled: Sequence[RolledSweep], chosen: Sequence[int], seconds: Mapping[int, float]
+    loads: Sequence[float], chosen: Sequence[int], seconds: Mapping[int, float]
 ) -> list[float]:
-    """What every sweep takes, by the tokens that it brings; the first one by itself."""
-    nodes = {rolled[i].num_tokens: seconds[i] for i in chosen[1:]}
-    known = sorted(nodes)
-    if not known:
-        return [seconds[0]] * len(rolled)
-    tokens = [own.num_tokens for own in rolled[1:]]
-    told = np.interp(tokens, known, [nodes[own] for own in known])
+    """What every sweep takes, by its load; the first one by itself."""
+    nodes = sorted(chosen[1:], key=loads.__getitem__)
+    if not nodes:
+        return [seconds[0]] * len(loads)
+    told = np.interp(loads[1:], [loads[i] for i in nodes], [seconds[i] for i in nodes])
     return [seconds[0], *map(float, told)]
 
 
@@ -208,34 +208,32 @@ def _weights(rolled: Sequence[RolledSweep], rows_left: int, longest: int) -> lis
 
 
 def _representatives(
-    rolled: Sequence[RolledSweep], weights: Sequence[float], count: int
+    loads: Sequence[float], weights: Sequence[float], count: int
 ) -> tuple[list[int], dict[int, float]]:
     """Sweeps to run on the clock, in order, and for how many each stands: the first, with nothing
-    loaded ahead, and about ``count`` others. A sweep that brings a number of tokens between those
-    of two of them is told by both, in a straight line."""
+    loaded ahead, and about ``count`` others, which share the work evenly among them. A sweep whose
+    load is between those of two of them is told by both, in a straight line."""
     shares = {0: weights[0]}
-    order = sorted(range(1, len(rolled)), key=lambda i: (rolled[i].num_tokens, i))
+    order = sorted(range(1, len(loads)), key=lambda i: (loads[i], i))
     if not order:
         return [0], shares
-    reached = list(accumulate(weights[i] for i in order))
+    reached = list(accumulate(weights[i] * loads[i] for i in order))
     parts = (part * reached[-1] / (count - 1) for part in range(count))
     places = (min(len(order) - 1, bisect_left(reached, part)) for part in parts)
-    nodes = {rolled[order[place]].num_tokens: order[place] for place in places}
     known: list[int] = []
-    for tokens in sorted(nodes, reverse=True):
-        if not known or tokens < _AS_MANY * known[-1]:
-            known.append(tokens)
+    for i in sorted({order[place] for place in places}, key=loads.__getitem__, reverse=True):
+        if not known or loads[i] < _ALIKE * loads[known[-1]]:
+            known.append(i)
     known.reverse()
+    reach = [loads[i] for i in known]
     for i in order:
-        tokens = rolled[i].num_tokens
-        above = min(len(known) - 1, bisect_left(known, tokens))
+        above = min(len(known) - 1, bisect_left(reach, loads[i]))
         below = max(0, above - 1)
-        wide = known[above] - known[below]
-        upper = (tokens - known[below]) / wide if wide else 1.0
-        for node, part in ((above, upper), (below, 1 - upper)):
+        wide = reach[above] - reach[below]
+        upper = min(1.0, (loads[i] - reach[below]) / wide) if wide else 1.0
+        for node, part in ((known[above], upper), (known[below], 1 - upper)):
             if part:
-                place = nodes[known[node]]
-                shares[place] = shares.get(place, 0.0) + part * weights[i]
+                shares[node] = shares.get(node, 0.0) + part * weights[i]
     return sorted(shares), shares
 
 
