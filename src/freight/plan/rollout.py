@@ -229,12 +229,14 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     pairs = [(own.row, span) for own, span in zip(brought, spans, strict=True)]
     delegated = pairs[len(pairs) - sum(own.is_attended for own in brought) :]
     num_whole = len(pairs) - len(delegated)
-    far = [
-        (row, *_kept(row, span, row.shared_tokens))
-        for row, span in pairs[:num_whole]
-        if row.home != policy.compute_tier
-    ]
-    page, page_bytes = policy.page_tokens, sizes.page_bytes
+    passed = _pages_passed(
+        [
+            (row.home, *_kept(row, span, row.shared_tokens))
+            for row, span in pairs[:num_whole]
+            if row.home != policy.compute_tier
+        ],
+        policy.page_tokens,
+    )
     cut = policy.activations.cut(num_tokens)
     on_cpu = cut["cpu"] if policy.compute_tier == "gpu" else 0
     host = on_cpu * sizes.stream_bytes
@@ -243,8 +245,8 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
         batch=batch,
         continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
         embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
-        kv=_passed(far, page, page_bytes),
-        inputs=_passed(far, page, sizes.input_page_bytes),
+        kv=passed.times(sizes.page_bytes),
+        inputs=passed.times(sizes.input_page_bytes),
         states=_states(pairs, sizes) if sizes.state_bytes else Passed(),
         windows=_windows(pairs[:num_whole], sizes),
         activations=Moved(cpu=host, disk=disk),
@@ -256,13 +258,13 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
 
 
 def _delegated(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Delegated:
-    page, page_bytes = sizes.policy.page_tokens, sizes.page_bytes
-    on_disk = [(row, *_kept(row, span)) for row, span in pairs if row.home == "disk"]
+    page = sizes.policy.page_tokens
+    on_disk = [(row.home, *_kept(row, span)) for row, span in pairs if row.home == "disk"]
     return Delegated(
         num_rows=len(pairs),
         query_bytes=len(pairs) * sizes.query_bytes,
         attended_bytes=len(pairs) * sizes.attended_bytes,
-        kv=_passed(on_disk, page, page_bytes),
+        kv=_pages_passed(on_disk, page).times(sizes.page_bytes),
         windows=_windows([pair for pair in pairs if pair[0].home == "disk"], sizes),
     )
 
@@ -296,27 +298,30 @@ def _kept(row: BlockRow, span: RowSpan, num_shared: int = 0) -> tuple[int, int]:
     return max(0, held - num_shared), max(0, span.total_len - num_shared)
 
 
-def _loaded(row: BlockRow, held: int, total: int, page: int) -> Moved:
+def _loaded(home: Tier, held: int, page: int) -> Moved:
     """Pages that come: on disk the full ones, the one in progress is in RAM."""
-    if row.home != "disk":
+    if home != "disk":
         return Moved(cpu=-(-held // page))
     return Moved(disk=held // page, tails=int(held % page > 0))
 
 
-def _stored(row: BlockRow, held: int, total: int, page: int) -> Moved:
+def _stored(home: Tier, held: int, total: int, page: int) -> Moved:
     """Pages that new tokens touch."""
     first, last = held // page, total // page
-    if row.home != "disk":
+    if home != "disk":
         return Moved(cpu=-(-total // page) - first)
     return Moved(disk=last - first, tails=int(total % page > 0))
 
 
-def _passed(far: Sequence[tuple[BlockRow, int, int]], page: int, page_bytes: int) -> Passed:
-    loaded = [_loaded(*own, page) for own in far]
+def _pages_passed(far: Iterable[tuple[Tier, int, int]], page: int) -> Passed:
+    """In pages, of rows with a home each and keys before and after: many are alike."""
+    alike = Counter(far).items()
+    loaded = [_loaded(home, held, page).times(n) for (home, held, _), n in alike]
+    stored = [_stored(*own, page).times(n) for own, n in alike]
     return Passed(
-        load=_bytes(loaded, page_bytes),
-        store=_bytes((_stored(*own, page) for own in far), page_bytes),
-        slot_bytes=page_bytes * sum(-(-total // page) for _, _, total in far),
+        load=_sum(loaded),
+        store=_sum(stored),
+        slot_bytes=sum(n * -(-total // page) for (_, _, total), n in alike),
         num_loaded=sum(own.cpu + own.disk + own.tails for own in loaded),
     )
 
@@ -365,18 +370,16 @@ def _windows(pairs: Sequence[tuple[BlockRow, RowSpan]], sizes: WorkSizes) -> Pas
         if not is_new:
             loaded.append(come)
     return Passed(
-        load=_bytes(loaded, sizes.page_bytes),
-        store=_bytes(stored, sizes.page_bytes),
+        load=_sum(loaded).times(sizes.page_bytes),
+        store=_sum(stored).times(sizes.page_bytes),
         slot_bytes=slot_pages * sizes.page_bytes,
         num_loaded=sum(own.cpu + own.disk + own.tails for own in loaded),
     )
 
 
-def _bytes(parts: Iterable[Moved], page_bytes: int) -> Moved:
-    """So many pages, in bytes."""
-    pages = list(parts)
+def _sum(parts: Sequence[Moved]) -> Moved:
     return Moved(
-        cpu=page_bytes * sum(own.cpu for own in pages),
-        disk=page_bytes * sum(own.disk for own in pages),
-        tails=page_bytes * sum(own.tails for own in pages),
+        cpu=sum(own.cpu for own in parts),
+        disk=sum(own.disk for own in parts),
+        tails=sum(own.tails for own in parts),
     )

@@ -40,6 +40,10 @@ class Moved(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.cpu or self.disk or self.tails)
 
+    def times(self, count: int) -> Moved:
+        """So often, or of pages of so many bytes."""
+        return Moved(count * self.cpu, count * self.disk, count * self.tails)
+
 
 _NOTHING: Final = Moved()
 
@@ -52,6 +56,15 @@ class Passed:
     store: Moved = _NOTHING
     slot_bytes: int = 0
     num_loaded: int = 0
+
+    def times(self, page_bytes: int) -> Passed:
+        """In bytes, where it is in pages."""
+        return Passed(
+            load=self.load.times(page_bytes),
+            store=self.store.times(page_bytes),
+            slot_bytes=page_bytes * self.slot_bytes,
+            num_loaded=self.num_loaded,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
