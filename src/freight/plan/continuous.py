@@ -77,11 +77,12 @@ class RolledSweep:
 
 class _Room:
     """Pages of which some are ``taken``, now and at later sweeps. Many rows in turn have one curve:
-    how many more of it fit is counted once."""
+    how many more of it fit is counted once; ``is_known`` how long answers are, by division."""
 
-    def __init__(self, num_pages: int, taken: Pages) -> None:
+    def __init__(self, num_pages: int, taken: Pages, *, is_known: bool) -> None:
         self._num_pages = num_pages
         self._taken = taken
+        self._is_known = is_known
         self._curve: Pages | None = None
         self._left = self._count = 0
 
@@ -103,6 +104,8 @@ class _Room:
         """How many more rows of the curve fit: as many as no margin forbids, or by halving."""
         assert self._curve is not None
         low, high = 0, most_of(self._taken, self._curve, self._num_pages, _ANY)
+        if self._is_known:
+            return high
         count = high
         while low < high:
             if fit(self._taken + count * self._curve, self._num_pages):
@@ -244,14 +247,15 @@ class _Block:
         for tier, places in self.of_tier.items():
             own = places[here]
             taken = np.bincount(of_kind[own], minlength=kinds) @ flat
-            rooms[tier] = _Room(self.num_pages[tier], taken.reshape(shape))
+            pages = self.num_pages[tier]
+            rooms[tier] = _Room(pages, taken.reshape(shape), is_known=not self.unknown)
             if tier == self.policy.compute_tier:
                 is_far &= ~own
         batches = self.policy.num_micro_batches
         cells = kinds * (here[is_far] // len(self.seats)) + of_kind[is_far]
         counts = np.bincount(cells, minlength=batches * kinds).reshape(batches, kinds)
         taken = (counts @ flat).reshape(batches, *shape)
-        return rooms, [_Room(self.slot_pages, own) for own in taken]
+        return rooms, [_Room(self.slot_pages, own, is_known=not self.unknown) for own in taken]
 
     def _curves(self, tokens: Ints, left: Ints, made: Ints) -> tuple[Ints, Pages]:
         """For each row its kind, and the pages of a row of each kind: rows that entered together

@@ -29,6 +29,8 @@ _FRICTION: Final = 0.1
 """Of the work of all, what the part that works longest does not hide."""
 
 Ints = npt.NDArray[np.int64]
+_STEPS: Final = 32
+"""Up to twice a number of tokens: between them all take as long each."""
 
 
 def sweep_loads(
@@ -55,7 +57,7 @@ class _Loads:
     """What attends in one layer of each form, and the number of such layers."""
     shared: Ints
     known: dict[int, float] = field(default_factory=dict)
-    """Seconds of so many tokens of a micro-batch."""
+    """Seconds of one of so many tokens of a micro-batch."""
 
     def of(self, censuses: Iterator[Census]) -> Iterator[float]:
         policy = self.plan.policy
@@ -94,9 +96,12 @@ class _Loads:
             yield max(lanes) + _FRICTION * sum(lanes) if policy.overlap else sum(lanes)
 
     def _tokens_s(self, num_tokens: int) -> float:
-        if num_tokens not in self.known:
-            self.known[num_tokens] = self.cost.tokens_s(num_tokens)
-        return self.known[num_tokens]
+        """Of nearly as many."""
+        step = max(1, num_tokens // _STEPS)
+        near = round(num_tokens / step) * step
+        if near not in self.known:
+            self.known[near] = self.cost.tokens_s(near) / near
+        return num_tokens * self.known[near]
 
     def _attended_together(self, own: Census, batches: Ints) -> Ints:
         """Of each row's keys, those that enough rows of its micro-batch share."""
