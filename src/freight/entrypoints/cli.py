@@ -57,6 +57,8 @@ Exit status: 0 the output is complete; 3 it is, but no row was answered (with --
 every row); 2 input or flags cannot be used; 1 anything else; 130 or 143 stopped by a signal.
 """
 
+_LIBRARY_THREADS: Final = "OPENBLAS_NUM_THREADS"
+"""What numpy's library reads when it is imported."""
 _HARNESS: Final = "lm-eval"
 """A command whose arguments another programme reads."""
 
@@ -101,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return profile_machine(arguments)
         if arguments.command == "plan":
-            with _uncollected():
+            with _light():
                 from freight.entrypoints.plan import plan_policy
 
                 return plan_policy(arguments)
@@ -144,16 +146,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _light() -> Iterator[None]:
     """Without looking for objects that name each other in a circle: planning makes many objects,
-    next to none of them so, and a twentieth of its time went by looking."""
-    was_on = gc.isenabled()
+    next to none of them so, and a twentieth of its time went by looking. And without threads for
+    products of matrices, of which it makes none: a process with one thread can be copied."""
+    was_on, threads = gc.isenabled(), os.environ.get(_LIBRARY_THREADS)
     gc.disable()
+    os.environ[_LIBRARY_THREADS] = "1"
     try:
         yield
     finally:
         if was_on:
             gc.enable()
+        if threads is None:
+            del os.environ[_LIBRARY_THREADS]
+        else:
+            os.environ[_LIBRARY_THREADS] = threads
 
 
 def _unforeseen(error: OSError | MemoryError) -> FreightError:

@@ -50,6 +50,7 @@ from freight.model.number_format import (
     find_compression,
 )
 from freight.model.sources import TensorSource
+from freight.plan.copies import useful_copies
 from freight.plan.default import Planner
 from freight.plan.policy import Split, Tier, find_rule
 from freight.plan.samples import rehearse
@@ -224,7 +225,9 @@ def search_for(question: Question, max_block_s: float = math.inf) -> Search:
         has_disk_dir=True,
         wishes=question.wishes,
     )
-    return Search(planner=planner, machine=machine, max_block_s=max_block_s)
+    return Search(
+        planner=planner, machine=machine, max_block_s=max_block_s, at_once=useful_copies()
+    )
 
 
 def _sources(question: Question) -> Mapping[str, TensorSource]:

@@ -11,14 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from freight.errors import BudgetError
 from freight.hardware.machine import Machine
 from freight.plan.block_shapes import block_shapes, blocks_of, in_rows, moved_rows
-from freight.plan.choices import Choice, Known, Solution, is_near, ranked
+from freight.plan.choices import Choice, Known, Solution, is_near, least_share, ranked
+from freight.plan.copies import side_by_side
 from freight.plan.default import Plan, Planner
-from freight.plan.forecast import forecast
+from freight.plan.forecast import Forecast, forecast
 from freight.plan.linear import LinearSolution, solve
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Policy, Split
@@ -49,12 +52,6 @@ _BUSY: Final = 0.95
 _WITHIN: Final = (1.0, 0.75, 0.5)
 _MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
 """Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
-_LEAST: Final = 0.85
-_LEAST_MIXED: Final = 0.74
-_LEAST_UNEVEN: Final = 0.7
-"""No best plan was found to take less than these shares of what the linear programme says, over
-models, machines and lengths: of zig-zag blocks of rows that are all alike, of such rows that enter
-at any time, and of rows of many lengths, for which its mean sweep says less."""
 _ALMOST: Final = 0.87
 """Near plans of a rule whose first ones reach less than this share of the best one's speed nothing
 better was found."""
@@ -69,13 +66,15 @@ class Search:
     """``planner`` knows the model, the workload and the budgets, and makes policies whole.
 
     ``max_block_s`` bounds the time of a block, from its prompts to its last token. Without
-    ``uses_disk`` nothing may be there after loading.
+    ``uses_disk`` nothing may be there after loading. Up to ``at_once`` plans are priced side by
+    side, in copies of the process; what is found is the same.
     """
 
     planner: Planner
     machine: Machine
     max_block_s: float = math.inf
     uses_disk: bool = True
+    at_once: int = 1
     known: Known = field(default_factory=lambda: Known(), init=False, repr=False, compare=False)
     wider: tuple[Search, float] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -84,7 +83,7 @@ class Search:
         priced: list[Choice] = []
         self._price_all([(0.0, self.planner.plan())], priced)  # raises where nothing fits
         self._price_near(priced, _MOST_PRICED)
-        self._price_all(self._recomputing(priced), priced)
+        self._price_recomputing(priced)
         for narrower in self._narrowed(priced):
             own: list[Choice] = []
             narrower._price_near(own, _MOST_NARROWED, beside=priced)
@@ -154,17 +153,29 @@ class Search:
     ) -> None:
         """Price plans roughly, but for those of which the linear programme promises too little to
         be better than the best so far, also of those ``beside``."""
-        for seconds, plan in promised:
-            fitting = self._fitting([*priced, *beside])
-            best_s = min((own.forecast.seconds for own in fitting), default=math.inf)
-            if self._may_be(plan) and self._least(plan.policy) * seconds <= best_s:
-                priced.append(self.price(plan, is_rough=True))
 
-    def _least(self, policy: Policy) -> float:
-        """The least share of what the linear programme says that a plan may take."""
-        if len(self.planner.workload.lengths) > 1:
-            return _LEAST_UNEVEN
-        return _LEAST_MIXED if policy.is_continuous else _LEAST
+        def is_worth_it(own: _Promised) -> bool:
+            seconds, plan = own
+            fitting = self._fitting([*priced, *beside])
+            best_s = min((choice.forecast.seconds for choice in fitting), default=math.inf)
+            return (
+                self._may_be(plan) and least_share(plan.policy, plan.workload) * seconds <= best_s
+            )
+
+        worth_it = filter(is_worth_it, promised)
+        while some := [*islice(worth_it, self.at_once)]:
+            self._price_at_once([plan for _, plan in some])
+            # The first of them may have shown that others would not have been worth it.
+            for own in filter(is_worth_it, some):
+                priced.append(self.price(own[1], is_rough=True))
+
+    def _price_at_once(self, plans: Iterable[Plan]) -> None:
+        """Get to know the rough forecasts of these."""
+        priced = self.known.priced
+        new = {plan.policy: plan for plan in plans if (plan.policy, True) not in priced}
+        tasks = [partial(self._told, plan, is_rough=True) for plan in new.values()]
+        for plan, told in zip(new.values(), side_by_side(tasks), strict=True):
+            priced[plan.policy, True] = Choice(plan=plan, forecast=told)
 
     def _fitting(self, priced: Iterable[Choice]) -> list[Choice]:
         return [choice for choice in priced if choice.forecast.block_s <= self.max_block_s]
@@ -197,13 +208,15 @@ class Search:
 
     def price(self, plan: Plan, *, is_rough: bool = False) -> Choice:
         """The plan with its forecast."""
-        own, key = self.planner, (plan.policy, is_rough)
+        key = plan.policy, is_rough
         if key not in self.known.priced:
-            told = forecast(
-                plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough
-            )
+            told = self._told(plan, is_rough=is_rough)
             self.known.priced[key] = Choice(plan=plan, forecast=told)
         return self.known.priced[key]
+
+    def _told(self, plan: Plan, *, is_rough: bool) -> Forecast:
+        own = self.planner
+        return forecast(plan, self.machine, own.config, own.programme, own.dtype, is_rough=is_rough)
 
     def _realised(
         self, ranked: Iterable[Solution], *, most: float = _MOST_PRICED
@@ -279,10 +292,10 @@ class Search:
         solved.sort(key=lambda found: found.seconds)
         yield from self._realised(solved, most=_BETWEEN_PRICED * policy.num_micro_batches)
 
-    def _recomputing(self, priced: Sequence[Choice]) -> Iterator[_Promised]:
-        """The best block shape, and one twice as large, with keys and values computed again of what
-        came into attention, in some or all of the layers, by any rule. Where that is best, sizes
-        near it."""
+    def _price_recomputing(self, priced: list[Choice]) -> None:
+        """Price the best block shape, and one twice as large, with keys and values computed again
+        of what came into attention, in some or all of the layers, by any rule. Where that is best,
+        sizes near it."""
         own, best = self.planner, self._best_of(priced)
         if best is None or own.wishes.recomputed is not None or own.wishes.cpu_attention:
             return
@@ -291,30 +304,33 @@ class Search:
             return
         is_fixed = own.wishes.micro_batch_size is not None
         first, later = ((1.0,), (1.0,)) if is_fixed else (_TIMES_AS_LARGE, (1.0, *_BETWEEN))
-        for rule in self._rules():
-            yield from self._computing_again(best, rule, first, SHARES)
-        better = self._best_of(priced)  # of what was priced meanwhile, too
+        self._price_all(self._computing_again(best, first, SHARES), priced)
+        better = self._best_of(priced)
         share = 0.0 if better is None else better.plan.policy.recomputed
         if better is not None and share:
-            for rule in self._rules():
-                yield from self._computing_again(better, rule, later, (share,))
+            self._price_all(self._computing_again(better, later, (share,)), priced)
 
     def _computing_again(
-        self, best: Choice, rule: Admission, factors: Sequence[float], shares: Sequence[float]
+        self, best: Choice, factors: Sequence[float], shares: Sequence[float]
     ) -> Iterator[_Promised]:
-        own, policy = self.planner, best.plan.policy
-        count, solved = policy.num_micro_batches, []
-        for size in sorted({math.ceil(policy.micro_batch_size * factor) for factor in factors}):
-            if size * count > own.workload.num_rows:
-                continue
-            shape = own.shape(size, count, rule, shares=policy.shares_prefixes)
-            for share in shares:
-                for chunked in own.with_chunks(replace(shape, recomputed=share)):
-                    found = self._solve(chunked)
-                    if found is not None and _PROMISING * found.seconds < best.forecast.seconds:
-                        solved.append(found)
-        solved.sort(key=lambda found: found.seconds)
-        yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+        own, policy, count = self.planner, best.plan.policy, best.plan.policy.num_micro_batches
+        sizes = sorted({math.ceil(policy.micro_batch_size * factor) for factor in factors})
+        for rule in self._rules():
+            shapes = (
+                own.shape(size, count, rule, shares=policy.shares_prefixes)
+                for size in sizes
+                if size * count <= own.workload.num_rows
+            )
+            again = (replace(shape, recomputed=share) for shape in shapes for share in shares)
+            chunked = (policy for shape in again for policy in own.with_chunks(shape))
+            found = map(self._solve, chunked)
+            solved = [
+                solution
+                for solution in found
+                if solution and _PROMISING * solution.seconds < best.forecast.seconds
+            ]
+            solved.sort(key=lambda solution: solution.seconds)
+            yield from self._realised(solved, most=_BETWEEN_PRICED * count)
 
     def _best_of(self, priced: Iterable[Choice]) -> Choice | None:
         fitting = self._fitting(priced)
@@ -395,7 +411,8 @@ class Search:
             return True
         search, best_s = self.wider
         found = search._solve(policy)
-        return found is not None and self._least(policy) * found.seconds <= best_s
+        least = least_share(policy, self.planner.workload)
+        return found is not None and least * found.seconds <= best_s
 
     def _solved(self, policy: Policy) -> Solution | None:
         terms = Terms.of(
