@@ -15,6 +15,7 @@ from typing import Final, Literal
 from freight.model.config import DTYPE_BYTES, ModelConfig
 from freight.model.programme import Programme
 from freight.model.sources import TensorSource
+from freight.model.weight import Weight
 from freight.plan.forms import BLOCK, Forms, find_forms
 from freight.plan.geometry import SHAPES_BYTES, Geometry, measure
 from freight.plan.kept_pages import may_forget_kv
@@ -111,8 +112,7 @@ class Planner:
         object.__setattr__(self, "wishes", settle_wishes(self.config, self.wishes))
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
-        plain = sum(unit.num_elements for unit in units) - expert
-        object.__setattr__(self, "elements", (plain, expert))
+        object.__setattr__(self, "elements", (sum(u.num_elements for u in units) - expert, expert))
         object.__setattr__(self, "forms", find_forms(self.programme, self.sources))
         largest = self._largest_unit()
         piece = choose_piece_bytes(self.compute_tier, largest)
@@ -287,14 +287,12 @@ class Planner:
 
     def _largest_unit(self) -> int:
         """Its bytes: pieces are no larger, for small models would stream through a ring of air."""
-        return max(
-            sum(
-                self.sources[w.name].num_bytes * w.num_rows // self.sources[w.name].shape[0]
-                + 2 * BLOCK
-                for w in unit.weights
-            )
-            for unit in self.forms[0]
-        )
+
+        def num_bytes(weight: Weight) -> int:
+            own = self.sources[weight.name]
+            return own.num_bytes * weight.num_rows // own.shape[0] + 2 * BLOCK
+
+        return max(sum(map(num_bytes, unit.weights)) for unit in self.forms[0])
 
     # -- filling memory with weights -----------------------------------------------------------
 
@@ -322,8 +320,7 @@ class Planner:
         shares: dict[Tier, float] = {"gpu": 0.0, "cpu": 0.0}
         for tier in tiers:
             most, best = 1 - sum(shares.values()), plan
-            # What a tier needs rises nearly in a straight line: the border is where that says, or
-            # next to it.
+            # What a tier needs rises nearly in a straight line: the border is there, or next to it.
             low, high = 0, 2**num_steps + 1
             over = {0: self._most_over(plan)}
             step = high - 1
@@ -351,17 +348,16 @@ class Planner:
         return max(self._need(plan, tier) - room for tier, room in self.room.items())
 
     def derive(self, policy: Policy, like: Geometry | None = None) -> Plan:
-        """What follows from a policy, whether it fits or not; ``like`` is what does from one that
-        differs by where weights are alone."""
+        """What follows from a policy, or is ``like`` that of one whose weights alone lie elsewhere.
+        It may not fit."""
         splits = policy.weights, policy.embedding
         if splits not in self.layouts:
-            tied = self.config.tied_embeddings
             self.layouts[splits] = lay_out(
                 self.programme,
                 self.sources,
                 policy,
                 dtype=self.dtype,
-                tied_embeddings=tied,
+                tied_embeddings=self.config.tied_embeddings,
                 found=self.forms,
             )
         layout = self.layouts[splits]
