@@ -101,10 +101,11 @@ class Search:
         """Price finalists, then what lies near the best of them."""
         self._price_all(self._finalists(most=most), priced, beside=beside)
         first = self._best_of(priced)
+        most_s = first.forecast.seconds / _ALMOST if first else math.inf
         for rule in self._rules():
             for nearby in (self._between, self._twice_as_many):
                 own = self._best_by(priced, rule)
-                if first and own and _ALMOST * own.forecast.seconds <= first.forecast.seconds:
+                if own is not None and own.forecast.seconds <= most_s:
                     self._price_all(nearby(own), priced, beside=beside)
 
     def sketch(self) -> Choice:
