@@ -264,7 +264,7 @@ class ModelConfig:
         experts = self.experts
         return experts is not None and self.norm_place == "both" and not experts.beside_mlp
 
-    @cached_property
+    @property
     def carried(self) -> tuple[tuple[str, int], ...]:
         """The values that pass from unit to unit, and how wide they are: the residual stream; what
         experts work on, or attention's update where the next unit must find the stream as it was;

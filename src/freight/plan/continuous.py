@@ -51,10 +51,6 @@ class RolledSweep:
     lengths: Sequence[RowLength]
     num_ended: int
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.census.brought.sum())
-
     def sweep(self, index: int, policy: Policy, sizes: WorkSizes) -> Sweep:
         """The sweep with all that it moves."""
         own = self.census
