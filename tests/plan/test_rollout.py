@@ -147,6 +147,8 @@ def test_rows_that_are_alike_take_what_each_of_them_takes(
     rooms, slots = block._rooms()
     here = np.flatnonzero(block.numbers >= 0)
     curves = block.outlook.curves(*block._kept(here))
+    if not ends_early:
+        curves = curves[:, 2]  # all that there is to know
     for tier, places in block.of_tier.items():
         np.testing.assert_allclose(rooms[tier]._taken, curves[places[here]].sum(axis=0), atol=1e-9)
     is_far = ~block.of_tier["gpu"][here]

@@ -42,7 +42,7 @@ def loads_and_clock(
         is_rough=True,
     )
     rolled = roll(choice.plan, rows)
-    loads = sweep_loads(rolled, choice.plan, machine, sampler.cost())
+    loads = sweep_loads(rolled, choice.plan, machine, sampler.cost)
     every = range(len(rolled))
     seconds = sampler.sample(continuous_story(rolled, every), every).seconds
     return loads[1:], [seconds[i] for i in every[1:]]

@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from freight.plan.policy import Policy
 
-__all__ = ["MARGIN", "Lengths", "Outlook", "Pace", "Pages", "always", "fit", "most_of"]
+__all__ = [
+    "MARGIN",
+    "Lengths",
+    "Outlook",
+    "Pace",
+    "Pages",
+    "always",
+    "fit",
+    "most_known",
+    "most_of",
+]
 
 Pages = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -123,14 +133,10 @@ class Outlook:
         """What each row takes, [rows, 3, stretches]; it makes at most ``left`` more tokens, of
         which the last is never attended. Where that is all that is known it has ``made`` so many;
         -1 where it makes just as many as are left."""
-        tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
-        more = np.asarray(left, dtype=np.int32)[:, None] - 1
-        pages = tokens + np.minimum(self._lasts, more)
-        pages += self._page_tokens - 1
-        pages //= self._page_tokens
+        pages = self.most(num_tokens, left)
         found: Pages = np.zeros((len(pages), 3, len(self._starts)))
         most = found[:, 2]
-        most[:] = np.where(more >= self._starts, pages, 0)
+        most[:] = pages
         if made is None or self._log_survival is None:
             found[:, 0] = most
             return found
@@ -140,6 +146,16 @@ class Outlook:
         shares = np.exp(self._log_survival[later] - self._log_survival[own])
         found[:, 0] = most * np.where(before == _KNOWN, 1.0, shares)
         found[:, 1] = found[:, 0] * (most - found[:, 0])
+        return found
+
+    def most(self, num_tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> Pages:
+        """The pages alone that each row takes at most, [rows, stretches]."""
+        tokens = np.asarray(num_tokens, dtype=np.int32)[:, None]
+        more = np.asarray(left, dtype=np.int32)[:, None] - 1
+        pages = tokens + np.minimum(self._lasts, more)
+        pages += self._page_tokens - 1
+        pages //= self._page_tokens
+        found: Pages = np.where(more >= self._starts, pages, 0).astype(np.float64)
         return found
 
     def fits(self, curve: Pages, num_pages: int) -> bool:
@@ -166,14 +182,23 @@ def fit(taken: Pages, num_pages: float) -> bool:
 
 
 def most_of(taken: Pages, curve: Pages, num_pages: float, most: int) -> int:
-    """No more rows of a curve fit beside what is ``taken``, of ``most``; if answers are known, so
-    many do."""
+    """No more rows of a curve fit beside what is ``taken``, of ``most``."""
     room, each = num_pages - taken[::2], curve[::2]
     room[0] += _ROUNDING
     # Of what takes nothing any number fits.
     counts = np.where(room < 0, -1.0, np.inf)
     np.divide(room, each, out=counts, where=each > 0)
     return int(min(most, max(0.0, counts.max(axis=0).min() + _ROUNDING)))
+
+
+def most_known(taken: Pages, curve: Pages, num_pages: float, most: int) -> int:
+    """So many rows fit, of ``most``, whose answers are known: what they take is [stretches]."""
+    room = num_pages + _ROUNDING - taken
+    if room.min() < 0:
+        return 0
+    counts = np.full_like(room, np.inf)
+    np.divide(room, curve, out=counts, where=curve > 0)
+    return int(min(most, counts.min() + _ROUNDING))
 
 
 @cache

@@ -1,5 +1,5 @@
 """What a search finds: solutions for shapes of blocks, whole plans with their times, and which of
-these is best. Knows no machine.
+these is best. Knows no rates.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from freight.plan.default import Plan
+from freight.hardware.machine import Machine
+from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast
+from freight.plan.linear import LinearProblem
 from freight.plan.policy import Policy
+from freight.plan.terms import Terms
 from freight.plan.workload import Workload
 
 __all__ = ["Choice", "Known", "Solution", "is_near", "least_share", "ranked"]
@@ -46,13 +49,26 @@ class Solution:
 
 @dataclass(slots=True)
 class Known:
-    """What was found before, by policies, which say all of a plan: solutions and whole plans with
-    or without the disk, forecasts that are rough or not."""
+    """What was found before, by policies, which say all of a plan: linear programmes, solutions and
+    whole plans with or without the disk, forecasts that are rough or not."""
+
+    problems: dict[tuple[Policy, bool], tuple[Terms, LinearProblem]] = field(default_factory=dict)
 
     solved: dict[tuple[Policy, bool], Solution | None] = field(default_factory=dict)
     whole: dict[tuple[Policy, bool], Plan | None] = field(default_factory=dict)
     priced: dict[tuple[Policy, bool], Choice] = field(default_factory=dict)
     timed: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+
+    def problem(
+        self, planner: Planner, machine: Machine, policy: Policy, *, uses_disk: bool
+    ) -> LinearProblem:
+        """Of a block shape; a planner with wishes of its own has other bounds."""
+        key = policy, uses_disk
+        if key not in self.problems:
+            own = Terms.of(planner, machine, policy, uses_disk=uses_disk, timed=self.timed)
+            self.problems[key] = own, own.problem()
+        terms, problem = self.problems[key]
+        return problem if terms.planner is planner else terms.narrowed(problem, planner)
 
 
 def is_near(policy: Policy) -> bool:

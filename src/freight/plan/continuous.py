@@ -7,6 +7,7 @@ and none moves to a slower one. Knows no token ids, no tensors and no seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -15,9 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from freight.plan.admission import Lengths, Outlook, Pace, Pages, fit, most_of
+from freight.plan.admission import Lengths, Outlook, Pace, Pages
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import Brought, WorkSizes, row_of, work_of
+from freight.plan.room import Room
 from freight.plan.sweep import Sweep
 from freight.plan.workload import RowLength
 
@@ -26,7 +28,6 @@ __all__ = ["Census", "RolledSweep", "roll_out"]
 Ints = npt.NDArray[np.int64]
 
 _NOBODY: Final = -1
-_ANY: Final = 1 << 24
 _BITS: Final = 21  # of numbers of tokens
 
 
@@ -69,52 +70,6 @@ class RolledSweep:
             members[k].append(Brought(row, kv_len, count, makes_token, number))
         works = [work_of(k, rows, sizes) for k, rows in enumerate(members) if rows]
         return Sweep(index=index, works=tuple(works))
-
-
-class _Room:
-    """Pages of which some are ``taken``, now and at later sweeps. Many rows in turn have one curve:
-    how many more of it fit is counted once; ``is_known`` how long answers are, by division."""
-
-    def __init__(self, num_pages: int, taken: Pages, *, is_known: bool) -> None:
-        self._num_pages = num_pages
-        self._taken = taken
-        self._is_known = is_known
-        self._curve: Pages | None = None
-        self._left = self._count = 0
-
-    def fits(self, curve: Pages) -> bool:
-        """Whether a row fits whose pages follow the curve."""
-        if curve is not self._curve:
-            self._settle()
-            self._curve = curve
-            self._left = self._most()
-        return self._left > 0
-
-    def take(self, curve: Pages) -> None:
-        """For a row that fits."""
-        assert curve is self._curve and self._left > 0
-        self._left -= 1
-        self._count += 1
-
-    def _most(self) -> int:
-        """How many more rows of the curve fit: as many as no margin forbids, or by halving."""
-        assert self._curve is not None
-        low, high = 0, most_of(self._taken, self._curve, self._num_pages, _ANY)
-        if self._is_known:
-            return high
-        count = high
-        while low < high:
-            if fit(self._taken + count * self._curve, self._num_pages):
-                low = count
-            else:
-                high = count - 1
-            count = (low + high + 1) // 2
-        return low
-
-    def _settle(self) -> None:
-        if self._curve is not None:
-            self._taken = self._taken + self._count * self._curve
-        self._count = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -200,13 +155,14 @@ class _Block:
         taken = (self.numbers != _NOBODY).reshape(-1, size)
         loads = np.where(taken, (self.known - self.kv_lens).reshape(-1, size), 0).sum(axis=1)
         batches = [*zip(loads.tolist(), taken.sum(axis=1).tolist(), strict=True)]
+        entered: list[tuple[int, ...]] = []
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             length = self.lengths[self.next_row]
             prompt, new = length.prompt, length.new
             curve = self._curve(length)
             found = self._first_fit(curve, rooms, slots, batches)
             if found is None:
-                return
+                break
             k, kind, tier = found
             seat = k * size + heappop(self.free[k][kind])
             rooms[tier].take(curve)
@@ -216,49 +172,63 @@ class _Block:
             kept = 0 if length.computes else length.shared
             if self.next_row % self.samples:  # a sibling
                 kept = known - 1
-            self.numbers[seat] = self.next_row
-            self.prompts[seat] = self.known[seat] = known
-            self.answers[seat] = new
-            self.kv_lens[seat], self.shared[seat] = kept, length.shared
+            entered.append((seat, self.next_row, known, new, kept, length.shared))
             batches[k] = batches[k][0] + known - kept, batches[k][1] + 1
             self.num_taken += 1
             self.next_row += 1
             pace.take(1)
+        if entered:
+            seats, numbers, known_tokens, answers, kv_lens, shared = np.array(entered).T
+            self.numbers[seats], self.answers[seats] = numbers, answers
+            self.prompts[seats] = self.known[seats] = known_tokens
+            self.kv_lens[seats], self.shared[seats] = kv_lens, shared
 
     def _curve(self, length: RowLength) -> Pages:
         """Pages of a row from when it enters: the same on each tier."""
         own, new = length.prompt - length.shared, 0 if self.unknown else length.new
         if (own, new) not in self.curves:
-            self.curves[own, new] = self.outlook.curve([own], *self._left([new], [0]))
+            self.curves[own, new] = self._pages(np.array([own]), *self._left([new], [0]))[0]
         return self.curves[own, new]
 
-    def _rooms(self) -> tuple[dict[Tier, _Room], list[_Room]]:
+    def _rooms(self) -> tuple[dict[Tier, Room], list[Room]]:
         """What there is of pages, on each tier and in the slot of each micro-batch, which its
         offloaded rows have."""
         here = np.flatnonzero(self.numbers != _NOBODY)
         of_kind, curves = self._curves(*self._kept(here))
         kinds, shape = len(curves), curves.shape[1:]
-        flat = curves.reshape(kinds, shape[0] * shape[1])
+        flat = curves.reshape(kinds, math.prod(shape))
         rooms, is_far = {}, np.ones(len(here), dtype=bool)
         for tier, places in self.of_tier.items():
             own = places[here]
             taken = np.bincount(of_kind[own], minlength=kinds) @ flat
             pages = self.num_pages[tier]
-            rooms[tier] = _Room(pages, taken.reshape(shape), is_known=not self.unknown)
+            rooms[tier] = Room(pages, taken.reshape(shape), is_known=not self.unknown)
             if tier == self.policy.compute_tier:
                 is_far &= ~own
         batches = self.policy.num_micro_batches
         cells = kinds * (here[is_far] // len(self.seats)) + of_kind[is_far]
         counts = np.bincount(cells, minlength=batches * kinds).reshape(batches, kinds)
         taken = (counts @ flat).reshape(batches, *shape)
-        return rooms, [_Room(self.slot_pages, own, is_known=not self.unknown) for own in taken]
+        return rooms, [Room(self.slot_pages, own, is_known=not self.unknown) for own in taken]
 
     def _curves(self, tokens: Ints, left: Ints, made: Ints) -> tuple[Ints, Pages]:
         """For each row its kind, and the pages of a row of each kind: rows that entered together
         are often alike."""
         keys = (tokens << 2 * _BITS) + (left << _BITS) + made + 1
-        _, firsts, of_kind = np.unique(keys, return_index=True, return_inverse=True)
-        return of_kind, self.outlook.curves(tokens[firsts], left[firsts], made[firsts])
+        order = keys.argsort(kind="stable")
+        ordered = keys[order]
+        begins = np.ones(len(keys), dtype=bool)
+        np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+        of_kind = np.empty_like(order)
+        of_kind[order] = begins.cumsum() - 1
+        firsts = order[begins]
+        return of_kind, self._pages(tokens[firsts], left[firsts], made[firsts])
+
+    def _pages(self, tokens: Ints, left: Ints, made: Ints) -> Pages:
+        """What each row takes, as rooms want it."""
+        if self.unknown:
+            return self.outlook.curves(tokens, left, made)
+        return self.outlook.most(tokens, left)
 
     def _kept(self, seats: Ints) -> tuple[Ints, Ints, Ints]:
         """Tokens of which rows have keys of their own, how many they make yet, and how many they
@@ -275,8 +245,8 @@ class _Block:
     def _first_fit(
         self,
         curve: Pages,
-        rooms: dict[Tier, _Room],
-        slots: list[_Room],
+        rooms: dict[Tier, Room],
+        slots: list[Room],
         batches: list[tuple[int, int]],
     ) -> tuple[int, int, Tier] | None:
         """Micro-batch, kind and tier of the first free seat where a row's pages fit: on the tier,
@@ -307,7 +277,7 @@ class _Block:
             return []
         makes = (self.known > self.prompts) & (self.known - self.kv_lens == 1)
         there = (makes & (self.numbers != _NOBODY)).reshape(-1, len(self.seats))
-        rooms: dict[Tier, _Room] | None = None
+        rooms: dict[Tier, Room] | None = None
         moves: list[tuple[int, int]] = []
         for k, movable in enumerate(there):
             if not self._has_faster(k):
@@ -319,7 +289,7 @@ class _Block:
                 if not kinds:
                     continue
                 rooms = self._rooms()[0] if rooms is None else rooms
-                curve = self.outlook.curve(*self._kept(np.array([seat])))
+                curve = self._pages(*self._kept(np.array([seat])))[0]
                 fitting = (own for own in kinds if rooms[self.kinds[own][0]].fits(curve))
                 if (kind := next(fitting, None)) is None:
                     break
@@ -374,10 +344,13 @@ class _Block:
         size = len(self.seats)
         budgets = self.policy.max_batch_tokens - decodes.reshape(-1, size).sum(axis=1)
         prompts = np.flatnonzero(there & ~decodes)
-        for seat in prompts[np.argsort(self.numbers[prompts])]:
-            count = min(left[seat], budgets[seat // size])
-            brought[seat] = count
-            budgets[seat // size] -= count
+        prompts = prompts[np.argsort(self.numbers[prompts])]
+        counts = left[prompts].tolist()
+        room = budgets.tolist()
+        for i, k in enumerate((prompts // size).tolist()):
+            counts[i] = min(counts[i], room[k])
+            room[k] -= counts[i]
+        brought[prompts] = counts
         seats = np.flatnonzero(brought)
         return Census(
             seats=seats,

@@ -157,7 +157,7 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
     rolled = roll(plan, rolled_rows)
     longest = max(1, max(row.new for row in plan.workload.row_lengths(0, rolled_rows)))
     weights = _weights(rolled, total - rolled_rows, longest)
-    loads = sweep_loads(rolled, plan, sampler.machine, sampler.cost())
+    loads = sweep_loads(rolled, plan, sampler.machine, sampler.cost)
     chosen, shares = _representatives(loads, weights, _MOST_SAMPLES)
     sample = sampler.sample(continuous_story(rolled, chosen), chosen)
 

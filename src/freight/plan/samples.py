@@ -119,7 +119,8 @@ def continuous_story(rolled: Sequence[RolledSweep], chosen: Sequence[int]) -> St
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """Runs sweeps of one plan on one machine's clock; ``is_rough`` with fewer layers."""
+    """Runs sweeps of one plan on one machine's clock; ``is_rough`` with fewer layers. ``cost`` is
+    of all units."""
 
     plan: Plan
     machine: Machine
@@ -127,6 +128,20 @@ class Sampler:
     programme: Programme
     dtype: str
     is_rough: bool = False
+    cost: Cost = field(init=False)
+
+    def __post_init__(self) -> None:
+        cost = Cost(
+            machine=self.machine,
+            config=self.config,
+            programme=self.programme,
+            layout=self.plan.layout,
+            policy=self.plan.policy,
+            dtype=self.dtype,
+            window_pages=self.plan.geometry.windows.pages,
+            units=tuple(range(len(self.programme.units))),
+        )
+        object.__setattr__(self, "cost", cost)
 
     def sample(self, story: Story, steps: Sequence[int]) -> Sample:
         """The sweeps of ``story``, which are those numbered ``steps``, from 0 on."""
@@ -135,9 +150,9 @@ class Sampler:
         first, second = _rough_depths(self.plan.policy) if self.is_rough else _DEPTHS
         if self.config.experts is not None or not _are_alike(self.config):
             first, second = _depths_with(self.config)
+        cost = replace(self.cost, kept={})  # of these sweeps
         if layers <= second:
-            return self._at_depth(sweeps, steps, layers, self.cost())
-        cost = self.cost()
+            return self._at_depth(sweeps, steps, layers, cost)
         near, far = (self._at_depth(sweeps, steps, depth, cost) for depth in (first, second))
         return near.extended(far, (layers - first) / (second - first))
 
@@ -149,7 +164,7 @@ class Sampler:
     def run(self, story: Story, steps: Sequence[int], depth: int) -> Iterator[Step]:
         """Sweeps through the first ``depth`` layers on the clock."""
         sweeps = story(WorkSizes.of(self.plan, self.config))
-        return self._clocked(sweeps, steps, depth, self.cost())
+        return self._clocked(sweeps, steps, depth, replace(self.cost, kept={}))
 
     def _clocked(
         self, sweeps: Sequence[Sweep], steps: Sequence[int], depth: int, cost: Cost
@@ -173,19 +188,6 @@ class Sampler:
             overlap=policy.overlap,
             is_inline=self.machine.is_inline(policy.compute_tier),
             share=cost.share if self.machine.beside else None,
-        )
-
-    def cost(self) -> Cost:
-        """Of all units; what it finds out is known to those for some of them, too."""
-        return Cost(
-            machine=self.machine,
-            config=self.config,
-            programme=self.programme,
-            layout=self.plan.layout,
-            policy=self.plan.policy,
-            dtype=self.dtype,
-            window_pages=self.plan.geometry.windows.pages,
-            units=tuple(range(len(self.programme.units))),
         )
 
 

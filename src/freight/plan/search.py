@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from freight.errors import BudgetError
@@ -26,7 +26,6 @@ from freight.plan.linear import LinearSolution, solve
 from freight.plan.operation import Lane
 from freight.plan.policy import Admission, Policy, Split
 from freight.plan.recomputation import SHARES, why_not_recomputed
-from freight.plan.terms import Terms
 from freight.plan.wishes import Wishes
 
 __all__ = ["Choice", "Search"]
@@ -81,12 +80,12 @@ class Search:
     def best(self) -> Choice:
         """The plan with the shortest forecast; BudgetError, with all reasons, if none fits."""
         priced: list[Choice] = []
-        self._price_all([(0.0, self.planner.plan())], priced)  # raises where nothing fits
-        self._price_near(priced, _MOST_PRICED)
+        plain = self._promised(self.planner.plan())  # raises where nothing fits
+        self._price_near(priced, chain(self._finalists(), [plain]))
         self._price_recomputing(priced)
         for narrower in self._narrowed(priced):
             own: list[Choice] = []
-            narrower._price_near(own, _MOST_NARROWED, beside=priced)
+            narrower._price_near(own, narrower._finalists(most=_MOST_NARROWED), beside=priced)
             priced += own
         for choice in ranked(self._fitting(priced)):
             # Where rows enter at any time more layers alone would be run: one per cent at most.
@@ -95,11 +94,19 @@ class Search:
                 return best
         raise self._refusal()
 
+    def _promised(self, plan: Plan) -> _Promised:
+        """A plan with what the linear programme promises for the best one of its shape."""
+        own = plan.policy
+        size, count, shares = own.micro_batch_size, own.num_micro_batches, own.shares_prefixes
+        shape = self.planner.shape(size, count, own.admission, shares=shares)
+        solution = self._solve(replace(shape, chunk_tokens=own.chunk_tokens))
+        return solution.seconds if solution else 0.0, plan
+
     def _price_near(
-        self, priced: list[Choice], most: float, *, beside: Sequence[Choice] = ()
+        self, priced: list[Choice], some: Iterable[_Promised], *, beside: Sequence[Choice] = ()
     ) -> None:
-        """Price finalists, then what lies near the best of them."""
-        self._price_all(self._finalists(most=most), priced, beside=beside)
+        """Price plans, then what lies near the best of them."""
+        self._price_all(some, priced, beside=beside)
         first = self._best_of(priced)
         most_s = first.forecast.seconds / _ALMOST if first else math.inf
         for rule in self._rules():
@@ -142,15 +149,12 @@ class Search:
         """A search that looks at block shapes only that could be better than ``best``."""
         found = replace(self, planner=replace(self.planner, wishes=wishes))
         object.__setattr__(found, "wider", (self, best.forecast.seconds))
-        object.__setattr__(found, "known", Known(timed=self.known.timed))
+        known = Known(timed=self.known.timed, problems=self.known.problems)
+        object.__setattr__(found, "known", known)
         return found
 
     def _price_all(
-        self,
-        promised: Iterable[_Promised],
-        priced: list[Choice],
-        *,
-        beside: Sequence[Choice] = (),
+        self, promised: Iterable[_Promised], priced: list[Choice], *, beside: Sequence[Choice] = ()
     ) -> None:
         """Price plans roughly, but for those of which the linear programme promises too little to
         be better than the best so far, also of those ``beside``."""
@@ -416,14 +420,8 @@ class Search:
         return found is not None and least * found.seconds <= best_s
 
     def _solved(self, policy: Policy) -> Solution | None:
-        terms = Terms.of(
-            self.planner,
-            self.machine,
-            policy,
-            uses_disk=self.uses_disk,
-            timed=self.known.timed,
-        )
-        problem, own = terms.problem(), self.planner
+        own = self.planner
+        problem = self.known.problem(own, self.machine, policy, uses_disk=self.uses_disk)
         solution = solve(problem.of_blocks(blocks_of(own.workload, policy)))
         if solution is None:
             return None

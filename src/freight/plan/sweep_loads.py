@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from freight.model.programme import Attend
 from freight.plan.continuous import Census, RolledSweep
 from freight.plan.cost import Cost
 from freight.plan.default import Plan
-from freight.plan.policy import TIERS, Tier
+from freight.plan.policy import TIERS, Policy, Tier
 
 __all__ = ["sweep_loads"]
 
@@ -28,9 +28,11 @@ _REQUEST_BYTES: Final = float(4 << 20)
 _FRICTION: Final = 0.1
 """Of the work of all, what the part that works longest does not hide."""
 
-Ints = npt.NDArray[np.int64]
 _STEPS: Final = 32
 """Up to twice a number of tokens: between them all take as long each."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def sweep_loads(
@@ -45,7 +47,57 @@ def sweep_loads(
     )
     # The beginning that a row has in common with others is near, and attended together.
     shared = np.array([length.shared for length in rolled[0].lengths])
-    return [*_Loads(plan, machine, cost, steps, shared).of(own.census for own in rolled)]
+    rows = _Rows.of([own.census for own in rolled], plan.policy)
+    return [*_Loads(plan, machine, cost, steps, shared).of(rows)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Those that bring tokens to any sweep, sweep by sweep: the number of the ``sweep`` and that of
+    the micro-``batch``, over all sweeps, beside what a census says of them."""
+
+    num_sweeps: int
+    sweep: Ints
+    batch: Ints
+    seat: Ints
+    numbers: Ints
+    kv_lens: Ints
+    brought: Ints
+
+    @classmethod
+    def of(cls, censuses: Sequence[Census], policy: Policy) -> _Rows:
+        def joined(name: str) -> Ints:
+            return np.concatenate([getattr(own, name) for own in censuses])
+
+        sweep = np.repeat(np.arange(len(censuses)), [len(own.seats) for own in censuses])
+        batch, seat = np.divmod(joined("seats"), len(policy.seats()))
+        return cls(
+            num_sweeps=len(censuses),
+            sweep=sweep,
+            batch=batch + sweep * policy.num_micro_batches,
+            seat=seat,
+            numbers=joined("numbers"),
+            kv_lens=joined("kv_lens"),
+            brought=joined("brought"),
+        )
+
+    def num_batches(self, policy: Policy) -> list[int]:
+        """Of each sweep, those with any row."""
+        return self._counted(np.unique(self.batch) // policy.num_micro_batches)
+
+    def summed(self, values: npt.NDArray[Any], some: Bools | None = None) -> list[float]:
+        """Over each sweep's rows, or ``some`` of them."""
+        sweep = self.sweep if some is None else self.sweep[some]
+        weights = values if some is None else values[some]
+        found: list[float] = np.bincount(sweep, weights, self.num_sweeps).tolist()
+        return found
+
+    def count(self, some: Bools) -> list[int]:
+        return self._counted(self.sweep[some])
+
+    def _counted(self, sweeps: Ints) -> list[int]:
+        found: list[int] = np.bincount(sweeps, minlength=self.num_sweeps).tolist()
+        return found
 
 
 @dataclass(slots=True)
@@ -59,40 +111,42 @@ class _Loads:
     known: dict[int, float] = field(default_factory=dict)
     """Seconds of one of so many tokens of a micro-batch."""
 
-    def of(self, censuses: Iterator[Census]) -> Iterator[float]:
+    def of(self, rows: _Rows) -> Iterator[float]:
         policy = self.plan.policy
         seats = policy.seats()
-        tiers = np.array([TIERS.index(tier) for tier, _ in seats])
-        near_tier, disk = TIERS.index(policy.compute_tier), TIERS.index("disk")
-        is_delegated = np.array([delegated for _, delegated in seats])
+        tier = np.array([TIERS.index(tier) for tier, _ in seats])[rows.seat]
+        shared = self._attended_together(rows)
+        kept = rows.kv_lens - shared
+        is_single = (rows.brought == 1) & (rows.kv_lens > 0)
+        delegated = is_single & np.array([own for _, own in seats])[rows.seat]
+        is_far = ~delegated & (tier != TIERS.index(policy.compute_tier))
+        means = np.where(is_single, shared, rows.kv_lens + (rows.brought + 1) / 2)
+
+        counts, num_tokens = rows.num_batches(policy), rows.summed(rows.brought)
+        pairs, num_delegated = rows.summed(rows.brought * means), rows.count(delegated)
+        totals, tier_here = kept + rows.brought, policy.compute_tier
+        single_s = self._single_queries_s(rows, totals, is_single & ~delegated, tier_here)
+        attended_s = self._single_queries_s(rows, totals, delegated, "cpu")
+        read = self._rows_bytes(rows, kept, tier == TIERS.index("disk"))
+        come = self._rows_bytes(rows, kept, is_far)
+        again = rows.summed(kept, is_far)
+
         on_disk, in_ram = self._streamed("disk"), self._streamed("cpu")
-        for own in censuses:
-            batches, seat = np.divmod(own.seats, len(seats))
-            count, num_tokens = len({*batches.tolist()}), int(own.brought.sum())
-            compute_s = count * self._tokens_s(-(-num_tokens // count))
-            is_single = (own.brought == 1) & (own.kv_lens > 0)
-            delegated = is_single & is_delegated[seat]
-            near = is_single & ~delegated
-            shared = self._attended_together(own, batches)
-            kept = own.kv_lens - shared
-            totals = kept + own.brought
-            compute_s += self._single_queries_s(totals[near], policy.compute_tier)
-            attended_s = self._single_queries_s(totals[delegated], "cpu")
-            means = np.where(is_single, shared, own.kv_lens + (own.brought + 1) / 2)
-            compute_s += self._pairs_s(float((own.brought * means).sum()))
-            is_far = ~delegated & (tiers[seat] != near_tier)
+        for i, count in enumerate(counts):
+            brought = round(num_tokens[i])
+            compute_s = count * self._tokens_s(-(-brought // count)) + single_s[i]
+            compute_s += self._pairs_s(pairs[i])
             if policy.recomputed:
-                compute_s += self.cost.keys_again_s(float(kept[is_far].sum()))
-            if delegated.any() and policy.num_micro_batches == 1:  # nothing is beside it
-                compute_s, attended_s = compute_s + attended_s, 0.0
-            share = self._share_of_experts(num_tokens)
+                compute_s += self.cost.keys_again_s(again[i])
+            cpu_s = attended_s[i]
+            if num_delegated[i] and policy.num_micro_batches == 1:  # nothing is beside it
+                compute_s, cpu_s = compute_s + cpu_s, 0.0
+            share = self._share_of_experts(brought)
             read_weights = on_disk[0] + share * on_disk[1]
-            read = self._rows_bytes(kept[tiers[seat] == disk])
-            lanes = [compute_s, attended_s, self._link_s("disk read", read_weights, read)]
+            lanes = [compute_s, cpu_s, self._link_s("disk read", read_weights, read[i])]
             if policy.compute_tier == "gpu":
-                come = self._rows_bytes(kept[is_far])
                 come_weights = read_weights + in_ram[0] + share * in_ram[1]
-                lanes.append(self._link_s("host to device", come_weights, come))
+                lanes.append(self._link_s("host to device", come_weights, come[i]))
             yield max(lanes) + _FRICTION * sum(lanes) if policy.overlap else sum(lanes)
 
     def _tokens_s(self, num_tokens: int) -> float:
@@ -103,22 +157,23 @@ class _Loads:
             self.known[near] = self.cost.tokens_s(near) / near
         return num_tokens * self.known[near]
 
-    def _attended_together(self, own: Census, batches: Ints) -> Ints:
+    def _attended_together(self, rows: _Rows) -> Ints:
         """Of each row's keys, those that enough rows of its micro-batch share."""
-        shared = self.shared[own.numbers]
-        is_sharer = (shared > 0) & (own.kv_lens >= shared)
-        counts = np.bincount(batches, weights=is_sharer)
-        enough = counts[batches] >= LEAST_SHARERS[self.plan.policy.compute_tier]
+        shared = self.shared[rows.numbers]
+        is_sharer = (shared > 0) & (rows.kv_lens >= shared)
+        counts = np.bincount(rows.batch, weights=is_sharer)
+        enough = counts[rows.batch] >= LEAST_SHARERS[self.plan.policy.compute_tier]
         return np.where(is_sharer & enough, shared, 0)
 
-    def _single_queries_s(self, lengths: Ints, tier: Tier) -> float:
-        """Attending to so many keys each, for rows with one query each."""
-        if not len(lengths):
-            return 0.0
-        unit, seconds = self.machine.units[tier], 0.0
+    def _single_queries_s(self, rows: _Rows, lengths: Ints, some: Bools, tier: Tier) -> list[float]:
+        """Of each sweep: attending to so many keys each, for some rows with one query each."""
+        unit, seconds = self.machine.units[tier], [0.0] * rows.num_sweeps
+        num_rows = rows.count(some)
         for step, count in self.steps:
             seen = lengths if step.window is None else np.minimum(lengths, step.window)
-            seconds += count * self.cost.queries_s(step, float(seen.sum()), len(lengths), unit)
+            for i, num_keys in enumerate(rows.summed(seen, some)):
+                if num_rows[i]:
+                    seconds[i] += count * self.cost.queries_s(step, num_keys, num_rows[i], unit)
         return seconds
 
     def _pairs_s(self, num_pairs: float) -> float:
@@ -143,10 +198,13 @@ class _Loads:
         own = self.cost.config.experts
         return 1.0 - (1.0 - own.per_token / own.num_experts) ** num_tokens if own else 1.0
 
-    def _rows_bytes(self, kv_lens: Ints) -> float:
-        """What rows have off the compute tier."""
-        pages = float(kv_lens.sum()) / self.plan.policy.page_tokens
-        return self.plan.geometry.far_bytes(self.cost.config, len(kv_lens), pages)
+    def _rows_bytes(self, rows: _Rows, kv_lens: Ints, some: Bools) -> list[float]:
+        """Of each sweep, what some rows have off the compute tier."""
+        geometry, page = self.plan.geometry, self.plan.policy.page_tokens
+        return [
+            geometry.far_bytes(self.cost.config, count, tokens / page)
+            for count, tokens in zip(rows.count(some), rows.summed(kv_lens, some), strict=True)
+        ]
 
     def _link_s(self, name: str, weights: float, kv: float) -> float:
         link = self.machine.links[name]

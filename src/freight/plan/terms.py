@@ -8,20 +8,14 @@ sizes, no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from freight.hardware.machine import Machine, TensorKind
 from freight.model.batch import MicroBatch
 from freight.plan.cost import Cost
 from freight.plan.default import Plan, Planner
-from freight.plan.kept_pages import (
-    held_beginnings,
-    held_pages,
-    keeps_kv,
-    own_pages,
-    pages_together,
-)
+from freight.plan.kept_pages import held_beginnings, held_pages, keeps_kv, own_pages, pages_together
 from freight.plan.linear import DELEGATED, LinearProblem, Phase, Placed
 from freight.plan.policy import TIERS, Policy, Tier
 from freight.plan.rollout import WorkSizes, batch_of
@@ -140,6 +134,11 @@ class Terms:
             overlap=self.policy.overlap,
             friction=_FRICTION if self.policy.overlap else 0.0,
         )
+
+    def narrowed(self, problem: LinearProblem, planner: Planner) -> LinearProblem:
+        """The problem for a planner with other wishes of where keys are, and of who attends."""
+        own = replace(self, planner=planner)
+        return replace(problem, bounds=dict(own._bounds()), ties=tuple(own._ties()))
 
     # -- memory --------------------------------------------------------------------------------
 
