@@ -69,7 +69,7 @@ prompts = st.builds(
 datasets = st.lists(st.tuples(prompts, st.integers(1, 5)), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(dataset=datasets, all_alone=st.booleans())
 def test_no_other_beginnings_spare_more(dataset: list[tuple[Prompt, int]], all_alone: bool) -> None:
     own = [prompt for prompt, _ in dataset]

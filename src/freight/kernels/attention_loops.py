@@ -22,7 +22,6 @@ from freight.kernels.vectors import (
     multiply,
     multiply_add,
     of_bits,
-    prefetch,
     put_totals,
     put_totals_of_pairs,
     splat,
@@ -38,13 +37,6 @@ F = np.float32
 _WIDTH = U(WIDTH)
 _FEW = 4
 """Queries, or tokens, that are worked on at once."""
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _fetch(raw, shape, at, tokens):  # type: ignore[no-untyped-def]
-    """Have so many tokens brought to the cache: the processor would not know of another page."""
-    for place in range(0, tokens * shape.token_stride, U(64 // raw.itemsize)):
-        prefetch(raw, at + U(place))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -169,10 +161,9 @@ def _score(raw, halves, shape, pages, start, end, queries, first, count, plain, 
         turn, place = position // shape.page_tokens, position % shape.page_tokens
         tokens = min(end - position, shape.page_tokens - place)
         at = head_at(shape, pages, turn, U(0)) + place * shape.token_stride
-        if end - position > tokens:
-            coming = min(end - position - tokens, shape.page_tokens)
-            _fetch(raw, shape, head_at(shape, pages, turn + U(1), U(0)), coming)
-        make_plain(raw, halves, at, tokens, shape, plain)
+        is_last = end - position == tokens
+        ahead = at if is_last else head_at(shape, pages, turn + U(1), U(0))
+        make_plain(raw, halves, at, tokens, shape, plain, ahead)
         for query in range(0, fours, _FEW):
             own, row = first + U(query) * shape.padded, U(query) * stride + position - start
             _score_four(queries, own, shape.padded, plain, tokens, scores, row, stride)
@@ -191,10 +182,9 @@ def _sum(raw, halves, shape, pages, start, end, sums, first, count, plain, weigh
         turn, place = position // shape.page_tokens, position % shape.page_tokens
         tokens = min(end - position, shape.page_tokens - place)
         at = head_at(shape, pages, turn, shape.num_heads) + place * shape.token_stride
-        if end - position > tokens:
-            coming = min(end - position - tokens, shape.page_tokens)
-            _fetch(raw, shape, head_at(shape, pages, turn + U(1), shape.num_heads), coming)
-        make_plain(raw, halves, at, tokens, shape, plain)
+        is_last = end - position == tokens
+        ahead = at if is_last else head_at(shape, pages, turn + U(1), shape.num_heads)
+        make_plain(raw, halves, at, tokens, shape, plain, ahead)
         for query in range(0, fours, _FEW):
             own, row = first + U(query) * shape.padded, U(query) * stride + position - start
             _sum_four(sums, own, shape.padded, plain, tokens, weights, row, stride)
@@ -257,7 +247,7 @@ def _sum_chosen(raw, halves, shape, pages, start, chosen, count, sums, own, plai
         position = start + chosen[number]
         turn, place = position // shape.page_tokens, position % shape.page_tokens
         at = head_at(shape, pages, turn, shape.num_heads) + place * shape.token_stride
-        make_plain(raw, halves, at, U(1), shape, plain)
+        make_plain(raw, halves, at, U(1), shape, plain, at)
         _sum_one(sums, own, shape.padded, plain, U(1), weights, base + chosen[number])
 
 

@@ -20,6 +20,7 @@ from freight.kernels.vectors import (
     load_low,
     multiply,
     multiply_add,
+    prefetch,
     quotient,
     rounded,
     splat,
@@ -51,17 +52,30 @@ class PageShape(NamedTuple):
     group_size: Any
 
 
-def make_plain(raw: Any, halves: Any, first: Any, count: Any, shape: Any, plain: Any) -> None:
-    """``count`` tokens of a head, from element ``first`` of ``raw``, to float32 in ``plain``."""
+def make_plain(
+    raw: Any, halves: Any, first: Any, count: Any, shape: Any, plain: Any, ahead: Any
+) -> None:
+    """``count`` tokens of a head, from element ``first`` of ``raw``, to float32 in ``plain``. As
+    much from ``ahead`` on is brought to the cache meanwhile: the processor would not know of
+    another page, and all of it at once would have to wait for each other."""
     raise NotImplementedError
 
 
 @overload(make_plain, jit_options={"boundscheck": False}, inline="always")
-def _choose_make_plain(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+def _choose_make_plain(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
     return _plain_codes if raw.dtype.bitwidth == 8 else _plain_numbers
 
 
-def _plain_numbers(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+def _plain_numbers(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
+    if shape.token_stride == shape.padded:  # a multiple of two vectors, side by side
+        for number in range(0, count * shape.padded, 2 * WIDTH):
+            place = U(number)
+            prefetch(raw, ahead + place)
+            if raw.itemsize == 4:
+                prefetch(raw, ahead + place + _WIDTH)
+            store(plain, place, load(raw, first + place))
+            store(plain, place + _WIDTH, load(raw, first + place + _WIDTH))
+        return
     # Where a row is no multiple of a vector, the last one overlaps the one before it.
     last = shape.width - _WIDTH
     for token in range(count):
@@ -69,15 +83,18 @@ def _plain_numbers(raw, halves, first, count, shape, plain):  # type: ignore[no-
         target = U(token) * shape.padded
         for column in range(0, shape.width, WIDTH):
             place = min(U(column), last)
+            prefetch(raw, ahead + source - first + place)
             store(plain, target + place, load(raw, source + place))
 
 
-def _plain_codes(raw, halves, first, count, shape, plain):  # type: ignore[no-untyped-def]
+def _plain_codes(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
     groups = shape.width // shape.group_size
     for token in range(count):
         source = first + U(token) * shape.token_stride
         target = U(token) * shape.padded
-        factors = (source + shape.width * shape.bits // U(8)) // U(2)
+        end = source + shape.width * shape.bits // U(8)
+        prefetch(raw, ahead + end - first)
+        factors = end // U(2)
         for group in range(groups):
             scale = splat(half_at(halves, factors + U(group)))
             lowest = splat(half_at(halves, factors + groups + U(group)))
@@ -85,6 +102,7 @@ def _plain_codes(raw, halves, first, count, shape, plain):  # type: ignore[no-un
             if shape.bits == 4:
                 half = shape.group_size // U(2)
                 codes = source + U(group) * half
+                prefetch(raw, ahead + codes - first)
                 for byte in range(0, half, WIDTH):
                     place = min(U(byte), half - _WIDTH)
                     low = load_low(raw, codes + place)
@@ -93,6 +111,7 @@ def _plain_codes(raw, halves, first, count, shape, plain):  # type: ignore[no-un
                     store(plain, own + half + place, multiply_add(high, scale, lowest))
             else:
                 codes = source + U(group) * shape.group_size
+                prefetch(raw, ahead + codes - first)
                 for byte in range(0, shape.group_size, WIDTH):
                     place = min(U(byte), shape.group_size - _WIDTH)
                     some = load_bytes(raw, codes + place)

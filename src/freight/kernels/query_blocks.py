@@ -103,7 +103,7 @@ def make_block_plain(raw, halves, shape, pages, offset, begin, count, unit, room
         turn, place = (begin + done) // shape.page_tokens, (begin + done) % shape.page_tokens
         tokens = min(count - done, shape.page_tokens - place)
         at = head_at(shape, pages, turn, offset) + place * shape.token_stride
-        make_plain(raw, halves, at, tokens, shape, room.plain[done * shape.padded :])
+        make_plain(raw, halves, at, tokens, shape, room.plain[done * shape.padded :], at)
         done += tokens
     whole = (count + unit - U(1)) // unit * unit
     room.plain[count * shape.padded : whole * shape.padded] = 0

@@ -8,7 +8,7 @@ and none moves to a slower one. Knows no token ids, no tensors and no seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
@@ -98,7 +98,7 @@ class _Block:
     shared: Ints
     next_row: int = 0
     num_taken: int = 0
-    curves: dict[tuple[int, int], Pages] = field(default_factory=dict)
+    curves: dict[tuple[int, int, int], Pages] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -159,7 +159,7 @@ class _Block:
         while self.next_row < len(self.lengths) and (pace.allows() or self.is_empty()):
             length = self.lengths[self.next_row]
             prompt, new = length.prompt, length.new
-            curve = self._curve(length)
+            curve = self._curve(prompt - length.shared, new, 0)
             found = self._first_fit(curve, rooms, slots, batches)
             if found is None:
                 break
@@ -183,12 +183,13 @@ class _Block:
             self.prompts[seats] = self.known[seats] = known_tokens
             self.kv_lens[seats], self.shared[seats] = kv_lens, shared
 
-    def _curve(self, length: RowLength) -> Pages:
-        """Pages of a row from when it enters: the same on each tier."""
-        own, new = length.prompt - length.shared, 0 if self.unknown else length.new
-        if (own, new) not in self.curves:
-            self.curves[own, new] = self._pages(np.array([own]), *self._left([new], [0]))[0]
-        return self.curves[own, new]
+    def _curve(self, tokens: int, answer: int, made: int) -> Pages:
+        """Pages of a row with so many tokens of its own, of whose answer some are made: the same on
+        each tier."""
+        key = tokens, 0 if self.unknown else answer, made
+        if key not in self.curves:
+            self.curves[key] = self._pages(np.array([tokens]), *self._left([answer], [made]))[0]
+        return self.curves[key]
 
     def _rooms(self) -> tuple[dict[Tier, Room], list[Room]]:
         """What there is of pages, on each tier and in the slot of each micro-batch, which its
@@ -250,21 +251,17 @@ class _Block:
         batches: list[tuple[int, int]],
     ) -> tuple[int, int, Tier] | None:
         """Micro-batch, kind and tier of the first free seat where a row's pages fit: on the tier,
-        and in the slot of its micro-batch if they are brought to one."""
-        for k, kind, tier in self._free_kinds(batches):
-            if rooms[tier].fits(curve):
-                if tier == self.policy.compute_tier or slots[k].fits(curve):
-                    return k, kind, tier
-        return None
-
-    def _free_kinds(self, batches: list[tuple[int, int]]) -> Iterator[tuple[int, int, Tier]]:
-        """As the run gives seats out: in the micro-batch that brings fewest tokens, of the kind of
-        which the largest share is free; ``batches`` are the tokens and the rows of each."""
+        and in the slot of its micro-batch if they are brought to one. As the run gives seats out:
+        in the micro-batch that brings fewest tokens, of the kind of which the largest share is
+        free; ``batches`` are the tokens and the rows of each."""
+        near = self.policy.compute_tier
         for k in sorted(range(len(batches)), key=batches.__getitem__):
-            shares = [-len(free) / self.counts[i] for i, free in enumerate(self.free[k])]
-            for i in sorted(range(len(shares)), key=shares.__getitem__):
-                if shares[i]:
-                    yield k, i, self.kinds[i][0]
+            kinds = enumerate(zip(self.free[k], self.counts, strict=True))
+            for _, i in sorted((-len(free) / count, i) for i, (free, count) in kinds if free):
+                tier = self.kinds[i][0]
+                if rooms[tier].fits(curve) and (tier == near or slots[k].fits(curve)):
+                    return k, i, tier
+        return None
 
     # -- rows that move --------------------------------------------------------------------------
 
@@ -289,7 +286,9 @@ class _Block:
                 if not kinds:
                     continue
                 rooms = self._rooms()[0] if rooms is None else rooms
-                curve = self._pages(*self._kept(np.array([seat])))[0]
+                known = int(self.known[seat])
+                tokens, made = known - int(self.shared[seat]), known - int(self.prompts[seat])
+                curve = self._curve(max(0, tokens), int(self.answers[seat]), made)
                 fitting = (own for own in kinds if rooms[self.kinds[own][0]].fits(curve))
                 if (kind := next(fitting, None)) is None:
                     break
