@@ -2,7 +2,9 @@
 
 Random weights of two shapes in bfloat16, on the CPU and on the simulated device, computed in what
 this machine is faster at. The rates of a shared machine change by the minute, so it is profiled
-anew before every run, and medians of both are compared. The last line is JSON.
+anew before every run, and medians of both are compared. "Around": what would have been predicted
+for a machine as it was on average before and after the run, by the profile that follows; what is
+left of the error then is the model's more than the minute's. The last line is JSON.
 
     GOMP_SPINCOUNT=10000 python benchmarks/predictions.py
 
@@ -17,20 +19,27 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from freight.hardware.machine import Machine
-from freight.model.config import read_config
+from freight.model.config import ModelConfig, read_config
+from freight.model.decoder import build_programme
 from freight.model.dummy import write_dummy_checkpoint
+from freight.plan.default import Plan
+from freight.plan.forecast import forecast
 from freight.plan.workload import Workload
 from freight.quantities import GIB, MIB
-from freight.runtime.device import find_device
+from freight.runtime.device import ComputeDevice, find_device
 from freight.runtime.engine import Engine, build_engine
 from freight.runtime.options import EngineOptions
+from freight.runtime.planning import rates_for
 from freight.runtime.profiler import profile
 from freight.runtime.request import Request, SamplingParams
 
@@ -179,28 +188,35 @@ def main() -> None:
     runs: dict[str, list[_Run]] = {}
     with tempfile.TemporaryDirectory(prefix="freight-", dir=arguments.directory) as name:
         for _ in range(arguments.turns):
-            machine = measure_machine(Path(name)) if arguments.profile_once else None
+            machine = measure_machine(Path(name))
             for case in make_cases(Path(name)):
                 if arguments.only in case.name:
                     own = replace(case, rows=max(1, case.rows // arguments.fewer))
-                    found = measure(own, Path(name), machine)
+                    found, again = measure(own, Path(name), machine)
+                    if not arguments.profile_once:
+                        later = measure_machine(Path(name))
+                        found = replace(found, around_s=again(_mean(machine, later)))
+                        machine = later
                     runs.setdefault(case.name, []).append(found)
                     print(_described(case.name, [found]), flush=True)
     if arguments.turns > 1:
         print("\nmedians")
         for name, own in runs.items():
             print(_described(name, own))
-    errors = [abs(_error(own)) for own in runs.values()]
-    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    print(_summary("error", [_error(own) for own in runs.values()]))
+    if not arguments.profile_once:
+        print(_summary("error around", [_error_around(own) for own in runs.values()]))
     cases = [{"name": name, "runs": [asdict(own) for own in found]} for name, found in runs.items()]
     print(json.dumps({"benchmark": "predictions", "cases": cases}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """Seconds of prompts and of what follows, and by lane of work."""
+    """Seconds of prompts and of what follows, and by lane of work; ``around_s`` are predicted for
+    the machine as it was before and after."""
 
     predicted_s: tuple[float, float]
+    around_s: tuple[float, float] | None = None
     measured_s: tuple[float, float]
     predicted_work_s: Mapping[str, float]
     measured_work_s: Mapping[str, float]
@@ -212,32 +228,80 @@ def _error(runs: Sequence[_Run]) -> float:
     return told / statistics.median(sum(own.measured_s) for own in runs) - 1
 
 
+def _error_around(runs: Sequence[_Run]) -> float:
+    told = statistics.median(sum(own.around_s or ()) for own in runs)
+    return told / statistics.median(sum(own.measured_s) for own in runs) - 1
+
+
+def _summary(what: str, errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return (
+        f"{what}: median {statistics.median(sizes):.1%}, largest {max(sizes):.1%}, "
+        f"with its sign {statistics.median(errors):+.1%}"
+    )
+
+
 def _described(name: str, runs: Sequence[_Run]) -> str:
     told, was = ([own.predicted_s for own in runs], [own.measured_s for own in runs])
     seconds = [statistics.median(part) for own in (told, was) for part in zip(*own, strict=True)]
-    return (
+    line = (
         f"{name:46} predicted {seconds[0]:6.2f} + {seconds[1]:6.2f} s, measured "
         f"{seconds[2]:6.2f} + {seconds[3]:6.2f} s, error {_error(runs):+.1%}"
     )
+    return line + (f", around {_error_around(runs):+.1%}" if runs[0].around_s else "")
 
 
 def measure_machine(directory: Path) -> Machine:
     return profile(find_device("cpu"), directory, lambda _: None)
 
 
-def measure(case: Case, directory: Path, machine: Machine | None) -> _Run:
-    """Prediction and measurement of a case; without a machine it is profiled first."""
+def measure(
+    case: Case, directory: Path, machine: Machine
+) -> tuple[_Run, Callable[[Machine], tuple[float, float]]]:
+    """Prediction and measurement of a case, and what predicts the same plan for another machine:
+    seconds of prompts, and of what follows."""
     model_dir = write_model(directory, case.shape)
-    with closing(build(case, model_dir, machine or measure_machine(directory))) as engine:
+    with closing(build(case, model_dir, machine)) as engine:
         run(engine, case)
         told, was = engine.forecast, engine.meter
         assert told is not None
-        return _Run(
+        found = _Run(
             predicted_s=(told.prefill_s, told.decode_s),
             measured_s=(was.prefill_s, was.decode_s),
             predicted_work_s=dict(told.busy_s),
             measured_work_s=dict(was.busy_s),
         )
+        again = partial(_foretell, engine.plan, engine.config, engine.dtype, engine.device, case)
+    return found, again
+
+
+def _foretell(
+    plan: Plan,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: ComputeDevice,
+    case: Case,
+    machine: Machine,
+) -> tuple[float, float]:
+    """What a plan that was run would take on a machine: prompts, and what follows."""
+    rates = rates_for(_options(case, machine), device)
+    assert rates is not None
+    name = str(dtype).removeprefix("torch.")
+    told = forecast(plan, rates, config, build_programme(config), name)
+    return told.prefill_s, told.decode_s
+
+
+def _mean(one: Any, other: Any) -> Any:
+    """Of two machines that were measured alike, number by number."""
+    if is_dataclass(one):
+        parts = {own.name: getattr(one, own.name) for own in fields(one)}
+        means = {name: _mean(own, getattr(other, name)) for name, own in parts.items()}
+        return type(one)(**means)
+    if isinstance(one, Mapping):
+        return {name: _mean(own, other[name]) for name, own in one.items()}
+    if isinstance(one, tuple):
+        return tuple(_mean(*own) for own in zip(one, other, strict=True))
+    return (one + other) / 2 if isinstance(one, float) else one
 
 
 def write_model(directory: Path, shape: str) -> Path:
@@ -251,15 +315,12 @@ def write_model(directory: Path, shape: str) -> Path:
 
 
 def build(case: Case, model_dir: Path, machine: Machine) -> Engine:
-    return build_engine(
-        model_dir,
-        options=EngineOptions(
-            machine=machine,
-            cpu_memory_bytes=8 * GIB + 512 * MIB,
-            **case.options,
-        ),
-        workload=workload_of(case),
-    )
+    return build_engine(model_dir, options=_options(case, machine), workload=workload_of(case))
+
+
+def _options(case: Case, machine: Machine) -> EngineOptions:
+    room = 8 * GIB + 512 * MIB
+    return EngineOptions(machine=machine, cpu_memory_bytes=room, **case.options)
 
 
 def workload_of(case: Case) -> Workload:

@@ -24,10 +24,6 @@ from freight.kernels.integers import (
 from freight.kernels.products import Product, can_gate, multiply, scratch_values
 from freight.kernels.tokens import activate, normalise, rotate
 from freight.memory.process import system_memory_bytes
-from freight.model.config import parse_config
-from freight.model.decoder import build_programme
-from freight.model.frame import Frame
-from freight.model.layers import run_unit
 from freight.model.number_format import (
     TILE_ROWS,
     Grouped,
@@ -49,7 +45,6 @@ __all__ = [
     "SMALL_ROWS",
     "WIDTH",
     "ColdMemory",
-    "call_s",
     "code_matrices",
     "compressed_s",
     "exponent_matrices",
@@ -74,14 +69,6 @@ CODES: Final = Grouped(bits=4, group_size=64)
 _COLD_BYTES: Final = 1 * GIB
 """Weights, keys and values are used in turn, as in a sweep: caches of half this size are rented."""
 SMALL_ROWS: Final = 16
-_SMALL: Final = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-    "vocab_size": 64,
-}
 _MOST_SHARE: Final = 0.1
 LEAST_S: Final = 0.06
 PRODUCT_S: Final = 0.25
@@ -278,27 +265,6 @@ def plain_per_s(dtype: torch.dtype, where: torch.device) -> float:
         dequantise(rows.rows(begin, begin + count), tile)
 
     return tile.numel() / typical_s(make_plain, where)
-
-
-def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per_s: float) -> float:
-    """What a unit takes beside its arithmetic: a small one as it is run in a sweep, with threads to
-    wake for each product, less these products at the rate of large ones of as many tokens."""
-    config = parse_config(_SMALL)
-    (unit,) = (unit for unit in build_programme(config).units if unit.kind == "mlp")
-    tokens, width = SMALL_ROWS, config.hidden_size
-    scratch = scratch_values(width, dtype) * dtype.itemsize + 64 * tokens * width
-    workspace = Workspace(torch.empty(scratch, dtype=torch.uint8, device=where))
-    weights = {
-        weight.name: [(0, torch.rand(weight.num_rows, weight.num_columns).to(where, kept))]
-        for weight in unit.weights
-    }
-    x = torch.rand(tokens, width, dtype=dtype, device=where)
-
-    def run(_: int) -> None:
-        run_unit(unit, Frame(weights=weights, workspace=workspace, values={"x": x}))
-
-    products_s = unit.matmul_flops(tokens) / flops_per_s
-    return max(0.0, typical_s(run, where) - products_s)
 
 
 def sweep_s(where: torch.device) -> float:

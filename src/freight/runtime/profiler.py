@@ -39,6 +39,7 @@ from freight.runtime.beside_probe import (
     of_both_ways,
     what_is_left,
 )
+from freight.runtime.call_probe import call_s
 from freight.runtime.device import ComputeDevice, choose_dtype, computes_int8
 from freight.runtime.disk_probe import DiskProbe, total
 from freight.runtime.kernel_choice import choose_kernels
@@ -52,7 +53,6 @@ from freight.runtime.processor_probe import (
     SMALL_ROWS,
     WIDTH,
     ColdMemory,
-    call_s,
     code_matrices,
     compressed_s,
     exponent_matrices,
@@ -69,7 +69,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "11"
+_LOOPS: Final = "12"
 """Counts up where loops have become so much faster, or are measured so differently, that older
 profiles would mislead a plan."""
 
