@@ -83,7 +83,7 @@ class _Rows:
 
     def num_batches(self, policy: Policy) -> list[int]:
         """Of each sweep, those with any row."""
-        return self._counted(np.unique(self.batch) // policy.num_micro_batches)
+        return self._counted(np.flatnonzero(np.bincount(self.batch)) // policy.num_micro_batches)
 
     def summed(self, values: npt.NDArray[Any], some: Bools | None = None) -> list[float]:
         """Over each sweep's rows, or ``some`` of them."""
