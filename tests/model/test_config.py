@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, MiMoV2FlashConfig
 
+from freight.entrypoints.bundled import bundled_path
 from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, parse_config, read_config
 from freight.model.decoder import count_parameters, tensor_shapes
@@ -940,3 +941,59 @@ def test_factors_of_what_goes_into_a_part_are_those_of_its_matrices() -> None:
     wanted = {f"recurrence.{name}": factor for name, factor in scanned.items()}
     assert dict(found.factors) == {"attention.k": 0.5, **wanted}
     assert found.num_attention_layers == found.num_recurrent_layers == 36
+
+
+def mimo(**changes: Any) -> dict[str, Any]:
+    path = bundled_path("mimo-v2-flash")
+    assert path is not None
+    return {**json.loads(path.read_text()), **changes}
+
+
+def test_mimo_has_the_published_number_of_parameters_and_layers_of_two_kinds(
+    tmp_path: Path,
+) -> None:
+    config = parse_config(mimo())
+    assert round(count_parameters(config) / 1e9) == 309
+    assert (config.heads(5), config.heads(6)) == ((4, 192), (8, 192))
+    assert config.sliding_windows[:7] == (None, 129, 129, 129, 129, None, 129)
+    assert (config.has_sinks(5), config.has_sinks(6), config.value_width) == (False, True, 128)
+    whole, window = config.ropes[5], config.ropes[6]
+    assert whole is not None and window is not None
+    assert (whole.theta, window.theta) == (5e6, 1e4)
+    assert whole.rotary_dim == window.rotary_dim == 64
+    # As transformers writes it, too, which names layers and counts a token itself in its window.
+    MiMoV2FlashConfig(max_position_embeddings=262_144).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert "layer_types" in raw and "hybrid_layer_pattern" not in raw
+    assert parse_config({**raw, "dtype": "bfloat16"}) == config
+
+
+def test_of_mimo_layers_that_see_all_may_have_sinks_too() -> None:
+    config = parse_config(mimo(add_full_attention_sink_bias=True))
+    assert config.has_sinks(0) and config.has_sinks(1)
+    config = parse_config(
+        mimo(add_swa_attention_sink_bias=False, v_head_dim=192, swa_v_head_dim=192)
+    )
+    assert not config.has_sinks(0) and not config.has_sinks(1)
+    assert config.value_width is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"swa_head_dim": 128}, "swa_head_dim is 128"),
+        ({"swa_num_attention_heads": 32}, "swa_num_attention_heads is 32"),
+        ({"swa_num_key_value_heads": 4}, "swa_num_key_value_heads is 4"),
+        ({"n_shared_experts": 1}, "n_shared_experts is 1"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ({"hybrid_layer_pattern": [0, 1]}, "2 attention windows are given for 48"),
+        ({"moe_layer_freq": [0, 1]}, "2 of 48 layers say what MLP"),
+        ({"v_head_dim": 200, "swa_v_head_dim": 200}, "values are 200 wide, and the keys"),
+        ({"v_head_dim": 0, "swa_v_head_dim": 0}, "values are 0 wide"),
+        ({"num_key_value_heads": "x"}, "num_key_value_heads is 'x'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling is"),
+    ],
+)
+def test_what_mimo_is_not_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config(mimo(**change))

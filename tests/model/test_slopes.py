@@ -54,6 +54,18 @@ def test_columns_hold_slopes_and_positions(dtype: torch.dtype) -> None:
     assert torch.equal(values["back"], given["v"])
 
 
+def test_narrow_values_have_zeros_behind_them() -> None:
+    values = {"v": torch.randn(5, 2 * WIDTH)}
+    room = torch.full((1 << 12,), 255, dtype=torch.uint8)
+    frame = Frame(weights={}, workspace=Workspace(room), values=values)
+    widen(Widen(x="v", out="wide", num_heads=2, role="v", columns=4), frame)
+    wide = values["wide"].view(5, 2, WIDTH + 4)
+    assert torch.equal(wide[..., :WIDTH], values["v"].view(5, 2, WIDTH))
+    assert not wide[..., WIDTH:].any()
+    narrow(Narrow(x="wide", out="back", num_heads=2, columns=4), frame)
+    assert torch.equal(values["back"], values["v"])
+
+
 def test_keys_that_carry_positions_are_not_compressed() -> None:
     raw = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96}
     config = parse_config(raw)

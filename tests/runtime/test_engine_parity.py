@@ -53,6 +53,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
     Mistral4Config,
@@ -246,6 +247,13 @@ def gpt_oss(**changes: Any) -> PretrainedConfig:
     sizes = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}
     more = {"head_dim": 24, "sliding_window": 9, "rope_parameters": yarn}
     return GptOssConfig(**{**tiny.SIZES, **sizes, **more, **changes})
+
+
+def mimo(**changes: Any) -> PretrainedConfig:
+    """The first of four layers sees all."""
+    sizes = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"head_dim": 24, "v_head_dim": 16, "sliding_window": 9}
+    return four_layers(MiMoV2FlashConfig, **{**sizes, **more, **changes})
 
 
 GRANITE_FACTORS: dict[str, Any] = {
@@ -543,6 +551,17 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "gpt-oss": gpt_oss(),
     "gpt-oss, all in sight": gpt_oss(sliding_window=256, swiglu_limit=0.5),
+    "mimo": mimo(),
+    "mimo, other layers": mimo(
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        mlp_layer_types=["sparse", "dense", "dense", "sparse"],
+        attention_value_scale=None,
+        attention_bias=True,
+        v_head_dim=24,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+    ),
     "granite": granite(),
     "granite, biases": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama4": llama4(),
@@ -839,6 +858,42 @@ PUBLISHED |= {
         "sliding_window": 9,
         "tie_word_embeddings": False,
     },
+    "mimo-v2-flash": {
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "model_type": "mimo_v2_flash",
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "attention_bias": False,
+        "attention_chunk_size": 8,
+        "attention_value_scale": 0.707,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "hybrid_layer_pattern": [0, 1, 1, 1],
+        "layernorm_epsilon": 1e-5,
+        "moe_intermediate_size": 48,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "n_group": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": None,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 4,
+        "pad_token_id": 0,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000,
+        "routed_scaling_factor": None,
+        "scoring_func": "sigmoid",
+        "sliding_window": 8,
+        "sliding_window_size": 8,
+        "swa_head_dim": 24,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_rope_theta": 10000,
+        "swa_v_head_dim": 16,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 16,
+    },
     "gemma-4-26b-a4b": {
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
@@ -1112,6 +1167,9 @@ def test_as_it_was_published(name: str, options: dict[str, Any], tmp_path: Path)
         ("gemma-3-1b", {"rope_local_base_freq": 10000}),
         ("gemma-3-1b", {"rope_scaling": None}),
         ("gemma-3-1b", {"sliding_window_pattern": 4}),
+        ("mimo-v2-flash", {"attention_value_scale": None}),
+        ("mimo-v2-flash", {"sliding_window_size": 4}),
+        ("mimo-v2-flash", {"routed_scaling_factor": 2.0}),
         ("gemma-4-26b-a4b", {"final_logit_softcapping": None}),
         ("gemma-4-26b-a4b", {"top_k_experts": 2}),
         ("olmo-3-7b", {"rope_scaling": None}),

@@ -19,7 +19,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import Gemma2Config, GptOssConfig, MistralConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    Gemma2Config,
+    GptOssConfig,
+    MiMoV2FlashConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.model.batch import MicroBatch
@@ -59,6 +66,16 @@ MODELS: dict[str, PretrainedConfig] = {
     # Layers with a window come last.
     "qwen2": Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    # Layers with a window have sinks, and more heads; values are narrower than keys.
+    "mimo": MiMoV2FlashConfig(
+        **SIZES,
+        sliding_window=WINDOW,
+        v_head_dim=24,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        pad_token_id=0,
     ),
     # With sinks, and experts.
     "gpt-oss": GptOssConfig(

@@ -33,7 +33,8 @@ def approximate(
                 "Keys of this model carry their positions, which so few bits do not hold.",
                 "Leave it out.",
             )
-        width = gcd(*(heads.width for heads in config.all_heads))
+        # Of narrower values no group has zeros behind them, too.
+        width = gcd(*(heads.width for heads in config.all_heads), config.value_width or 0)
         config = replace(config, kv_format=fit_head(kv_bits, group_size, width))
     return config
 

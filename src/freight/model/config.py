@@ -42,6 +42,7 @@ _COUNTS: Final = (
     "embedding_size",
     "position_offset",
     "qkv_blocks",
+    "value_width",
 )
 _FLAGS: Final = (
     "norm_bias",
@@ -59,6 +60,7 @@ _FLAGS: Final = (
     "learned_positions",
     "embedding_norm",
     "attention_sinks",
+    "window_sinks",
     "gated_attention",
     "gates_apart",
     "value_norm",
@@ -231,6 +233,8 @@ def _derive_widths(switches: dict[str, Any], problems: list[str]) -> None:
         switches["head_dim"] = hidden // max(heads, 1)
         if hidden % max(heads, 1):
             problems.append(f"hidden_size {hidden} does not divide into {heads} heads")
+    if switches["value_width"] == switches["head_dim"]:
+        switches["value_width"] = None
     if switches["head_dim"] is not None and switches["slope_span"] is not None:
         switches["head_dim"] += SLOPE_COLUMNS
 

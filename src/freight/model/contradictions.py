@@ -105,6 +105,7 @@ def contradictions(config: ModelConfig) -> list[str]:
         )
     problems += _part_problems(config)
     problems += _head_problems(config)
+    problems += _value_problems(config)
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
 
 
@@ -121,9 +122,28 @@ def _head_problems(config: ModelConfig) -> list[str]:
     if own is None:
         return []
     problems = own.problems(config.num_layers, config.num_heads)
-    others = config.fused_qkv or config.gated_attention or config.qk_norm != "per_head"
+    others = config.fused_qkv or config.gated_attention or config.qk_norm == "whole"
     if others or config.latent is not None or config.recurrence is not None:
         problems.append("layers with heads of another size have plain projections, normed by head")
+    if own.keys_are_values and config.qk_norm != "per_head":
+        problems.append("keys that are values are normed by head")
+    return problems
+
+
+def _value_problems(config: ModelConfig) -> list[str]:
+    """Of values that are narrower than keys."""
+    own = config.value_width
+    if own is None:
+        return []
+    narrowest = min(heads.width for heads in config.all_heads)
+    problems = []
+    if not 0 < own < narrowest:
+        problems.append(f"values are {own} wide, and the keys that they are kept with {narrowest}")
+    is_stacked = config.fused_qkv or config.qkv_blocks is not None
+    others = config.gated_attention, config.value_norm, config.slope_span is not None, is_stacked
+    keys_are_values = config.other_heads is not None and config.other_heads.keys_are_values
+    if any(others) or config.latent is not None or keys_are_values:
+        problems.append("values that are narrower than keys have plain projections of their own")
     return problems
 
 

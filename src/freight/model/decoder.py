@@ -45,7 +45,7 @@ from freight.model.programme import (
 from freight.model.recurrent_layers import recurrent_steps
 from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
 from freight.model.rope_config import RopeConfig
-from freight.model.slope_steps import WIDE, Narrow, widened
+from freight.model.slope_steps import WIDE, Narrow, Widen, widened
 from freight.model.switches import Experts, Latent, ModelConfig
 from freight.quantities import align_down, align_up
 
@@ -158,6 +158,11 @@ class _Builder(Parts):
         if c.slope_span is not None:
             names = WIDE
             steps += widened(c.num_heads, c.num_kv_heads, c.slope_span, c.attention_scale)
+        lacking = 0 if c.value_width is None else width - c.value_width
+        if lacking:
+            names = {**names, "v": WIDE["v"]}
+            wide = Widen(x="v", out=WIDE["v"], num_heads=num_kv_heads, role="v", columns=lacking)
+            steps.append(wide)
         steps.append(
             Attend(
                 **names,
@@ -170,7 +175,7 @@ class _Builder(Parts):
                 window=c.sliding_windows[layer],
                 kv_format=c.kv_format,
                 share=c.attended_share,
-                sinks=self.vector(f"{prefix}.sinks", "N") if c.attention_sinks else None,
+                sinks=self.vector(f"{prefix}.sinks", "N") if c.has_sinks(layer) else None,
             )
         )
         attended, dims = "attended", f"N{self.head_dims(layer)[1]}"
@@ -180,6 +185,12 @@ class _Builder(Parts):
         if c.slope_span is not None:
             attended = "values"
             steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
+        if lacking:
+            attended, dims = "values", "NU"
+            narrow_values = Narrow(
+                x="attended", out=attended, num_heads=c.num_heads, columns=lacking
+            )
+            steps.append(narrow_values)
         if c.gated_attention:
             steps.append(Weigh(x=attended, y="gates"))
         last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
@@ -238,7 +249,8 @@ class _Builder(Parts):
             steps += [self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias), split]
         else:
             names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
-            names += [("v", "v", dims)] if keys == "k" else []
+            if keys == "k":
+                names.append(("v", "v", dims if c.value_width is None else f"{dims[0]}U"))
             if c.gated_attention and c.gates_apart:
                 names.append(("gates", "gates", f"N{dims[1]}"))
             elif c.gated_attention:

@@ -1,9 +1,10 @@
 """The letters of a model's dims, and how large each is.
 
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
-width, k and h the same of layers whose heads have another size, V vocabulary, P positions; X
-experts, Y width of one, Z of the MLP beside them, L of what they work on where that is narrow.
-Those of latents and recurrences beside these: no letter means two things.
+width, U that of values where it is another, k and h heads and width of layers where these are
+others, V vocabulary, P positions; X experts, Y width of one, Z of the MLP beside them, L of what
+they work on where that is narrow. Those of latents and recurrences beside these: no letter means
+two things.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         parts.append(latent_sizes(config.head_dim, *widths))
     if (own := config.other_heads) is not None:
         parts.append({"k": own.num_kv_heads, "h": own.head_dim})
+    if config.value_width is not None:
+        parts.append({"U": config.value_width})
     if config.recurrence is not None:
         parts.append(recurrent_sizes(config.recurrence))
     sizes = {letter: size for part in parts for letter, size in part.items()}

@@ -34,14 +34,16 @@ WIDE: Final[Mapping[str, Any]] = {"q": "wide_q", "k": "wide_k", "v": "wide_v"}
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Widen:
     """out = each head of x with columns behind it: for "k" its position, for "q" the slope over
-    ``scale``, which scores are multiplied by; for "v" zeros. Slopes go down to 2^-``span``."""
+    ``scale``, which scores are multiplied by; for "v" zeros, of which there may be more ``columns``
+    or fewer. Slopes go down to 2^-``span``."""
 
     x: str
     out: str
     num_heads: int
     role: Literal["q", "k", "v"]
-    span: float
-    scale: float
+    span: float = 0.0
+    scale: float = 1.0
+    columns: int = SLOPE_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,7 @@ class Narrow:
     x: str
     out: str
     num_heads: int
+    columns: int = SLOPE_COLUMNS
 
 
 SlopeStep = Widen | Narrow

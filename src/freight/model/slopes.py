@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from freight.model.frame import Frame
-from freight.model.slope_steps import SLOPE_COLUMNS, Narrow, Widen, slopes_of
+from freight.model.slope_steps import Narrow, Widen, slopes_of
 
 __all__ = ["narrow", "widen"]
 
@@ -20,7 +20,7 @@ _LOWEST: Final = -60_000.0
 def widen(step: Widen, frame: Frame) -> None:
     x = frame.values[step.x]
     count, width = len(x), x.shape[1] // step.num_heads
-    out = frame.new(step.out, x, x.shape[1] + step.num_heads * SLOPE_COLUMNS)
+    out = frame.new(step.out, x, x.shape[1] + step.num_heads * step.columns)
     heads = out.view(count, step.num_heads, -1)
     heads[..., :width].copy_(x.view(count, step.num_heads, width))
     more = heads[..., width:].zero_()
@@ -52,6 +52,6 @@ def _slopes(num_heads: int, span: float, scale: float, device: torch.device) -> 
 
 def narrow(step: Narrow, frame: Frame) -> None:
     x = frame.values[step.x]
-    heads = x.view(len(x), step.num_heads, -1)[..., :-SLOPE_COLUMNS]
+    heads = x.view(len(x), step.num_heads, -1)[..., : -step.columns]
     out = frame.new(step.out, x, step.num_heads * heads.shape[-1])
     out.view(heads.shape).copy_(heads)

@@ -146,7 +146,9 @@ class ModelConfig:
     matrix, stacked by key/value head, or with ``qkv_blocks`` as queries, values and keys of each
     block of heads; they are kept between -``qkv_limit`` and that, where there is one. Scores are
     divided by the root of ``attention_scalar`` (None: of the head's width); with
-    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing. Gates
+    ``attention_sinks`` each head has a score of its own that takes a share and gives nothing, or
+    with ``window_sinks`` those of layers that have a window. Values may be narrower than keys,
+    ``value_width``; they are kept with zeros behind them. Gates
     are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
     than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
     stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
@@ -204,6 +206,8 @@ class ModelConfig:
     tied_embeddings: bool
     attention_scalar: float | None
     attention_sinks: bool
+    window_sinks: bool
+    value_width: int | None
     attention_softcap: float | None
     logits_softcap: float | None
     ropes: tuple[RopeConfig | None, ...]
@@ -299,6 +303,10 @@ class ModelConfig:
     @cached_property
     def widest_head(self) -> int:
         return max(heads.width for heads in self.all_heads)
+
+    def has_sinks(self, layer: int) -> bool:
+        has_window = self.sliding_windows[layer] is not None
+        return self.attention_sinks and (has_window or not self.window_sinks)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]

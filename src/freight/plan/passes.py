@@ -35,7 +35,7 @@ from freight.model.programme import (
     Xielu,
 )
 from freight.model.recurrent_steps import Convolve, Deal, DeltaRule, Scan
-from freight.model.slope_steps import SLOPE_COLUMNS, Narrow, Widen
+from freight.model.slope_steps import Narrow, Widen
 
 __all__ = ["bytes_passed"]
 
@@ -136,7 +136,7 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         width = step.head_dim if isinstance(step, Attend) else step.value_width
         columns[step.out] = step.num_heads * width
     elif isinstance(step, Widen | Narrow):
-        more = SLOPE_COLUMNS * step.num_heads
+        more = step.columns * step.num_heads
         columns[step.out] = columns[step.x] + (more if isinstance(step, Widen) else -more)
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}

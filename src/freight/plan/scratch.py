@@ -28,7 +28,7 @@ from freight.model.programme import (
     changed_values,
 )
 from freight.model.recurrent_steps import Deal, DeltaRule, Scan
-from freight.model.slope_steps import SLOPE_COLUMNS, Narrow, Widen
+from freight.model.slope_steps import Narrow, Widen
 from freight.model.switches import ModelConfig
 from freight.model.tiles import laid_tokens, tile_rows
 from freight.plan.layout import WeightLayout
@@ -199,7 +199,7 @@ def _unit_bytes(
         elif isinstance(step, Attend):
             columns[step.out] = columns[step.q]
         elif isinstance(step, Widen | Narrow):
-            more = SLOPE_COLUMNS * step.num_heads
+            more = step.columns * step.num_heads
             columns[step.out] = columns[step.x] + (more if isinstance(step, Widen) else -more)
             scratch = 4 * step.num_heads
         elif isinstance(step, Deal):

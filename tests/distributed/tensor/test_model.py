@@ -92,6 +92,8 @@ REFUSED = {
     "llama4, plain layers between": "experts whose inputs are weighed",
     "mellum": "rotate queries and keys in different ways",
     "mellum, plain layers": "rotate queries and keys in different ways",
+    "mimo": "values that are narrower than keys",
+    "mimo, other layers": "heads of several sizes",
     "minimax m3": "gates with a limit",
     "minimax m3, all rotated": "norms of queries and keys",
     "minimax m2": "norms of queries and keys",

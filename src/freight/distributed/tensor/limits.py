@@ -54,6 +54,7 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms of values or scales of layers": config.value_norm or config.layer_scales,
         "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
+        "values that are narrower than keys": config.value_width is not None,
         "gates with a limit": config.gate_limit is not None,
         "norms of updates alone": config.norm_place == "update",
         "norms without gains": config.norm == "layer_bare",

@@ -49,6 +49,7 @@ from freight.model.families.ling import LING_3
 from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.mellum import MELLUM
+from freight.model.families.mimo import MIMO_V2_FLASH
 from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TEXT
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
@@ -98,6 +99,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": MISTRAL,
     "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
+    "mimo_v2_flash": MIMO_V2_FLASH,
     "minimax_m2": MINIMAX_M2,
     "minimax_m3_vl": MINIMAX_M3,
     "minimax_m3_vl_text": MINIMAX_M3_TEXT,

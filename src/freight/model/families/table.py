@@ -246,6 +246,8 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "tied_embeddings": read("tie_word_embeddings", False),
     "attention_scalar": fixed(None),
     "attention_sinks": fixed(False),
+    "window_sinks": fixed(False),
+    "value_width": fixed(None),
     "attention_softcap": fixed(None),
     "logits_softcap": fixed(None),
     "learned_positions": fixed(False),
