@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from freight.model.config import parse_config
@@ -68,3 +70,29 @@ def test_rotations_of_queries_and_keys() -> None:
     assert passed("attention", norm=0.0) - passed("attention", norm=0.0, rotation=1.0) == (
         pytest.approx(2 * 6.0 * (64 + 64))
     )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        {"model_type": "bloom", "hidden_size": 64, "n_layer": 1, "n_head": 4, "vocab_size": 50},
+        {
+            **CONFIG,
+            "model_type": "mimo_v2_flash",
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ],
+    ids=["llama", "bloom", "mimo"],
+)
+def test_halves_of_a_unit_pass_over_what_the_whole_does(config: dict[str, Any]) -> None:
+    programme = build_programme(parse_config(config))
+    (unit,) = (unit for unit in programme.units if unit.kind == "attention")
+    of_halves = (bytes_passed(half, 2, {}, gates_apart=False) for half in unit.halves())
+    whole = sum(bytes_passed(unit, 2, {}, gates_apart=False))
+    assert sum(map(sum, of_halves)) == pytest.approx(whole)
+    assert whole > 0

@@ -137,6 +137,8 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         columns[step.out] = step.num_heads * width
     elif isinstance(step, Widen | Narrow):
         more = step.columns * step.num_heads
+        if isinstance(step, Narrow) and step.x not in columns:  # in a half of attention's unit
+            columns[step.x] = more + _wanted(unit, step.out)
         columns[step.out] = columns[step.x] + (more if isinstance(step, Widen) else -more)
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}
@@ -144,3 +146,12 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         columns |= {step.latent: step.latent_width, step.turned: step.turned_width}
     elif isinstance(step, Dispatch):
         columns[step.out] = columns.get(step.x, max(w.num_columns for w in unit.weights))
+
+
+def _wanted(unit: Unit, name: str) -> int:
+    """How wide a value is that a product of the unit takes."""
+    return next(
+        step.weight.num_columns
+        for step in unit.steps
+        if isinstance(step, Project) and step.x == name
+    )
