@@ -1,6 +1,7 @@
-"""Models whose layers have heads of several sizes, in pages of one: against transformers, with rows
-that enter at any time, samples, beginnings that are shared, keys that are attended elsewhere, made
-again or compressed; what crosses links is counted."""
+"""Models whose layers have heads of several sizes, or values that are narrower than keys, in pages
+of one size: against transformers, with rows that enter at any time, samples, beginnings that are
+shared, keys that are attended elsewhere, made again or compressed; what crosses links is
+counted."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash
 
 from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.kernels import paged
@@ -35,7 +37,7 @@ from .test_engine_admission import (
 from .test_engine_admission import STEPS as FEW
 from .test_engine_admission import workload as work_of
 from .test_engine_kv_bits import approximate
-from .test_engine_parity import GEMMA4_EXPERTS, gemma4
+from .test_engine_parity import GEMMA4_EXPERTS, gemma4, mimo
 
 CHANGES: dict[str, dict[str, Any]] = {
     "fewer": {},
@@ -43,6 +45,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 CONFIGS = {name: gemma4(**changes) for name, changes in CHANGES.items()}
 """Layers that see all have less to keep than the others, or more."""
+IN_GROUPS: dict[str, tuple[Any, Any]] = {
+    **{
+        name: (gemma4(**changes, head_dim=32, global_head_dim=48), modeling_gemma4)
+        for name, changes in CHANGES.items()
+    },
+    "narrow values": (mimo(head_dim=48, v_head_dim=32), modeling_mimo_v2_flash),
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +104,7 @@ def test_any_admission_gives_the_same_answers(
 
 @pytest.mark.parametrize("placed", [tiny.ON_CPU, tiny.ON_SIM], ids=["cpu", "sim"])
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", IN_GROUPS)
 def test_compressed_keys_and_values(
     name: str,
     kernels: str,
@@ -103,12 +112,12 @@ def test_compressed_keys_and_values(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In groups that divide heads of all sizes."""
-    config = gemma4(**CHANGES[name], head_dim=32, global_head_dim=48)
+    """In groups that divide heads of all sizes, and values."""
+    config, modeling = IN_GROUPS[name]
     model, prompts = tiny.make_model(tmp_path, config=config), tiny.prompts(5, 30)
-    plain = modeling_gemma4.eager_attention_forward
+    plain = modeling.eager_attention_forward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_gemma4, "eager_attention_forward", approximate(plain, 8, 16, 1.0))
+        patch.setattr(modeling, "eager_attention_forward", approximate(plain, 8, 16, 1.0))
         answers = tiny.tokens(tiny.reference(model, prompts, FEW))
     if kernels == "reference":
         monkeypatch.setattr(paged, "find_loops", lambda: None)
