@@ -65,12 +65,13 @@ class Sample:
         """In a straight line through this one (0) and ``far`` (1)."""
 
         def line(pick: Callable[[Sample], Mapping[int, Lanes]]) -> dict[int, Lanes]:
+            # The few layers of this one may leave lanes idle that the others do not.
             return {
                 step: {
-                    lane: own + reach * (pick(far)[step].get(lane, own) - own)
-                    for lane, own in lanes.items()
+                    lane: near.get(lane, 0.0) + reach * (own - near.get(lane, 0.0))
+                    for lane, own in pick(far)[step].items()
                 }
-                for step, lanes in pick(self).items()
+                for step, near in pick(self).items()
             }
 
         return Sample(
