@@ -47,6 +47,7 @@ from ...runtime.test_engine_parity import (
     gemma4,
     glm4_moe,
     gpt_oss,
+    mimo,
 )
 from ...runtime.test_engine_recurrence import CONFIGS, UNCOUNTED, falcon_h1
 from .stages import answers, on_ranks
@@ -206,6 +207,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
     # Heads of one size on a stage, or of both.
     "gemma4": gemma4(),
     "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
+    # A first stage of the one size of heads, without sinks, and others of the other size.
+    "mimo": mimo(num_hidden_layers=3),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "afmoe": afmoe(),
     "command a+": cohere2_moe(),
