@@ -1442,17 +1442,21 @@ IN_HALVES = [
 @pytest.mark.parametrize("name", IN_HALVES)
 def test_arithmetic_in_float16(name: str, tmp_path: Path) -> None:
     """On a device, from a checkpoint in bfloat16: each token is one that transformers, in float32,
-    finds hardly worse than the best."""
+    finds hardly worse than the best; but for one in a hundred where there are experts, of which two
+    may be chosen about as gladly for it."""
     model = tiny.make_model(tmp_path, config=CONFIGS[name], dtype=torch.bfloat16)
     prompts = tiny.prompts(5, 20, vocab=300)
     with tiny.engine(tmp_path, prompts, STEPS, **{**tiny.ON_SIM, "dtype": "float16"}) as engine:
         found = tiny.run(engine, prompts, STEPS)
+    num_worse = 0
     for prompt, new in zip(prompts, found, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([[*prompt, *new[:-1]]])).logits[0, len(prompt) - 1 :]
         chosen = logits.gather(1, torch.tensor(new)[:, None])[:, 0]
         assert len(new) == STEPS
-        assert (logits.amax(dim=1) - chosen).max() < 0.02 * logits.std()
+        num_worse += int((logits.amax(dim=1) - chosen >= 0.02 * logits.std()).sum())
+    has_experts = read_config(tmp_path).experts is not None
+    assert num_worse <= has_experts * len(prompts) * STEPS // 100
 
 
 def test_the_oracle_knows_the_difference(tmp_path: Path) -> None:
