@@ -241,7 +241,7 @@ UNKNOWN = {
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
     *("bamba", "bloom", "falcon_h1", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4"),
+    *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4", "mimo_v2_flash"),
 }
 """Of which no layouts are known."""
 
