@@ -205,7 +205,7 @@ def main() -> None:
             print(_described(name, own))
     print(_summary("error", [_error(own) for own in runs.values()]))
     if not arguments.profile_once:
-        print(_summary("error around", [_error_around(own) for own in runs.values()]))
+        print(_summary("error around", [_error(own, around=True) for own in runs.values()]))
     cases = [{"name": name, "runs": [asdict(own) for own in found]} for name, found in runs.items()]
     print(json.dumps({"benchmark": "predictions", "cases": cases}))
 
@@ -222,14 +222,11 @@ class _Run:
     measured_work_s: Mapping[str, float]
 
 
-def _error(runs: Sequence[_Run]) -> float:
+def _error(runs: Sequence[_Run], *, around: bool = False) -> float:
     """Of the medians of all seconds."""
-    told = statistics.median(sum(own.predicted_s) for own in runs)
-    return told / statistics.median(sum(own.measured_s) for own in runs) - 1
-
-
-def _error_around(runs: Sequence[_Run]) -> float:
-    told = statistics.median(sum(own.around_s or ()) for own in runs)
+    told = statistics.median(
+        sum((own.around_s or ()) if around else own.predicted_s) for own in runs
+    )
     return told / statistics.median(sum(own.measured_s) for own in runs) - 1
 
 
@@ -248,7 +245,7 @@ def _described(name: str, runs: Sequence[_Run]) -> str:
         f"{name:46} predicted {seconds[0]:6.2f} + {seconds[1]:6.2f} s, measured "
         f"{seconds[2]:6.2f} + {seconds[3]:6.2f} s, error {_error(runs):+.1%}"
     )
-    return line + (f", around {_error_around(runs):+.1%}" if runs[0].around_s else "")
+    return line + (f", around {_error(runs, around=True):+.1%}" if runs[0].around_s else "")
 
 
 def measure_machine(directory: Path) -> Machine:

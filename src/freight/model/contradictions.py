@@ -122,7 +122,9 @@ def _head_problems(config: ModelConfig) -> list[str]:
     if own is None:
         return []
     problems = own.problems(config.num_layers, config.num_heads)
-    others = config.fused_qkv or config.gated_attention or config.qk_norm == "whole"
+    others = (
+        config.fused_qkv or config.gated_attention or config.qk_norm not in ("none", "per_head")
+    )
     if others or config.latent is not None or config.recurrence is not None:
         problems.append("layers with heads of another size have plain projections, normed by head")
     if own.keys_are_values and config.qk_norm != "per_head":

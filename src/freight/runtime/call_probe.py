@@ -10,7 +10,7 @@ from freight.kernels.paged import loops_attend
 from freight.kernels.pages import Pages
 from freight.kernels.products import scratch_values
 from freight.model.batch import RowKey, RowSpan
-from freight.model.config import parse_config
+from freight.model.config import ModelConfig, parse_config
 from freight.model.decoder import build_programme
 from freight.model.frame import Angles, Frame
 from freight.model.kv_view import KVView, index_rows
@@ -21,17 +21,15 @@ from freight.runtime.processor_probe import SMALL_ROWS, typical_s
 
 __all__ = ["call_s"]
 
-_SMALL: Final = parse_config(
-    {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 512,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "vocab_size": 64,
-    }
-)
+_SMALL: Final = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+}
 _PAGE_TOKENS: Final = 16
 _EARLIER_TOKENS: Final = 7
 
@@ -40,8 +38,9 @@ def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per
     """What a unit takes beside its arithmetic, the mean of both units of a layer: a small one as it
     is run in a sweep, less its products at the rate of large ones of as many tokens. ``kept`` are
     the weights."""
-    units = [unit for unit in build_programme(_SMALL).units if unit.layer is not None]
-    tokens, width = SMALL_ROWS, _SMALL.hidden_size
+    config = parse_config(_SMALL)
+    units = [unit for unit in build_programme(config).units if unit.layer is not None]
+    tokens, width = SMALL_ROWS, config.hidden_size
     scratch = scratch_values(width, dtype) * dtype.itemsize + 1 * MIB
     workspace = Workspace(torch.empty(scratch, dtype=torch.uint8, device=where))
     weights = {
@@ -50,8 +49,8 @@ def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per
         for weight in unit.weights
     }
     x = torch.rand(tokens, width, dtype=dtype, device=where)
-    kv = [_keys(dtype, where)]
-    angles = {rope: _angles(rope.rotary_dim // 2, dtype, where) for rope in _SMALL.rotations}
+    kv = [_keys(config, dtype, where)]
+    angles = {rope: _angles(rope.rotary_dim // 2, dtype, where) for rope in config.rotations}
 
     def run(_: int) -> None:
         for unit in units:
@@ -64,9 +63,9 @@ def call_s(dtype: torch.dtype, kept: torch.dtype, where: torch.device, flops_per
     return max(0.0, typical_s(run, where) - products_s) / len(units)
 
 
-def _keys(dtype: torch.dtype, where: torch.device) -> tuple[Pages, KVView]:
+def _keys(config: ModelConfig, dtype: torch.dtype, where: torch.device) -> tuple[Pages, KVView]:
     """Of rows with a page each, which bring one token."""
-    heads, width = _SMALL.num_kv_heads, _SMALL.head_dim
+    heads, width = config.num_kv_heads, config.head_dim
     pages = Pages(
         raw=torch.rand(
             SMALL_ROWS, 2 * heads * _PAGE_TOKENS * width, dtype=dtype, device=where
@@ -82,7 +81,7 @@ def _keys(dtype: torch.dtype, where: torch.device) -> tuple[Pages, KVView]:
         [[i] for i in range(SMALL_ROWS)],
         start=0,
         page_tokens=_PAGE_TOKENS,
-        num_heads=_SMALL.num_heads,
+        num_heads=config.num_heads,
         num_kv_heads=heads,
         head_dim=width,
         element_bytes=dtype.itemsize,

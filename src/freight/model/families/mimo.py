@@ -45,6 +45,7 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if parts is None:
         parts = ["sparse" if i else "dense" for i in layers]
     heads, before = own["num_key_value_heads"], own.get("sliding_window_size")
+    scale = raw.get("attention_value_scale", 0.707)
     found = {
         **own,
         "layer_types": kinds,
@@ -52,10 +53,8 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         "window_heads": 2 * heads if isinstance(heads, int) else heads,
         "window_sinks": not own.get("add_full_attention_sink_bias", False),
         "rope_parameters": own.get("rope_parameters") or _ropes(own),
-        "matrix_factors": {"attention.v": raw.get("attention_value_scale", 0.707)},
+        "matrix_factors": {} if scale is None else {"attention.v": scale},
     }
-    if raw.get("attention_value_scale", 0.0) is None:
-        del found["matrix_factors"]
     if isinstance(before, int):
         found["sliding_window"] = before + 1
     for name, like in _SAME_IN_WINDOWS.items():
