@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -877,10 +878,32 @@ def test_gemma_4_has_the_published_number_of_parameters(
     assert parse_config(gemma4({**raw, "dtype": "float32"})) == config
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "looked_up", "keys"),
+    [("gemma-4-e2b", 4.6, 2.3, [13, 14]), ("gemma-4-e4b", 7.5, 2.8, [22, 23])],
+)
+def test_of_small_gemmas_half_is_looked_up_and_later_layers_attend_others_keys(
+    name: str, billions: float, looked_up: float, keys: list[int]
+) -> None:
+    """5.1 and 8 billion were published, with what sees and hears."""
+    path = bundled_path(name)
+    assert path is not None
+    config = read_config(path)
+    shapes = tensor_shapes(config)
+    assert round(count_parameters(config) / 1e9, 1) == billions
+    assert round(prod(shapes["embedding.inputs"]) / 1e9, 1) == looked_up
+    first = config.num_attention_layers
+    assert sorted({*config.key_layers[first:]}) == keys == [first - 2, first - 1]
+    window, whole = (config.sliding_windows[layer] for layer in keys)
+    assert (window, whole) == (512, None)
+    wide = shapes[f"layers.{first}.mlp.gate"][0] / shapes["layers.0.mlp.gate"][0]
+    assert wide == (2 if name == "gemma-4-e2b" else 1)
+    assert not any(f"layers.{first}.attention.{own}" in shapes for own in ("k", "v", "k_norm"))
+
+
 def test_gemma_4_unified_has_no_inputs_of_layers() -> None:
     text = {k: v for k, v in GEMMA4_31B.items() if k != "hidden_size_per_layer_input"}
-    with pytest.raises(ModelError, match="hidden_size_per_layer_input is 256"):
-        parse_config(gemma4({**text, "model_type": "gemma4_text"}))
+    assert parse_config(gemma4({**text, "model_type": "gemma4_text"})).layer_inputs == 256
     unified = {**gemma4(text), "architectures": ["Gemma4UnifiedForConditionalGeneration"]}
     unified |= {"text_config": {**text, "model_type": "gemma4_unified_text"}}
     assert parse_config(unified) == parse_config(gemma4(GEMMA4_31B))
@@ -898,8 +921,16 @@ def test_of_gemma_4_only_proportional_rotations_leave_some_of_a_head() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256, only 0"),
-        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers is 20, only 0"),
+        ({"hidden_size_per_layer_input": "x"}, "hidden_size_per_layer_input is 'x'"),
+        ({"hidden_size_per_layer_input": -8}, "-8 inputs are given for each layer"),
+        (
+            {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 1000},
+            "vocab_size_per_layer_input is 1000",
+        ),
+        ({"num_kv_shared_layers": 60}, "60 of 60 layers are to attend others' keys"),
+        ({"num_kv_shared_layers": -1}, "-1 of 60 layers"),
+        ({"num_kv_shared_layers": 56}, "keys of others like them, and there are none"),
+        ({"num_kv_shared_layers": "x"}, "num_kv_shared_layers is 'x'"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ({"num_global_key_value_heads": 3}, "32 query heads cannot share 3"),
         ({"global_head_dim": 0}, "0 elements of a head"),

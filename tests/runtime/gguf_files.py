@@ -167,6 +167,11 @@ def _describe_unlike_layers(
         own.get(str(i), {}).get("num_key_value_heads", usual) for i in range(said["block_count"])
     ]
     said["head_count_kv"] = counts
+    if raw["use_double_wide_mlp"]:
+        first = said["block_count"] - raw["num_kv_shared_layers"]
+        usual = said["feed_forward_length"]
+        widths = [usual * (1 + (i >= first)) for i in range(said["block_count"])]
+        said["feed_forward_length"] = widths
     width: int = next(iter(own.values()))["head_dim"]
     return width
 

@@ -45,7 +45,7 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import GEMMA4_EXPERTS, afmoe, deepseek, gemma4, glm4_moe
+from .test_engine_parity import GEMMA4_EXPERTS, GEMMA4_SMALL, afmoe, deepseek, gemma4, glm4_moe
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -80,9 +80,14 @@ def there_and_back(x: np.ndarray, bits: int, group_size: int, dim: str = "input"
 def compress(
     model: PreTrainedModel, bits: int, group_size: int, dim: str = "input"
 ) -> PreTrainedModel:
-    """Every matrix but those that rows are looked up in."""
+    """Every matrix but those that rows are looked up in, and what is beside these."""
+    beside = "per_layer_model_projection"
     kinds = (torch.nn.Linear, DeepseekV3TopkRouter, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
-    matrices = [own.weight for own in model.modules() if isinstance(own, kinds)]
+    matrices = [
+        own.weight
+        for name, own in model.named_modules()
+        if isinstance(own, kinds) and not name.endswith(beside)
+    ]
     matrices += [own.weight.t() for own in model.modules() if isinstance(own, Conv1D)]
     matrices += [own for own in model.parameters() if own.dim() == 3]  # experts, one by one
     with torch.no_grad():
@@ -210,6 +215,9 @@ CONFIGS = {
     "heads of two sizes, experts beside an MLP": gemma4(
         **{**GEMMA4_EXPERTS, "moe_intermediate_size": 64}, head_dim=32, global_head_dim=48
     ),
+    "keys of others, and inputs of layers": gemma4(
+        **{**GEMMA4_SMALL, "hidden_size_per_layer_input": 64}, head_dim=32, global_head_dim=48
+    ),
     "experts one behind the other": Qwen3MoeConfig(
         **{**tiny.SIZES, "head_dim": 32},
         num_experts=4,
@@ -230,6 +238,8 @@ def test_families(name: str, dim: str, tmp_path: Path) -> None:
     options["compressed_dir"] = tmp_path / "kept"
     if read_config(tmp_path).gated_attention:
         options["cpu_attention_percent"] = 0.0
+    if read_config(tmp_path).sharing is not None:
+        options = tiny.with_keys_near(options)
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:
         assert tiny.run(engine, PROMPTS[:5], STEPS) == answers
 

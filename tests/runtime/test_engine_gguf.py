@@ -119,6 +119,10 @@ def gemma4(**changes: Any) -> PretrainedConfig:
     return Gemma4TextConfig(**{**given, **changes})
 
 
+SMALL: dict[str, Any] = {
+    "hidden_size_per_layer_input": 128,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+}
 CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
     "llama": ("llama", LlamaConfig(**SIZES)),
     "llama, biases and tied head": (
@@ -172,6 +176,18 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
             moe_intermediate_size=64,
         ),
     ),
+    "gemma4, keys of others": (
+        "gemma4",
+        gemma4(
+            **SMALL,
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            attention_k_eq_v=False,
+        ),
+    ),
+    "gemma4, inputs of layers": ("gemma4", gemma4(**SMALL)),
     "gpt_oss": (
         "gpt-oss",
         GptOssConfig(
@@ -362,6 +378,8 @@ def test_architectures(name: str, tmp_path: Path) -> None:
         {} if name.startswith(("qwen3_5", "qwen3_next")) else {"cpu_attention_percent": 60.0}
     )
     for options in (tiny.ON_CPU, {**tiny.ON_SIM, "cpu_attention_percent": 0.0, **delegated}):
+        if "keys of others" in name:
+            options = tiny.with_keys_near(options)
         assert answer(tmp_path, tmp_path / "kept", **options) == answers
 
 

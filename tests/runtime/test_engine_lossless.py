@@ -23,6 +23,7 @@ from freight.runtime.options import EngineOptions
 
 from . import tiny
 from .test_engine_compressed import SIZES
+from .test_engine_parity import GEMMA4_SMALL, gemma4
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -64,6 +65,18 @@ def test_turned_matrices(tmp_path: Path) -> None:
     options = {**tiny.ON_CPU, "lossless": True, "compressed_dir": tmp_path / "kept"}
     with tiny.engine(tmp_path, PROMPTS, STEPS, **options) as engine:
         assert engine.plan.layout.compressed
+        assert tiny.run(engine, PROMPTS, STEPS) == expected
+
+
+def test_inputs_of_layers(tmp_path: Path) -> None:
+    """Their table is shortened as the embedding's is, and looked up in wherever it is."""
+    config = gemma4(**{**GEMMA4_SMALL, "hidden_size_per_layer_input": 32}, hidden_size=128)
+    expected = tiny.tokens(tiny.reference(make(tmp_path, config), PROMPTS, STEPS))
+    placed = tiny.with_keys_near(tiny.ON_SIM)
+    options = {**placed, "lossless": True, "compressed_dir": tmp_path / "kept"}
+    with tiny.engine(tmp_path, PROMPTS, STEPS, **options) as engine:
+        kept = engine.plan.layout.compressed
+        assert {"head.weight", "embedding.inputs", "layers.0.inputs.gate"} <= kept.keys()
         assert tiny.run(engine, PROMPTS, STEPS) == expected
 
 

@@ -398,6 +398,15 @@ GEMMA4_EXPERTS: dict[str, Any] = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+# The last three of six attend the keys of the second and the third.
+GEMMA4_SMALL: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": tiny.SIZES["vocab_size"],
+    "attention_k_eq_v": False,
+}
 
 
 def gemma4(**changes: Any) -> PretrainedConfig:
@@ -468,6 +477,11 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
     "gemma4, unified": Gemma4UnifiedTextConfig(**GEMMA4),
+    "gemma4, inputs of layers": gemma4(
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=tiny.SIZES["vocab_size"]
+    ),
+    "gemma4, keys of others": gemma4(**GEMMA4_SMALL),
+    "gemma4, wider behind": gemma4(**GEMMA4_SMALL, use_double_wide_mlp=True, sliding_window=5),
     "glm": GlmConfig(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4": Glm4Config(**tiny.SIZES, head_dim=24, pad_token_id=1),
     "glm4-moe": glm4_moe(),
@@ -1099,6 +1113,8 @@ def compare(
 ) -> None:
     if read_config(directory).gated_attention:  # what is attended stays where its gates are
         options["cpu_attention_percent"] = 0.0
+    if read_config(directory).sharing is not None:  # keys that several layers attend stay near
+        options = tiny.with_keys_near(options)
     with tiny.engine(directory, prompts, STEPS, **options) as engine:
         captured = tiny.capture_logits(engine)
         found = tiny.run(engine, prompts, STEPS)

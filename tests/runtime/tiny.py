@@ -5,7 +5,7 @@ The oracle runs row by row, so that nothing of it depends on padding or on the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +61,11 @@ ON_SIM: dict[str, Any] = {
     "micro_batch_size": 5,
     "num_micro_batches": 2,
 }
+
+
+def with_keys_near(options: Mapping[str, Any]) -> dict[str, Any]:
+    """For models of which several layers attend the same keys."""
+    return {**options, "kv_percent": None, "cpu_attention_percent": None}
 
 
 def make_model(

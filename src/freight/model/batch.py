@@ -167,6 +167,23 @@ class MicroBatch:
         """Places in the flat batch after which tokens are sampled, rows in order."""
         return [span.start + place for span in self.rows for place in span.logit_positions]
 
+    def picked_indices(self) -> list[int]:
+        """Places in the flat batch that the head needs: those sampled after, then those scored."""
+        scored = [span.start + place for span in self.rows for place in span.scored]
+        return self.logit_indices() + scored
+
+    def picked_spans(self) -> list[RowSpan]:
+        """What it needs as spans of their own, of tokens that follow each other, in that order."""
+        runs = [(span, own) for span in self.rows for own in _runs(span.logit_positions)]
+        runs += [(span, span.scored) for span in self.rows if span.scored]
+        spans, start = list[RowSpan](), 0
+        for span, own in runs:
+            kv_len = span.kv_len + own.start
+            found = span._replace(start=start, num_new=len(own), kv_len=kv_len, siblings=())
+            spans.append(found._replace(logit_positions=(), scored=range(0)))
+            start += len(own)
+        return spans
+
     def scored_targets(self) -> list[int]:
         """The tokens that are scored, rows in order."""
         return [
@@ -174,6 +191,15 @@ class MicroBatch:
             for span in self.rows
             for place in span.scored
         ]
+
+
+def _runs(places: Sequence[int]) -> Iterator[range]:
+    """Ascending places as ranges of those that follow each other."""
+    first = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[end - 1] + 1:
+            yield range(places[first], places[end - 1] + 1)
+            first = end
 
 
 def first_page(kv_len: int, page_tokens: int, window: int | None) -> int:

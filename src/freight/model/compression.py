@@ -1,7 +1,7 @@
 """Which of a model's weights are compressed, and where they would lie.
 
-By wish, all matrices that products use; the embedding's table, of which rows are looked up, stays
-plain then, and a head that shares it, and, for integer products, a router, whose least error sends
+By wish, all matrices that products use; the embedding's tables, of which rows are looked up, stay
+plain then, and a head that shares one, and, for integer products, a router, whose least error sends
 a token to another expert. What makes the rates by which states change stays plain, too: it is a
 thousandth of a layer, and its errors add up over tokens. Where nothing is lost, these too. Or those
 that the checkpoint has quantised already, as they are. Knows names and shapes, no tensors.
@@ -89,7 +89,8 @@ def kind_of(name: str) -> str:
 def shortened_names(config: ModelConfig, sources: Mapping[str, TensorSource]) -> list[str]:
     """Of the tensors whose exponents can be short, in the order of the units: a head that is the
     embedding's table counts as that. What is packed says what it becomes."""
-    names = ["embedding", *_matrices(config, with_routers=True)]
+    tables = (weight.name for weight in build_programme(config).embedding.tables)
+    names = [*tables, *_matrices(config, with_routers=True)]
     return [name for name in names if sources[name].dtype == "bfloat16"]
 
 

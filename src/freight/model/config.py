@@ -25,6 +25,7 @@ from freight.model.switches import (
     Latent,
     ModelConfig,
     Recurrence,
+    Sharing,
     refusal,
 )
 
@@ -43,6 +44,7 @@ _COUNTS: Final = (
     "position_offset",
     "qkv_blocks",
     "value_width",
+    "layer_inputs",
 )
 _FLAGS: Final = (
     "norm_bias",
@@ -154,6 +156,8 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["recurrence"] = _read_recurrence(config, keys)
     parts = config.raw.get("layer_parts")
     switches["factors"] = _read_factors(config)
+    switches["sharing"] = _read_sharing(config, keys, switches)
+    switches["layer_inputs"] = switches["layer_inputs"] or None
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
     _derive_widths(switches, config.problems)
     switches["other_heads"] = _read_other_heads(config, keys, switches)
@@ -304,6 +308,17 @@ def _read_other_heads(
         head_dim=(switches["head_dim"] or 0) if width is None else width,
         keys_are_values=keys_are_values,
     )
+
+
+def _read_sharing(
+    config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
+) -> Sharing | None:
+    """Of the last layers, which attend the keys of those before."""
+    count, is_wide = config.count(keys["sharing_layers"]), config.flag(keys["sharing_doubles_mlp"])
+    if not count:
+        return None
+    width = switches["intermediate_size"] or 0
+    return Sharing(first=(switches["num_layers"] or 0) - count, mlp_size=width * (1 + is_wide))
 
 
 def _read_latent(config: RawConfig, keys: Mapping[str, Key]) -> Latent | None:

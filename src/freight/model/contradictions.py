@@ -106,6 +106,9 @@ def contradictions(config: ModelConfig) -> list[str]:
     problems += _part_problems(config)
     problems += _head_problems(config)
     problems += _value_problems(config)
+    problems += _sharing_problems(config)
+    if config.layer_inputs is not None and config.layer_inputs < 1:
+        problems.append(f"{config.layer_inputs} inputs are given for each layer")
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
 
 
@@ -146,6 +149,27 @@ def _value_problems(config: ModelConfig) -> list[str]:
     keys_are_values = config.other_heads is not None and config.other_heads.keys_are_values
     if any(others) or config.latent is not None or keys_are_values:
         problems.append("values that are narrower than keys have plain projections of their own")
+    return problems
+
+
+def _sharing_problems(config: ModelConfig) -> list[str]:
+    """Of layers that attend the keys of others."""
+    own = config.sharing
+    if own is None:
+        return []
+    num_layers, windows = config.num_layers, config.sliding_windows
+    if not 0 < own.first < num_layers:
+        return [f"{num_layers - own.first} of {num_layers} layers are to attend others' keys"]
+    problems = [] if own.mlp_size > 0 else [f"the MLPs of these layers are {own.mlp_size} wide"]
+    kinds = [(window is None, _width(config, i)) for i, window in enumerate(windows)]
+    are_alike = len({*kinds}) == len({has_none for has_none, _ in kinds})
+    if not are_alike or not {*kinds[own.first :]} <= {*kinds[: own.first]}:
+        problems.append("layers are to attend keys of others like them, and there are none")
+    stacked = config.fused_qkv, config.qkv_blocks is not None, config.parallel
+    others = config.gated_attention, config.value_width is not None, config.parts is not None
+    kinds_of_keys = config.slope_span, config.latent, config.recurrence
+    if any((*stacked, *others)) or any(own is not None for own in kinds_of_keys):
+        problems.append("layers that attend others' keys have plain projections of queries alone")
     return problems
 
 

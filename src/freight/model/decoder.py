@@ -19,6 +19,7 @@ from freight.model.expert_layers import join_experts, route
 from freight.model.factors import with_factors
 from freight.model.head_unit import head_unit
 from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.layer_inputs import add_inputs, make_inputs
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
@@ -40,6 +41,7 @@ from freight.model.programme import (
     Split,
     Step,
     Unit,
+    UnitKind,
     Weigh,
 )
 from freight.model.recurrent_layers import recurrent_steps
@@ -144,6 +146,9 @@ class _Builder(Parts):
             steps.append(AddPositions(x="x", weight=table, offset=c.position_offset))
         steps += [self.norm("embedding.norm", "x", "x")] if c.embedding_norm else []
         steps.insert(0, Embed(out=out, weight=self.matrix("embedding", "V", "E")))
+        if c.layer_inputs is not None:
+            look_up, *inner = make_inputs(self)
+            steps = [steps[0], look_up, *steps[1:], *inner]
         return Unit(name="embedding", kind="embedding", layer=None, steps=tuple(steps))
 
     def attention(self, layer: int) -> Unit:
@@ -155,6 +160,8 @@ class _Builder(Parts):
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
         num_kv_heads, width = c.heads(layer)
         names: Mapping[str, Any] = {own: own for own in "qkv"}
+        if not c.keeping[layer]:
+            names = {"q": "q", "k": None, "v": None}
         if c.slope_span is not None:
             names = WIDE
             steps += widened(c.num_heads, c.num_kv_heads, c.slope_span, c.attention_scale)
@@ -195,7 +202,8 @@ class _Builder(Parts):
             steps.append(Weigh(x=attended, y="gates"))
         last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
         steps += [last] if c.attends_aside else self.left(layer, "attention", last)
-        return Unit(name=prefix, kind="attention", layer=layer, steps=tuple(steps))
+        kind: UnitKind = "attention" if c.keeping[layer] else "queries"
+        return Unit(name=prefix, kind=kind, layer=layer, steps=tuple(steps))
 
     def recurrence(self, layer: int) -> Unit:
         prefix, own = f"layers.{layer}.recurrence", self.config.recurrence
@@ -248,8 +256,9 @@ class _Builder(Parts):
             )
             steps += [self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias), split]
         else:
-            names = [("q", "q", f"N{dims[1]}"), ("k", keys, dims)]
-            if keys == "k":
+            names = [("q", "q", f"N{dims[1]}")]
+            names += [("k", keys, dims)] if c.keeping[layer] else []
+            if keys == "k" and c.keeping[layer]:
                 names.append(("v", "v", dims if c.value_width is None else f"{dims[0]}U"))
             if c.gated_attention and c.gates_apart:
                 names.append(("gates", "gates", f"N{dims[1]}"))
@@ -261,7 +270,8 @@ class _Builder(Parts):
                 steps.append(self.project(f"{prefix}.{name}", x, out, (rows, "D"), biased))
         if c.qkv_limit is not None:
             steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
-        for name, count in (("q", c.num_heads), ("k", num_kv_heads)):
+        heads = {"q": c.num_heads, "k": num_kv_heads} if c.keeping[layer] else {"q": c.num_heads}
+        for name, count in heads.items():
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
                 steps += turns
@@ -272,7 +282,8 @@ class _Builder(Parts):
             if name == "k":
                 norm = replace(norm, x=keys)
             steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
-        steps += [Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps)] if c.value_norm else []
+        if c.value_norm and c.keeping[layer]:
+            steps.append(Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps))
         return steps
 
     def latent_queries_keys(
@@ -330,7 +341,8 @@ class _Builder(Parts):
     def mlp(self, layer: int) -> Unit:
         prefix = f"layers.{layer}.mlp"
         steps, x = self.entered(layer, "mlp")
-        *inner, last = self.feed_forward(prefix, x, "F")
+        is_sharing = self.config.sharing is not None and layer >= self.config.sharing.first
+        *inner, last = self.feed_forward(prefix, x, "w" if is_sharing else "F")
         assert isinstance(last, Project)
         if (experts := self.config.experts) is not None and experts.beside_mlp:
             # What the experts have made is aside.
@@ -342,6 +354,7 @@ class _Builder(Parts):
         else:
             steps += [*inner, *self.left(layer, "mlp", last)]
             steps += [Add(x="x", y=self.config.beside)] if self.config.parallel else []
+        steps += [] if self.config.layer_inputs is None else add_inputs(self, layer)
         if self.config.layer_scales:
             steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))

@@ -219,7 +219,15 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
             experts_norm="blk.{i}.pre_ffw_norm_2.weight",
             experts_post_norm="blk.{i}.post_ffw_norm_2.weight",
             scale="blk.{i}.layer_output_scale.weight",
-        ),
+            inputs_gate="blk.{i}.inp_gate.weight",
+            inputs_out="blk.{i}.proj.weight",
+            inputs_norm="blk.{i}.post_norm.weight",
+        )
+        | {
+            "embedding.inputs": "per_layer_token_embd.weight",
+            "embedding.inputs_of": "per_layer_model_proj.weight",
+            "embedding.inputs_norm": "per_layer_proj_norm.weight",
+        },
         classes={"": "Gemma4ForCausalLM"},
         spells=gemma4,
         may_have_experts=True,

@@ -77,8 +77,8 @@ _ROPE_NAMES: Final = {
     "beta_slow": "rope.scaling.yarn_beta_slow",
     "attention_factor": "rope.scaling.yarn_attn_factor",
 }
-_BY_LAYER: Final = "attention.head_count_kv"
-"""The one that may be a number for each layer, where an architecture spells it out."""
+_BY_LAYER: Final = ("attention.head_count_kv", "feed_forward_length")
+"""Those that may be a number for each layer, where an architecture spells it out."""
 _COUNTS: Final = (
     "nextn_predict_layers",
     "full_attention_interval",
@@ -93,7 +93,7 @@ _COUNTS: Final = (
 _LISTS: Final = {
     "attention.sliding_window_pattern": bool,
     "attention.recurrent_layers": bool,
-    _BY_LAYER: int,
+    **dict.fromkeys(_BY_LAYER, int),
 }
 """What may be said of each layer."""
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -138,7 +138,7 @@ def _refusal(file: GgufFile, problem: str, known: list[str]) -> ModelError:
 
 def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
     for key in (*_NAMES, *_ROPE_NUMBERS):
-        by_layer = key == _BY_LAYER and architecture.has_unlike_layers
+        by_layer = key in _BY_LAYER and architecture.has_unlike_layers
         value = own.get(key, 0)
         if not (isinstance(value, int | float) and abs(value) < math.inf) and not by_layer:
             yield f"It does not say {key} as one number"

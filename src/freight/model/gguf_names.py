@@ -49,7 +49,8 @@ class Architecture:
     all the same, for it is not made as the model's family is. ``says``, and of the rotation
     ``says_of_rope``: what it would say that the file does not; ``spells``: what has to be made of
     more than one of the file's numbers; ``demands``: numbers that it may not say otherwise. Its
-    models ``may_have_experts``; those that say ``has_unlike_layers`` list their numbers of heads.
+    models ``may_have_experts``; those that say ``has_unlike_layers`` list their numbers of heads or
+    widths of MLPs.
     """
 
     families: tuple[str, ...]

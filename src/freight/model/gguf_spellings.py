@@ -35,10 +35,17 @@ def _scalar(own: Numbers, layers_of_largest: int) -> int:
 
 
 def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
-    """Layers that see all have heads of their own, and may have no values beside their keys."""
+    """Layers that see all have heads of their own, and may have no values beside their keys; the
+    last layers may attend the keys of others, and have MLPs twice as wide."""
     windows = own.get("attention.sliding_window_pattern")
     windows = windows if isinstance(windows, list) else []
-    last = max(len(windows) - 1, 0)
+    shared = own.get("attention.shared_kv_layers", 0)
+    first = max(0, len(windows) - shared)
+    last = max((layer for layer in range(first) if not windows[layer]), default=0)
+    widths = own.get("feed_forward_length")
+    width = widths[0] if isinstance(widths, list) and widths else None
+    doubled = [width * (1 + (layer >= first)) for layer in range(len(widths))] if width else []
+    doubles = bool(doubled) and widths == doubled
     counts = own.get("attention.head_count_kv")
     counts = counts if isinstance(counts, list) else [counts] * len(windows)
     of_kind = dict(zip(windows, counts, strict=False))
@@ -51,7 +58,9 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
         "enable_moe_block": bool(own.get("expert_count")),
         "top_k_experts": own.get("expert_used_count"),
         "hidden_size_per_layer_input": own.get("embedding_length_per_layer_input", 0),
-        "num_kv_shared_layers": own.get("attention.shared_kv_layers", 0),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": doubles,
+        **({"intermediate_size": width} if doubles else {}),
         # The frequencies of the file are those of this rotation.
         "rope_scaling": None,
         "rope_parameters": {

@@ -285,8 +285,11 @@ def _rotate(step: Rotate, frame: Frame) -> None:
 
 def _attend(step: Attend, frame: Frame) -> None:
     q = frame.values[step.q].view(-1, step.num_heads, step.head_dim)
-    k = frame.values[step.k].view(-1, step.num_kv_heads, step.head_dim)
-    v = frame.values[step.v].view(-1, step.num_kv_heads, step.head_dim)
+    new = [
+        frame.values[own].view(-1, step.num_kv_heads, step.head_dim)
+        for own in (step.k, step.v)
+        if own is not None
+    ]
     out = frame.new(step.out, frame.values[step.q], step.num_heads * step.head_dim).view(q.shape)
     with frame.workspace.frame():
         lse = None
@@ -295,7 +298,8 @@ def _attend(step: Attend, frame: Frame) -> None:
         for place, (pool, view) in enumerate(frame.kv):
             before, after = frame.around[place] if frame.around else ((), ())
             _copy(before)
-            append(pool, view, k, v)
+            if new:
+                append(pool, view, *new)
             attend(step, q, pool, view, out, frame.workspace, lse)
             _copy(after)
         for pool, view in frame.kv:
@@ -306,7 +310,7 @@ def _attend(step: Attend, frame: Frame) -> None:
             sink(out[own], lse[own], frame.vector(step.sinks))
     if frame.delegated is not None:
         tokens = slice(frame.delegated.first, None)
-        for target, found in zip(frame.delegated.targets, (q, k, v), strict=True):
+        for target, found in zip(frame.delegated.targets, (q, *new), strict=True):
             target.copy_(found[tokens])
 
 

@@ -43,6 +43,7 @@ from freight.model.value_steps import (
     Gate,
     Level,
     Multiply,
+    MultiplyColumns,
     Scale,
     ScaleBy,
     ValueStep,
@@ -64,6 +65,7 @@ __all__ = [
     "Gate",
     "Level",
     "Multiply",
+    "MultiplyColumns",
     "Norm",
     "Programme",
     "Project",
@@ -82,7 +84,10 @@ __all__ = [
     "picking_unit",
 ]
 
-UnitKind = Literal["embedding", "attention", "recurrence", "mlp", "router", "expert", "head"]
+UnitKind = Literal[
+    "embedding", "attention", "queries", "recurrence", "mlp", "router", "expert", "head"
+]
+"""Of "queries" the keys are those of other units, which all tokens have left there."""
 _MIXING: Final[tuple[UnitKind, ...]] = ("embedding", "attention", "recurrence")
 """Kinds that make of one token what others need, or begin with it."""
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"]
@@ -150,7 +155,8 @@ class Rotate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attend:
-    """out = softmax(cap(scale q k^T)) v over the row's keys so far, k and v appended to them.
+    """out = softmax(cap(scale q k^T)) v over the row's keys so far, k and v appended to them, or
+    over those of another layer, which has its tokens' already, where they are None.
 
     cap(s) = softcap tanh(s / softcap), where there is one. Keys and values are kept in
     ``kv_format``, None for the type that is computed with; of the keys that a single query sees,
@@ -159,8 +165,8 @@ class Attend:
     """
 
     q: str
-    k: str
-    v: str
+    k: str | None
+    v: str | None
     out: str
     num_heads: int
     num_kv_heads: int
@@ -230,12 +236,19 @@ class Unit:
         first, second = self.parts
         return first, second
 
+    @property
+    def tables(self) -> tuple[Weight, ...]:
+        """Those that rows are looked up in, by token."""
+        return tuple(step.weight for step in self.steps if isinstance(step, Embed))
+
     def keys(self) -> Unit | None:
         """Of an attention unit the steps that make keys and values of the residual stream; None
-        where they take more than that."""
+        where they take more than that, or there are none."""
         place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend))
         attend = self.steps[place]
         assert isinstance(attend, Attend)
+        if attend.k is None or attend.v is None:
+            return None
         wanted, steps = {attend.k, attend.v}, list[Step]()
         for step in reversed(self.steps[:place]):
             if wanted.isdisjoint(changed_values(step)):

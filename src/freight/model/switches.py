@@ -15,7 +15,15 @@ from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
+__all__ = [
+    "DTYPE_BYTES",
+    "Experts",
+    "Latent",
+    "ModelConfig",
+    "Recurrence",
+    "Sharing",
+    "refusal",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +135,16 @@ class Recurrence:
         return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Layers from number ``first`` on make no keys and values: each attends those of the last layer
+    before that has a window where it has one, or has none either. Their MLPs are ``mlp_size``
+    wide."""
+
+    first: int
+    mlp_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The switches of one model. ``dtype`` is the checkpoint's, not that of the computation.
@@ -159,6 +177,9 @@ class ModelConfig:
     ``gated_attention`` the matrix of queries makes as many gates, head by head, whose sigmoids
     multiply what is attended, unless these have a matrix of their own (``gates_apart``); over
     latents a matrix of their own makes one for each head.
+    With ``layer_inputs`` each layer adds to the stream what so many numbers of the token make of
+    it, which are its own: a table of their own has those of all layers, and to them comes what a
+    matrix makes of the embedding. Some layers may attend the keys of others, by ``sharing``.
     ``parts`` says of each layer what it has: a "mixer", which attends or keeps a state, an "mlp",
     with or without experts, or "both", as all have where it is None. ``factors`` multiply what
     matrices of a layer make, by their names.
@@ -224,6 +245,8 @@ class ModelConfig:
     other_heads: OtherHeads | None
     value_norm: bool
     layer_scales: bool
+    layer_inputs: int | None
+    sharing: Sharing | None
     dtype: str
     parts: tuple[str, ...] | None = None
     factors: tuple[tuple[str, float], ...] = ()
@@ -273,14 +296,21 @@ class ModelConfig:
         """The values that pass from unit to unit, and how wide they are: the residual stream; what
         experts work on, or attention's update where the next unit must find the stream as it was;
         what experts have made so far, or that update; what they work on and make where that is
-        narrow."""
+        narrow; what layers have of a token as inputs of their own."""
         experts = self.experts
         has_two = self.attends_aside or experts is not None
         has_three = self.norms_sum or (self.attends_aside and experts is not None)
         names = ("x", "aside", "sum")[: 1 + has_two + has_three]
         narrow = ("narrow", "made") if experts is not None and experts.latent_size else ()
         width = experts.latent_size if experts is not None else 0
-        return (*((own, self.hidden_size) for own in names), *((own, width) for own in narrow))
+        inputs = [("inputs", self.input_columns)] if self.layer_inputs else []
+        plain = (*((own, self.hidden_size) for own in names), *((own, width) for own in narrow))
+        return (*plain, *inputs)
+
+    @property
+    def input_columns(self) -> int:
+        """Numbers of a token that all layers have as inputs of their own."""
+        return self.num_layers * (self.layer_inputs or 0)
 
     @property
     def beside(self) -> str:
@@ -319,7 +349,7 @@ class ModelConfig:
         return self.recurrence is not None and self.recurrence.layers[layer]
 
     def attends(self, layer: int) -> bool:
-        """Whether a layer has keys and values."""
+        """Whether a layer attends keys and values, its own or another's."""
         has_mixer = self.parts is None or self.parts[layer] != "mlp"
         return has_mixer and (self.attends_aside or not self.keeps_state(layer))
 
@@ -336,17 +366,34 @@ class ModelConfig:
         return "update" if self.attends(layer) else "before"
 
     @cached_property
-    def attending(self) -> tuple[bool, ...]:
-        """Which layers have keys and values."""
-        return tuple(map(self.attends, range(self.num_layers)))
+    def key_layers(self) -> tuple[int | None, ...]:
+        """By layer, the one whose keys it attends; None where it attends nothing."""
+        own, windows = self.sharing, self.sliding_windows
+        found: list[int | None] = []
+        last: dict[bool, int] = {}
+        for layer in range(self.num_layers):
+            if not self.attends(layer):
+                found.append(None)
+                continue
+            if own is None or layer < own.first:
+                last[windows[layer] is None] = layer
+            found.append(last[windows[layer] is None])
+        return tuple(found)
+
+    @cached_property
+    def keeping(self) -> tuple[bool, ...]:
+        """Which layers have keys and values of their own."""
+        return tuple(layer == own for layer, own in enumerate(self.key_layers))
 
     @cached_property
     def num_attention_layers(self) -> int:
-        return sum(self.attending)
+        """Those that have keys and values."""
+        return sum(self.keeping)
 
     def has_window(self, layer: int) -> bool:
-        """Whether a layer attends no more than the last tokens."""
-        return self.attends(layer) and self.sliding_windows[layer] is not None
+        """Whether nobody attends more than the last of a layer's keys, and it alone does."""
+        is_alone = self.key_layers.count(layer) == 1
+        return is_alone and self.sliding_windows[layer] is not None
 
     @cached_property
     def num_window_layers(self) -> int:

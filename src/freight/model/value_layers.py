@@ -20,6 +20,7 @@ from freight.model.value_steps import (
     Gate,
     Level,
     Multiply,
+    MultiplyColumns,
     Scale,
     ScaleBy,
     Xielu,
@@ -63,6 +64,11 @@ def _gate(step: Gate, frame: Frame) -> None:
 
 def _multiply(step: Multiply, frame: Frame) -> None:
     frame.values[step.x].mul_(frame.values[step.y])
+
+
+def _multiply_columns(step: MultiplyColumns, frame: Frame) -> None:
+    x = frame.values[step.x]
+    x.mul_(frame.values[step.y][:, step.first : step.first + x.shape[1]])
 
 
 def _add(step: Add, frame: Frame) -> None:
@@ -112,6 +118,7 @@ VALUE_STEPS: Final[Mapping[type, Callable[[Any, Frame], None]]] = {
     Gate: _gate,
     Level: _level,
     Multiply: _multiply,
+    MultiplyColumns: _multiply_columns,
     Scale: _scale,
     ScaleBy: _scale_by,
     Xielu: _xielu,

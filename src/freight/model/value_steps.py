@@ -15,6 +15,7 @@ __all__ = [
     "Gate",
     "Level",
     "Multiply",
+    "MultiplyColumns",
     "Scale",
     "ScaleBy",
     "ValueStep",
@@ -76,6 +77,15 @@ class Multiply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MultiplyColumns:
+    """x = x * y's columns from ``first`` on, as many as x has, in place"""
+
+    x: str
+    y: str
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """x = min(x, limit) sigmoid(slope min(x, limit)) (y + 1), y between -limit and limit, in place;
     y is not wanted again"""
@@ -120,5 +130,16 @@ class Cap:
 
 
 ValueStep = (
-    Scale | ScaleBy | AddPositions | Activate | Xielu | Multiply | Gate | Add | Level | Clip | Cap
+    Scale
+    | ScaleBy
+    | AddPositions
+    | Activate
+    | Xielu
+    | Multiply
+    | MultiplyColumns
+    | Gate
+    | Add
+    | Level
+    | Clip
+    | Cap
 )

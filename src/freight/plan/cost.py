@@ -124,7 +124,8 @@ class Cost:
     def _move(self, operation: Operation) -> Demand:
         request = float(min(operation.num_bytes, _REQUEST_BYTES))
         if operation.kind is Kind.READ_EMBEDDING:
-            request = float(self.config.embedding_size * self.size)
+            widest = max(self.config.embedding_size, self.config.input_columns)
+            request = float(widest * self.size)
         elif (kept := self._kept(operation)) == "states":
             request = min(request, float(state_size(self.config, self.size)))
         elif operation.kind in _KV_ON_DISK and self.policy.is_continuous:
@@ -162,13 +163,13 @@ class Cost:
         seconds = self._finish_s(batch)
         for unit, is_picked, count in self.programme.counted:
             rows = self._rows_of(unit, batch, is_picked=is_picked)
-            seconds += count * self._unit_s(unit, batch, batch.rows, rows)
+            seconds += count * self._unit_s(unit, batch, _attending(unit, batch), rows)
         return seconds
 
     def attention_s(self, batch: MicroBatch) -> float:
         """The part of ``batch_s`` that goes by the number of keys."""
         return sum(
-            count * self._keys_s(step, batch.rows)
+            count * self._keys_s(step, _attending(unit, batch))
             for unit, _, count in self.programme.counted
             for step in unit.steps
             if isinstance(step, Attend)
@@ -204,7 +205,7 @@ class Cost:
         if key not in self.kept:
             unit = self.programme.kinds[form]  # units of one form take equally long
             rows = self._rows_of(unit, batch, is_picked=is_picked)
-            spans = batch.rows
+            spans = _attending(unit, batch)
             if kind is not Kind.COMPUTE:
                 unit = unit.halves()[kind is Kind.FINISH_ATTENTION]
                 spans = spans[: len(spans) - operation.num_delegated]
@@ -346,6 +347,8 @@ class Cost:
         return sum(w.num_elements for w in own)
 
     def _new_keys_s(self, step: Attend, batch: MicroBatch) -> float:
+        if step.k is None:
+            return 0.0
         new = self._kv_bytes(step, batch.num_tokens)
         passes = _PASSES_OF_NEW_KEYS if step.kv_format is None else _PASSES_OF_NEW_CODES
         return passes * new / self.unit.memory_bytes_per_s
@@ -394,6 +397,11 @@ class Cost:
         """Tokens are chosen from the logits, in float32."""
         logits = 4 * self.config.vocab_size * batch.num_picked
         return self.unit.sweep_s + _LOGIT_PASSES * logits / self.unit.memory_bytes_per_s
+
+
+def _attending(unit: Unit, batch: MicroBatch) -> Sequence[RowSpan]:
+    """The tokens that attend in a unit: all, or those that the head needs."""
+    return batch.picked_spans() if unit.kind == "queries" else batch.rows
 
 
 class _Part(NamedTuple):

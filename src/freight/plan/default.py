@@ -20,10 +20,10 @@ from freight.plan.forms import BLOCK, Forms, find_forms
 from freight.plan.geometry import SHAPES_BYTES, Geometry, measure
 from freight.plan.kept_pages import may_forget_kv
 from freight.plan.layout import WeightLayout, lay_out
+from freight.plan.model_limits import settle_wishes
 from freight.plan.page_sizes import fitting_page_tokens
 from freight.plan.policy import Admission, Policy, Split, Tier
 from freight.plan.recomputation import check_recomputation
-from freight.plan.recurrence import settle_wishes
 from freight.plan.refusal import refusal
 from freight.plan.ring import choose_piece_bytes, staging_pieces
 from freight.plan.windows import counted_tokens
@@ -109,7 +109,9 @@ class Planner:
 
     def __post_init__(self) -> None:
         check_recomputation(self.config, self.programme, self.wishes.recomputed)
-        object.__setattr__(self, "wishes", settle_wishes(self.config, self.wishes))
+        object.__setattr__(
+            self, "wishes", settle_wishes(self.config, self.compute_tier, self.wishes)
+        )
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         object.__setattr__(self, "elements", (sum(u.num_elements for u in units) - expert, expert))
@@ -210,6 +212,7 @@ class Planner:
             staging_pieces=self.staging_pieces,
             overlap=wishes.overlap,
             rolls_windows=wishes.rolls_windows,
+            forgets_keys=wishes.forgets_keys,
             moves_rows=wishes.moves_rows,
             cpu_attention=wishes.cpu_attention or 0.0,
             recomputed=wishes.recomputed or 0.0,
@@ -271,7 +274,7 @@ class Planner:
         wishes, near = self.wishes, self.compute_tier
         is_free = wishes.kv is None or wishes.kv.share(near) == 1
         is_whole = wishes.admission in (None, "zigzag") and wishes.batch_tokens is None
-        return may_forget_kv(self.workload) and is_free and is_whole
+        return wishes.forgets_keys and may_forget_kv(self.workload) and is_free and is_whole
 
     def counts(self, size: int, usual: Sequence[int]) -> list[int]:
         """How many micro-batches of ``size`` rows a block may have, no more than there are rows

@@ -169,11 +169,11 @@ def measure(
 
 
 def _embedding_bytes(config: ModelConfig, layout: WeightLayout, policy: Policy) -> int:
-    """Rows of the table that must be fetched, or what comes from another stage."""
-    receives = layout.programme.receives
-    elsewhere = receives or any(part.tier != policy.compute_tier for part in layout.embedding)
-    columns = config.hidden_size if receives else config.embedding_size
-    return policy.max_batch_tokens * columns * layout.element_bytes if elsewhere else 0
+    """Rows of tables that must be fetched, or what comes from another stage."""
+    far = [table.weight for table in layout.tables if table.is_far(policy.compute_tier)]
+    columns = sum(weight.num_columns for weight in far)
+    columns += config.hidden_size * layout.programme.receives
+    return policy.max_batch_tokens * columns * layout.element_bytes
 
 
 def _measure_rows(
@@ -305,7 +305,9 @@ def _index_bytes(config: ModelConfig, size: int, policy: Policy, row_pages: int)
         tokens * (4 * config.rotary_columns * 4 + 8 * 8) + 2 * policy.micro_batch_size * per_row
     )
     attended = policy.chunk_tokens * config.attended_bytes_per_token(size)
-    described = tokens * per_token + policy.micro_batch_size * per_row
+    # What is picked has places and tables of its own where layers attend others' keys.
+    views = 3 if config.sharing is not None else 1
+    described = tokens * per_token + views * policy.micro_batch_size * per_row
     return batches * described + making + attended
 
 

@@ -59,7 +59,8 @@ def keeps_kv(policy: Policy, workload: Workload) -> bool:
     is_whole = not policy.is_continuous and workload.max_prompt_tokens <= policy.max_batch_tokens
     is_near = policy.kv.share(policy.compute_tier) == 1
     is_alone = not shared_page(policy, workload)
-    return not (may_forget_kv(workload) and is_whole and is_near and is_alone)
+    may_forget = policy.forgets_keys and may_forget_kv(workload)
+    return not (may_forget and is_whole and is_near and is_alone)
 
 
 def shared_page(policy: Policy, workload: Workload) -> int:

@@ -27,7 +27,7 @@ from freight.plan.parts import Part, Piece, SlotPart, Stretch, granule_rows, mix
 from freight.plan.policy import Policy, Split, Tier
 from freight.quantities import align_down, align_up
 
-__all__ = ["UnitLayout", "WeightLayout", "lay_out"]
+__all__ = ["Table", "UnitLayout", "WeightLayout", "lay_out"]
 
 _ALIGNMENT: Final = 64
 """Of matrices: a device's products want 16 bytes, copies a line of the cache."""
@@ -66,10 +66,24 @@ class UnitLayout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One that rows are looked up in, by token. Its parts are those of the head, in chunks, where
+    it ``is_head``."""
+
+    weight: Weight
+    parts: tuple[Part, ...]
+    is_head: bool = False
+
+    def is_far(self, home: Tier) -> bool:
+        """Whether any of it is elsewhere than where the arithmetic is."""
+        return any(part.tier != home for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightLayout:
-    """All units but the embedding, the head's chunks included. The embedding's table is never
-    streamed, rows are looked up: ``embedding`` are its parts, or those of the head where they share
-    it. What else the embedding unit has stays on the compute tier: ``entrance``.
+    """All units but the embedding, the head's chunks included. The embedding's ``tables`` are never
+    streamed, rows are looked up. What else the embedding unit has stays on the compute tier:
+    ``entrance``.
 
     Units of one form, with tensors that lie alike in their files, are laid out alike: ``forms`` has
     one of each, ``form_of`` says which of them each unit is. Sizes follow from these alone; the
@@ -77,15 +91,14 @@ class WeightLayout:
 
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
     shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
-    ``compressed`` has those weights of forms and the embedding's table that are, by name, and how.
+    ``compressed`` has those weights of forms and tables that are, by name, and how.
     """
 
     programme: Programme
     entrance: UnitLayout
     forms: tuple[UnitLayout, ...]
     form_of: tuple[int, ...]
-    embedding: tuple[Part, ...]
-    tied_embeddings: bool
+    tables: tuple[Table, ...]
     compute_tier: Tier
     element_bytes: int
     lay_out_unit: Callable[[Unit], UnitLayout] = field(compare=False, repr=False)
@@ -135,7 +148,7 @@ class WeightLayout:
         """Bytes of weights on each tier, as they are in memory there, so that shares compare: on
         disk they may be of another type."""
         totals: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
-        for part in () if self.tied_embeddings else self.embedding:
+        for part in self.own_parts():
             totals[part.tier] += part.num_bytes
         for form, count in self.counted():
             for part in form.parts:
@@ -144,7 +157,7 @@ class WeightLayout:
 
     def _held_bytes(self) -> dict[Tier, int]:
         held: dict[Tier, int] = {"gpu": 0, "cpu": 0, "disk": 0}
-        own = () if self.tied_embeddings else self.embedding
+        own = self.own_parts()
         near = [part for part in own if part.tier == self.compute_tier]
         stretches = [(near, 1), *((form.resident, count) for form, count in self.counted())]
         for parts, count in stretches:
@@ -156,8 +169,13 @@ class WeightLayout:
             held["cpu"] += sum(n * align_up(form.host_bytes, BLOCK) for form, n in self.counted())
         return held
 
+    def own_parts(self) -> list[Part]:
+        """Those of tables that are nothing else."""
+        return [part for table in self.tables if not table.is_head for part in table.parts]
+
     def _compressed(self) -> dict[str, Compressed]:
-        parts = (*self.embedding, *(part for form in self.forms for part in form.parts))
+        parts = [part for table in self.tables for part in table.parts]
+        parts += [part for form in self.forms for part in form.parts]
         return {part.weight.name: part.compressed for part in parts if part.compressed}
 
     @property
@@ -199,20 +217,20 @@ def lay_out(
     forms, form_of = found or find_forms(programme, sources)
     # Stages of a pipeline have the table or the head.
     tied_embeddings = tied_embeddings and not (programme.receives or programme.sends)
-    table, beside = programme.embedding.weights[:1], programme.embedding.weights[1:]
+    looked_up, split = programme.embedding.tables, policy.embedding or policy.weights
+    tables = [Table(weight=w, parts=tuple(_split([w], split, sources, dtype))) for w in looked_up]
     if tied_embeddings:
         heads = [unit for unit in programme.units if unit.kind == "head"]
         parts = (part for unit in heads for part in lay_out_unit(unit).parts)
-        embedding = tuple(part for part in parts if part.weight.name == "head.weight")
-    else:
-        embedding = tuple(_split(table, policy.embedding or policy.weights, sources, dtype))
+        own = tuple(part for part in parts if part.weight.name == "head.weight")
+        tables[0] = Table(weight=looked_up[0], parts=own, is_head=True)
+    beside = [weight for weight in programme.embedding.weights if weight not in looked_up]
     return WeightLayout(
         programme=programme,
         entrance=_stay(programme.embedding, beside, policy.compute_tier, dtype),
         forms=tuple(map(lay_out_unit, forms)),
         form_of=form_of,
-        embedding=embedding,
-        tied_embeddings=tied_embeddings,
+        tables=tuple(tables),
         compute_tier=policy.compute_tier,
         element_bytes=DTYPE_BYTES[dtype],
         lay_out_unit=lay_out_unit,

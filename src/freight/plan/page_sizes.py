@@ -26,13 +26,13 @@ def state_size(config: ModelConfig, element_bytes: int) -> int:
 
 def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:
     """By layer, bytes of a page off the compute tier: keys and values, or what comes into
-    attention; 0 of layers that attend nothing."""
+    attention; 0 of layers that have no keys of their own."""
     kept = page_size(config, policy.page_tokens, element_bytes)
     inputs = align_up(policy.page_tokens * config.hidden_size * element_bytes, BLOCK)
     return tuple(
-        (inputs if is_recomputed else kept) * attends
-        for attends, is_recomputed in zip(
-            config.attending, policy.recomputes(config.num_layers), strict=True
+        (inputs if is_recomputed else kept) * keeps
+        for keeps, is_recomputed in zip(
+            config.keeping, policy.recomputes(config.num_layers), strict=True
         )
     )
 

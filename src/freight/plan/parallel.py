@@ -34,6 +34,7 @@ from freight.model.sources import TensorSource
 from freight.partition.cost import Step
 from freight.plan.bounded import best_within
 from freight.plan.default import Planner
+from freight.plan.model_limits import check_stages
 from freight.plan.policy import Policy, Tier
 from freight.plan.search import Choice, Search
 from freight.plan.sending import sending_s
@@ -235,6 +236,8 @@ class Parallel:
                 f"The model has {config.num_layers} layers, and a stage has one at least.",
                 f"Take at most {config.num_layers} stages.",
             )
+        if stages > 1:
+            check_stages(config)
         if stages > 1 and self.wishes.admission not in (None, "zigzag"):
             raise InputError(
                 f"{stages} stages were to take rows by {self.wishes.admission}.",

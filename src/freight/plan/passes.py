@@ -23,6 +23,7 @@ from freight.model.programme import (
     Gate,
     Level,
     Multiply,
+    MultiplyColumns,
     Norm,
     Project,
     Rotate,
@@ -42,7 +43,7 @@ __all__ = ["bytes_passed"]
 _PASSES: Final[Mapping[type, float]] = {
     **dict.fromkeys((Rotate, Level), 7.0),
     **dict.fromkeys((Split, Scale, ScaleBy, Clip, Weigh, Dispatch), 2.0),
-    Multiply: 3.0,
+    **dict.fromkeys((Multiply, MultiplyColumns), 3.0),
     Gate: 10.0,
     Add: 2.2,
     Cap: 6.0,

@@ -125,7 +125,8 @@ class Policy:
     faster tiers when nobody enters any more and others have left room there, and to slower ones
     where they grow beyond what their tier has. ``shares_prefixes``: what prompts begin with alike
     is computed once. ``rolls_windows``: layers with an attention window keep the pages alone that
-    it reaches, where that is less than all. Beside the token that it has a row brings up to
+    it reaches, where that is less than all. ``forgets_keys``: rows that make one token alone keep
+    no keys beyond the layer and the micro-batch. Beside the token that it has a row brings up to
     ``draft_tokens`` guesses at those that follow. ``blocks_in_flight`` are the blocks whose keys
     and values are held at once: a stage of a pipeline sweeps over one while others are at other
     stages.
@@ -152,6 +153,7 @@ class Policy:
     moves_rows: bool = True
     shares_prefixes: bool = True
     rolls_windows: bool = True
+    forgets_keys: bool = True
     draft_tokens: int = 0
     blocks_in_flight: int = 1
 

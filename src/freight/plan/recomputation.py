@@ -22,6 +22,8 @@ def why_not_recomputed(config: ModelConfig, programme: Programme) -> str | None:
         return "Keys and values are compressed: they are kept as they were first rounded."
     if config.recurrence is not None:
         return "Layers of this model keep a state, which is made of all tokens before."
+    if config.sharing is not None:
+        return "Several layers of this model attend the same keys, which stay where they are made."
     if config.hidden_size >= width:
         return (
             f"What comes into attention has {config.hidden_size} numbers a token, keys and values "

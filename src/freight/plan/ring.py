@@ -85,14 +85,14 @@ def forecast_pieces(policy: Policy, *, is_rough: bool = False) -> int:
 
 
 def embeds_in_place(layout: WeightLayout, policy: Policy) -> bool:
-    """Whether rows of the embedding's table that must be fetched are read to where the residual
-    stream of their micro-batch will be, for there is room: all of it is in RAM, and no narrower."""
+    """Whether rows of the only table that must be fetched are read to where the residual stream of
+    their micro-batch will be, for there is room: all of it is in RAM, and no narrower."""
     programme, home = layout.programme, policy.compute_tier
     is_near = home == "cpu" and policy.activations.share(home) == 1
-    is_far = any(part.tier != home for part in layout.embedding)
-    if programme.receives or not is_near or not is_far:
+    if programme.receives or not is_near or len(layout.tables) != 1:
         return False
-    return programme.embedding.weights[0].num_columns <= layout.stream_columns
+    (table,) = layout.tables
+    return table.is_far(home) and table.weight.num_columns <= layout.stream_columns
 
 
 def stream_model(

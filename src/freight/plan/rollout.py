@@ -16,6 +16,7 @@ from freight.model.batch import MicroBatch, RowKey, RowSpan, first_page
 from freight.model.switches import ModelConfig
 from freight.plan.default import Plan
 from freight.plan.forms import BLOCK
+from freight.plan.layout import WeightLayout
 from freight.plan.policy import Policy, Tier
 from freight.plan.sweep import BatchWork, Delegated, Moved, Passed, Sweep
 from freight.plan.windows import NO_WINDOWS, Windows
@@ -100,21 +101,20 @@ class Brought(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkSizes:
-    """What turns rows and tokens into bytes. ``far_share`` is the part of the embedding's table
-    that is not on the compute tier; tokens are taken to be spread evenly over it. ``query_bytes``
-    and ``attended_bytes`` are of one row and layer, ``departing_bytes`` of a token that goes on to
-    the next stage. Of a prompt's tokens behind those that it shares ``scored_share`` are scored.
-    ``samples`` rows have one prompt."""
+    """What turns rows and tokens into bytes. ``tables`` says of each that rows are looked up in
+    what part is not on the compute tier, and the bytes of a row; tokens are taken to be spread
+    evenly over it. ``query_bytes`` and ``attended_bytes`` are of one row and layer,
+    ``departing_bytes`` of a token that goes on to the next stage. Of a prompt's tokens behind those
+    that it shares ``scored_share`` are scored. ``samples`` rows have one prompt."""
 
     policy: Policy
     page_bytes: int
     input_page_bytes: int
     state_bytes: int
     stream_bytes: int
-    embedding_bytes: int
+    tables: tuple[tuple[float, int], ...]
     query_bytes: int
     attended_bytes: int
-    far_share: float
     scored_share: float = 0.0
     departing_bytes: int = 0
     samples: int = 1
@@ -130,9 +130,8 @@ class WorkSizes:
     def of(cls, plan: Plan, config: ModelConfig) -> WorkSizes:
         layout, policy, geometry = plan.layout, plan.policy, plan.geometry
         workload = plan.workload
-        near = sum(p.num_rows for p in layout.embedding if p.tier == policy.compute_tier)
         programme = layout.programme
-        columns = config.hidden_size if programme.receives else config.embedding_size
+        received = (1.0, config.hidden_size * layout.element_bytes)
         handed_on = config.hidden_size if programme.sends else 0
         return cls(
             policy=policy,
@@ -141,15 +140,22 @@ class WorkSizes:
             state_bytes=geometry.state_bytes,
             windows=geometry.windows,
             stream_bytes=layout.stream_columns * layout.element_bytes,
-            embedding_bytes=columns * layout.element_bytes,
+            tables=(received,) if programme.receives else tuple(_far_rows(layout)),
             departing_bytes=handed_on * layout.element_bytes,
             query_bytes=config.attended_bytes_per_token(layout.element_bytes)
             + config.kv_bytes_per_token_per_layer(layout.element_bytes),
             attended_bytes=config.attended_bytes_per_token(layout.element_bytes),
-            far_share=1 - near / config.vocab_size,
             scored_share=workload.scored_share(workload.mean_shared_tokens(geometry.shared_page)),
             samples=workload.samples,
         )
+
+
+def _far_rows(layout: WeightLayout) -> Iterator[tuple[float, int]]:
+    """Of each table the part that is elsewhere than the arithmetic, and the bytes of a row."""
+    for table in layout.tables:
+        near = sum(part.num_rows for part in table.parts if part.tier == layout.compute_tier)
+        row_bytes = table.weight.num_columns * layout.element_bytes
+        yield 1 - near / table.weight.num_rows, row_bytes
 
 
 def rows_of_block(lengths: Sequence[RowLength], sizes: WorkSizes) -> list[list[BlockRow]]:
@@ -244,7 +250,7 @@ def work_of(k: int, brought: Sequence[Brought], sizes: WorkSizes) -> BatchWork:
     return BatchWork(
         batch=batch,
         continues=any(own.kv_len + own.num_new > own.row.prompt_tokens for own in brought),
-        embedding_bytes=round(num_tokens * sizes.far_share) * sizes.embedding_bytes,
+        embedding_bytes=sum(round(num_tokens * share) * size for share, size in sizes.tables),
         kv=passed.times(sizes.page_bytes),
         inputs=passed.times(sizes.input_page_bytes),
         states=_states(pairs, sizes) if sizes.state_bytes else Passed(),

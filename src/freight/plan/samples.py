@@ -149,7 +149,9 @@ class Sampler:
         layers = self.config.num_layers
         sweeps = story(WorkSizes.of(self.plan, self.config))
         first, second = _rough_depths(self.plan.policy) if self.is_rough else _DEPTHS
-        if self.config.experts is not None or not _are_alike(self.config):
+        if self.config.sharing is not None:  # they do not repeat
+            first = second = layers
+        elif self.config.experts is not None or not _are_alike(self.config):
             first, second = _depths_with(self.config)
         cost = replace(self.cost, kept={})  # of these sweeps
         if layers <= second:

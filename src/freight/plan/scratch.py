@@ -59,7 +59,8 @@ def workspace_bytes(
     integers = {name for name, how in layout.compressed.items() if isinstance(how, PerRow)}
 
     def attended(step: Attend) -> int:
-        return _attention_bytes(step, policy, workload, size)
+        times = 2 if step.k is None else 1  # a row's tokens that are sampled after, and scored
+        return _attention_bytes(step, policy, workload, size, times * policy.most_spans)
 
     def peak(unit: Unit) -> int:
         count = tokens.get(unit.kind, policy.chunk_tokens)
@@ -215,24 +216,26 @@ def _unit_bytes(
     return peak
 
 
-def _attention_bytes(step: Attend, policy: Policy, workload: Workload, size: int) -> int:
+def _attention_bytes(
+    step: Attend, policy: Policy, workload: Workload, size: int, most_spans: int
+) -> int:
     """What attending a group of rows takes: gathered keys and values, queries, scores, weights.
 
     On the CPU torch's own attention needs no scores, unless they are capped.
     """
     keys = align_up(workload.max_total_tokens, policy.page_tokens)
     queries = min(QUERY_BLOCK, _longest_span(policy, workload))
-    gathered = _gathered_bytes(step, keys, size, policy.most_spans)
+    gathered = _gathered_bytes(step, keys, size, most_spans)
     tokens = max(policy.chunk_tokens, _longest_span(policy, workload))
     stems = _stem_bytes(step, policy, tokens, size)
     gathered += tokens * step.num_heads * (4 + size) * (step.sinks is not None)
-    scores = _group_bytes(keys * step.num_heads * queries * size, policy.most_spans)
+    scores = _group_bytes(keys * step.num_heads * queries * size, most_spans)
     if policy.compute_tier == "cpu" and step.softcap is None and step.share == 1:
         is_cut = step.window is not None and step.window < keys
         return gathered + stems + (scores if stems and is_cut else 0)
     by_scores = gathered + stems + 2 * scores + tokens * step.num_heads * step.head_dim * size
     # Whole prompts, of which a device holds no scores.
-    return max(by_scores, _gathered_bytes(step, keys, size, policy.most_spans, PROMPT_BYTES))
+    return max(by_scores, _gathered_bytes(step, keys, size, most_spans, PROMPT_BYTES))
 
 
 def _stem_bytes(step: Attend, policy: Policy, tokens: int, size: int) -> int:

@@ -65,7 +65,7 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
                 f"{size} {name} do not divide by {ranks}.",
                 f"Cut it over {most} at most, or by rows or layers.",
             )
-    experts = config.experts
+    experts, sharing = config.experts, config.sharing
     return replace(
         config,
         num_heads=config.num_heads // ranks,
@@ -74,6 +74,7 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
         vocab_size=align_up(config.vocab_size, ranks) // ranks,
         experts=experts and replace(experts, intermediate_size=inner // ranks),
         other_heads=others and replace(others, num_kv_heads=others.num_kv_heads // ranks),
+        sharing=sharing and replace(sharing, mlp_size=max(1, sharing.mlp_size // ranks)),
     )
 
 

@@ -14,6 +14,7 @@ from freight.model.config import ModelConfig
 from freight.model.decoder import build_programme
 from freight.model.programme import Programme, Unit
 from freight.model.sources import TensorSource
+from freight.plan.model_limits import check_stages
 
 __all__ = ["StageModel", "stage_model"]
 
@@ -33,9 +34,11 @@ class StageModel:
 
 
 def stage_model(config: ModelConfig, layers: range) -> StageModel:
-    """Those ``layers`` of a model; all of them are the model itself."""
+    """Those ``layers`` of a model; all of them are the model itself. Raises InputError where it
+    cannot be cut."""
     if len(layers) == config.num_layers:
         return StageModel(layers=layers, config=config, programme=build_programme(config))
+    check_stages(config)
     whole = build_programme(config)
     is_first, is_last = layers.start == 0, layers.stop == config.num_layers
     own = [

@@ -25,5 +25,6 @@ class Wishes:
     draft_tokens: int = 0
     shares_prefixes: bool = True
     rolls_windows: bool = True
+    forgets_keys: bool = True
     moves_rows: bool = True
     overlap: bool = True

@@ -24,7 +24,7 @@ from freight.runtime.batches import Chunk, PreparedBatch
 from freight.runtime.buffers import Buffers
 from freight.runtime.cpu_attention import CPUAttention, attend_step
 from freight.runtime.recompute import Recomputation
-from freight.runtime.residual import ResidualStream
+from freight.runtime.residual import Parts, ResidualStream
 from freight.runtime.row_windows import PageMove
 from freight.runtime.weights import WeightStore
 
@@ -101,6 +101,25 @@ class AttentionWork:
                 )
                 run_unit(unit, frame)
         self._keep(layer, operation, prepared)
+
+    def look_back(
+        self, operation: Operation, prepared: PreparedBatch, unit: Unit, parts: Parts
+    ) -> None:
+        """A unit without keys of its own, for what the head has picked."""
+        weights = self._weights.parts(operation.unit, operation.slot)
+        layer, queries = _layer(unit), prepared.queries
+        assert queries is not None
+        pages = self._cpu_attention.pages(self._kv.pools["compute"][layer], layer)
+        for start, end, views in queries.chunks:
+            with self._residual.rows(parts, start, end) as x:
+                frame = Frame(
+                    weights=weights,
+                    workspace=self._workspace,
+                    values=self._residual.values(x),
+                    angles=queries.angles_of(slice(start, end)),
+                    kv=[(pages, views[self._config.heads(layer)])],
+                )
+                run_unit(unit, frame)
 
     def _fetch(self, layer: int, operation: Operation, prepared: PreparedBatch) -> None:
         """Put rows that leave the compute tier into the slot, from where they are stored."""

@@ -28,6 +28,7 @@ from freight.plan.windows import Windows
 from freight.quantities import align_up
 from freight.runtime.angles import RotaryAngles
 from freight.runtime.passed_bytes import passed
+from freight.runtime.picked_queries import PickedQueries, behind_stem, index_picked
 from freight.runtime.recompute import LoadedPages, loaded_pages
 from freight.runtime.row_states import BatchStates, ChunkStates
 from freight.runtime.row_views import RowIndexer, Views
@@ -75,15 +76,15 @@ class DelegatedRows:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedBatch:
     """``angles`` [T, rotary/2] are those of each way to rotate, ``positions`` [T] count from 0 in
-    each row; ``far_places`` are the tokens whose embedding rows come through a buffer;
-    ``logit_places`` those after which a token is sampled; ``scored_targets`` the tokens of the
-    prompts that are scored; ``state_passage`` is how states of rows elsewhere pass, and
-    ``window_passage`` how the pages do that windows reach; ``loaded`` the pages of a slot whose
-    keys are made again, where some are."""
+    each row; ``far_places`` are, for each table, the tokens whose rows come through a buffer, all
+    where another stage sends them; ``logit_places`` those after which a token is sampled;
+    ``scored_targets`` the tokens of the prompts that are scored; ``state_passage`` is how states of
+    rows elsewhere pass, ``window_passage`` how the pages do that windows reach; ``loaded`` the
+    pages of a slot whose keys are made again, ``queries`` what attends others' keys, if any."""
 
     batch: MicroBatch
     token_ids: np.ndarray
-    far_places: np.ndarray
+    far_places: tuple[np.ndarray, ...]
     cut: TokenCut
     angles: Mapping[RopeConfig, Angles]
     positions: torch.Tensor
@@ -95,6 +96,7 @@ class PreparedBatch:
     delegated: DelegatedRows | None
     logit_places: torch.Tensor
     scored_targets: torch.Tensor
+    queries: PickedQueries | None = None
 
     def angles_of(self, tokens: slice) -> dict[RopeConfig, Angles]:
         """Those of some tokens."""
@@ -130,7 +132,7 @@ class BatchPreparer:
         page_bytes: tuple[int, int, int],
         windows: Windows,
         activations: Activations,
-        embedding: EmbeddingTable,
+        tables: Sequence[EmbeddingTable],
         device: torch.device,
         dtype: torch.dtype,
         programme: Programme,
@@ -142,13 +144,15 @@ class BatchPreparer:
         self._windows = windows
         self._indexer = RowIndexer(config, kv_cache, dtype=dtype, page_tokens=policy.page_tokens)
         self._activations = activations
-        self._embedding = embedding
+        self._tables = tables
         self._device = device
         self._dtype = dtype
         self._angles = RotaryAngles(config, dtype, device)
         self._prepared: dict[tuple[int, int], PreparedBatch] = {}
-        columns = config.hidden_size if programme.receives else config.embedding_size
-        self._far_bytes = columns * dtype.itemsize
+        self._receives = programme.receives
+        self._looks_back = any(unit.kind == "queries" for unit in programme.units)
+        columns = [config.hidden_size] if self._receives else [own.columns for own in tables]
+        self._row_bytes = [own * dtype.itemsize for own in columns]
         self._departing_bytes = config.hidden_size * dtype.itemsize if programme.sends else 0
 
     def get(self, sweep: int, k: int) -> PreparedBatch:
@@ -169,7 +173,10 @@ class BatchPreparer:
         return BatchWork(
             batch=batch,
             continues=continues,
-            embedding_bytes=len(prepared.far_places) * self._far_bytes,
+            embedding_bytes=sum(
+                len(places) * size
+                for places, size in zip(prepared.far_places, self._row_bytes, strict=True)
+            ),
             kv=passed(passage, page_bytes),
             inputs=passed(passage, self._input_page_bytes),
             states=(
@@ -215,14 +222,17 @@ class BatchPreparer:
             windows = BatchWindows(self._kv.windows, spans, self._windows, page)
         ranges = [np.arange(span.kv_len, span.total_len) for span in batch.rows]
         positions = torch.from_numpy(np.concatenate(ranges))
+        angles = {rope: self._angles.of(batch, positions, rope) for rope in self._config.rotations}
         return PreparedBatch(
             batch=batch,
             token_ids=token_ids,
-            far_places=self._embedding.far_places(token_ids),
+            far_places=(
+                (np.arange(len(token_ids)),)
+                if self._receives
+                else tuple(own.far_places(token_ids) for own in self._tables)
+            ),
             cut=self._cut(batch.num_tokens),
-            angles={
-                rope: self._angles.of(batch, positions, rope) for rope in self._config.rotations
-            },
+            angles=angles,
             positions=positions.to(self._device),
             chunks=tuple(self._chunks(batch, homes, states, windows)),
             state_passage=None if states is None else states.passage,
@@ -236,6 +246,7 @@ class BatchPreparer:
             delegated=self._delegate(delegated) if delegated else None,
             logit_places=self._ids(batch.logit_indices()),
             scored_targets=self._ids(batch.scored_targets()),
+            queries=self._look_back(batch, homes, angles) if self._looks_back else None,
         )
 
     def _ids(self, values: list[int]) -> torch.Tensor:
@@ -371,6 +382,20 @@ class BatchPreparer:
             )
         return chunks
 
+    def _look_back(
+        self, batch: MicroBatch, homes: _Homes, angles: Mapping[RopeConfig, Angles]
+    ) -> PickedQueries:
+        tables = [homes.tables[row] for row in homes.first_rows]
+        return index_picked(
+            batch,
+            dict(zip((span.row for span in batch.rows), tables, strict=True)),
+            angles,
+            self._indexer,
+            self._stems,
+            policy=self._policy,
+            device=self._device,
+        )
+
     def _window_view(self, rows: WindowRows, start: int) -> Views:
         return self._indexer.index(
             rows.spans,
@@ -390,12 +415,9 @@ class BatchPreparer:
     ) -> Views:
         """What lies in one pool of a chunk of ``tokens``: the given spans, of ``rows`` the chunk's
         siblings, and ``stems``, which its rows are attended without."""
-        own_spans, tables = [], []
+        own_spans, tables, page = [], [], self._policy.page_tokens
         for row in homes.first_rows[spans]:
-            span, table = homes.spans[row], homes.tables[row]
-            if span.prefix in stems:
-                table = table[span.shared_len // self._policy.page_tokens :]
-                span = span.behind_prefix()
+            span, table = behind_stem(homes.spans[row], homes.tables[row], stems, page)
             own_spans.append(span)
             tables.append(table)
         own = set(homes.first_rows)

@@ -300,7 +300,7 @@ class Engine:
             page_bytes=(geometry.page_bytes, geometry.input_page_bytes, geometry.state_bytes),
             windows=geometry.windows,
             activations=self.placement.activations,
-            embedding=self.placement.embedding,
+            tables=self.placement.tables,
             device=self.device.torch_device,
             dtype=self.dtype,
             programme=self.programme,

@@ -54,7 +54,8 @@ class InPlace:
 
 
 def _staying(layout: WeightLayout) -> list[tuple[Part, ...]]:
-    """The rows of each unit that stay in memory, and those of the embedding's table, in the order
-    in which they are placed."""
-    near = tuple(part for part in layout.embedding if part.tier == layout.compute_tier)
-    return [tuple(near), *(tuple(unit.resident) for unit in layout.all_units)]
+    """The rows of each unit that stay in memory, and those of tables, in the order in which they
+    are placed."""
+    tables = [part for table in layout.tables for part in table.parts]
+    near = tuple(part for part in tables if part.tier == layout.compute_tier)
+    return [near, *(tuple(unit.resident) for unit in layout.all_units)]

@@ -5,7 +5,7 @@ Nothing is decided here and nothing waits; the executor calls in an order that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -33,9 +33,13 @@ from freight.runtime.recurrence_work import RecurrenceWork
 from freight.runtime.residual import Parts, ResidualStream
 from freight.runtime.routing import Routing
 from freight.runtime.scores import Scores
+from freight.runtime.weights import EmbeddingTable
 
 __all__ = ["Performer"]
 
+
+_MADE: Final = frozenset({"x", "inputs"})
+"""What the embedding makes of the values that pass from unit to unit."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -59,7 +63,7 @@ class Performer:
         self._programme = programme
         self._policy = placement.plan.policy
         self._weights = placement.weights
-        self._embedding = placement.embedding
+        self._tables = placement.tables
         self._kv = placement.kv_caches[lane]
         self._activations = placement.activations
         self._buffers = placement.buffers
@@ -179,9 +183,10 @@ class Performer:
 
     def _read_embedding(self, operation: Operation) -> None:
         prepared = self._prepared(operation)
-        token_ids = prepared.token_ids[prepared.far_places]
-        rows = self._rows(self._buffers.embedding_rows[operation.slot], len(token_ids))
-        self._embedding.fetch(token_ids, rows)
+        fetched = self._fetched(self._buffers.embedding_rows[operation.slot], prepared)
+        for table, places, rows in zip(self._tables, prepared.far_places, fetched, strict=True):
+            if len(places):
+                table.fetch(prepared.token_ids[places], rows)
 
     def _copy_embedding(self, operation: Operation) -> None:
         num_bytes = operation.num_bytes
@@ -189,9 +194,14 @@ class Performer:
         target = self._buffers.embedding_slot[operation.slot, :num_bytes]
         self._to_device.move([(source, target)])
 
-    def _rows(self, buffer: torch.Tensor, count: int) -> torch.Tensor:
-        used = buffer[: count * self._config.embedding_size * self._activations.dtype.itemsize]
-        return used.view(self._activations.dtype).view(count, self._config.embedding_size)
+    def _fetched(self, buffer: torch.Tensor, prepared: PreparedBatch) -> list[torch.Tensor]:
+        """Of each table the rows [n, columns] that come through a buffer, one after the other."""
+        dtype, found, begin = self._activations.dtype, list[torch.Tensor](), 0
+        for table, places in zip(self._tables, prepared.far_places, strict=True):
+            end = begin + len(places) * table.columns * dtype.itemsize
+            found.append(buffer[begin:end].view(dtype).view(len(places), table.columns))
+            begin = end
+        return found
 
     # -- KV cache, and states ----------------------------------------------------------------
 
@@ -282,6 +292,8 @@ class Performer:
             self._embed(operation, prepared, unit)
         elif unit.kind == "attention":
             self._attention.perform(operation, prepared, unit)
+        elif unit.kind == "queries":
+            self._attention.look_back(operation, prepared, unit, self._left(operation, prepared))
         elif unit.kind == "recurrence":
             self._recurrence.perform(operation, prepared, unit)
         elif unit.kind == "expert":
@@ -300,47 +312,56 @@ class Performer:
         self._attention.perform(operation, self._prepared(operation), unit)
 
     def _embed(self, operation: Operation, prepared: PreparedBatch, unit: Unit) -> None:
-        width = self._config.hidden_size
-        parts = [
-            (first, rows[:, :width]) for first, rows in self._residual.parts(operation, prepared)
-        ]
-        far = prepared.far_places
+        parts = self._residual.parts(operation, prepared)
         ring = self._buffers.embedding_slot if self._on_device else self._buffers.embedding_rows
-        far_rows = self._rows(ring[operation.source_slot], len(far)) if len(far) else None
-        table, weights = unit.weights[0], self._weights.parts(operation.unit, -1)
-        dtype = self._activations.dtype
+        is_far = any(map(len, prepared.far_places))
+        fetched = self._fetched(ring[operation.source_slot], prepared) if is_far else ()
+        weights = self._weights.parts(operation.unit, -1)
         ranges = [*_ranges(prepared.batch.num_tokens, self._policy.chunk_tokens)]
         # From the last on: rows that were fetched may lie where these tokens' own will, and no
         # further behind.
         for start, end in reversed(ranges):
             with self._workspace.frame():
-                rows = self._workspace.take(end - start, table.num_columns, dtype=dtype)
-                self._look_up(prepared.token_ids[start:end], rows)
-                if far_rows is not None:
-                    first, last = np.searchsorted(far, (start, end))
-                    places = torch.from_numpy(far[first:last] - start).to(rows.device)
-                    rows.index_copy_(0, places, far_rows[first:last])
                 frame = Frame(
                     weights=weights,
                     workspace=self._workspace,
-                    values=self._entrance(unit, rows),
+                    values=self._entrance(unit, prepared, start, end, fetched),
                     positions=prepared.positions[start:end],
                 )
                 run_unit(unit, frame)
-                scatter(parts, start, frame.values["x"])
+                for name in _MADE & frame.values.keys():
+                    own = [(first, self._residual.values(rows)[name]) for first, rows in parts]
+                    scatter(own, start, frame.values[name])
 
-    def _entrance(self, unit: Unit, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the embedding unit starts with: its table's rows, and where x is to be put."""
-        step = unit.steps[0]
-        assert isinstance(step, Embed)
-        if step.out == "x":
-            return {"x": rows}
-        x = self._workspace.take(rows.shape[0], self._config.hidden_size, dtype=rows.dtype)
-        return {step.out: rows, "x": x}
+    def _entrance(
+        self,
+        unit: Unit,
+        prepared: PreparedBatch,
+        start: int,
+        end: int,
+        fetched: Sequence[torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """What the embedding unit starts with for some tokens: rows of tables, those that were
+        ``fetched`` among them, and where x is to be put."""
+        dtype, values = self._activations.dtype, dict[str, torch.Tensor]()
+        embeds = [step for step in unit.steps if isinstance(step, Embed)]
+        for number, (step, table) in enumerate(zip(embeds, self._tables, strict=True)):
+            rows = self._workspace.take(end - start, table.columns, dtype=dtype)
+            self._look_up(table, prepared.token_ids[start:end], rows)
+            far = prepared.far_places[number]
+            if len(far):
+                first, last = np.searchsorted(far, (start, end))
+                places = torch.from_numpy(far[first:last] - start).to(rows.device)
+                rows.index_copy_(0, places, fetched[number][first:last])
+            values[step.out] = rows
+        if "x" not in values:
+            width = self._config.hidden_size
+            values["x"] = self._workspace.take(end - start, width, dtype=dtype)
+        return values
 
-    def _look_up(self, token_ids: Ids, x: torch.Tensor) -> None:
-        """Rows of the table that are on the compute tier, into ``x`` [n, D]."""
-        for first, rows in self._embedding.near:
+    def _look_up(self, table: EmbeddingTable, token_ids: Ids, x: torch.Tensor) -> None:
+        """Rows of the table that are on the compute tier, into ``x`` [n, columns]."""
+        for first, rows in table.near:
             here = (token_ids >= first) & (token_ids < first + rows.shape[0])
             places = torch.from_numpy(here.nonzero()[0]).to(x.device)
             ids = torch.from_numpy(token_ids[here] - first).to(x.device)

@@ -162,12 +162,14 @@ class Placement:
 
     def _near_pages(self, pages: torch.Tensor) -> _Layers:
         """By layer those of the compute tier: layers without pages of their own all have the first
-        one's, and layers that attend nothing, or keep less, none."""
-        config = self._config
-        whole = [config.attends(layer) and not rolls for layer, rolls in enumerate(self._rolling)]
-        own = iter(pages if len(pages) == sum(whole) else pages.expand(sum(whole), -1, -1))
+        one's, or those of the layer whose keys they attend, and layers that attend nothing, or keep
+        less, none."""
+        keys, rolling = self._config.key_layers, self._rolling
+        whole = [layer == own and not rolling[layer] for layer, own in enumerate(keys)]
+        own_pages = iter(pages if len(pages) == sum(whole) else pages.expand(sum(whole), -1, -1))
         nothing = pages.new_empty(pages.shape[1], 0)
-        return [next(own) if is_whole else nothing for is_whole in whole]
+        found = [next(own_pages) if is_whole else nothing for is_whole in whole]
+        return [nothing if own is None else found[own] for own in keys]
 
     def _layers_on_host(self, purpose: str, num_pages: int, layers: Sequence[bool]) -> _Layers:
         """So many pages of each of these layers."""
@@ -384,14 +386,18 @@ class Placement:
             loader=loader,
             files=self.files,
         )
-        self.embedding = EmbeddingTable(
-            layout,
-            self.weights,
-            near=self._home,
-            host=self.host,
-            loader=loader,
-            files=self.files,
-        )
+        self.tables = [
+            EmbeddingTable(
+                table,
+                layout,
+                self.weights,
+                near=self._home,
+                host=self.host,
+                loader=loader,
+                files=self.files,
+            )
+            for table in layout.tables
+        ]
 
     def rings(self) -> dict[str, Ring]:
         """The rings as they were allocated, for the verifier."""

@@ -120,6 +120,7 @@ class Recomputation:
         """Keys and values of the earlier tokens in a slot."""
         inputs, own = self._inputs(slot), self._unit(unit)
         attend = next(step for step in unit.steps if isinstance(step, Attend))
+        assert attend.k is not None and attend.v is not None
         heads, width = attend.num_kv_heads, attend.head_dim
         made = self.pages(Heads(heads, width))
         within = torch.arange(self._page_tokens, device=slot.device)

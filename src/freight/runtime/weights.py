@@ -18,7 +18,7 @@ from freight.memory.transfer import host_view
 from freight.model.frame import Rows, WeightParts
 from freight.model.number_format import Compressed, PerRow, find_compressed
 from freight.plan.forms import BLOCK
-from freight.plan.layout import UnitLayout, WeightLayout
+from freight.plan.layout import Table, UnitLayout, WeightLayout
 from freight.plan.parts import Part, Piece, SlotPart
 from freight.quantities import align_up
 from freight.runtime.loaders import BOUNCE_BYTES, CheckpointFiles, RowLoader, torch_dtype
@@ -265,11 +265,12 @@ def _place_unit(unit: UnitLayout, near: Arena, host: Arena, loader: RowLoader) -
 
 
 class EmbeddingTable:
-    """The embedding's rows on all tiers; ``near`` ones are looked up where the arithmetic is, the
+    """Rows on all tiers that are looked up by token; ``near`` ones are where the arithmetic is, the
     others are fetched row by row."""
 
     def __init__(
         self,
+        table: Table,
         layout: WeightLayout,
         store: WeightStore,
         *,
@@ -279,12 +280,14 @@ class EmbeddingTable:
         files: CheckpointFiles | None,
     ) -> None:
         self._files = files
-        if layout.tied_embeddings:
+        self._name = table.weight.name
+        self.columns = table.weight.num_columns
+        if table.is_head:
             self.near = store.resident_rows("head.weight")
             self._host = store.host_rows("head.weight")
         else:
             by_tier = {
-                tier: [part for part in layout.embedding if part.tier == tier]
+                tier: [part for part in table.parts if part.tier == tier]
                 for tier in ("gpu", "cpu", "disk")
             }
             placed, _ = _place(by_tier[layout.compute_tier], near, loader)
@@ -318,7 +321,7 @@ class EmbeddingTable:
     ) -> None:
         """Each distinct row once, near neighbours in one request."""
         assert self._files is not None
-        source = self._files.sources["embedding"]
+        source = self._files.sources[self._name]
         row_bytes = source.num_bytes // source.shape[0]
         order = np.argsort(token_ids, kind="stable")
         ids, places = token_ids[order], places[order]

@@ -52,6 +52,8 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "layers of one part": config.parts is not None,
         "heads of several sizes": config.other_heads is not None,
         "norms of values or scales of layers": config.value_norm or config.layer_scales,
+        "keys of other layers, or inputs of each layer": config.sharing is not None
+        or config.layer_inputs is not None,
         "gates of what is attended": config.gated_attention,
         "attention sinks": config.attention_sinks,
         "values that are narrower than keys": config.value_width is not None,

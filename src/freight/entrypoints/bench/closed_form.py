@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from freight.memory.disk import BLOCK
 from freight.model.batch import MicroBatch, first_page
 from freight.model.decoder import build_programme
-from freight.plan.layout import UnitLayout
+from freight.model.sources import TensorSource
+from freight.plan.layout import Table, UnitLayout
 from freight.plan.operation import Operation
 from freight.plan.policy import Split, Tier
 from freight.plan.sweep import Awaited, Sweep
@@ -144,10 +146,8 @@ class _ClosedForm:
     def __init__(self, engine: Engine) -> None:
         self._plan = engine.plan
         self._config = engine.config
-        self._source = engine.placement.files.sources["embedding"]
         self._on_device = engine.plan.policy.compute_tier == "gpu"
         element_bytes = engine.plan.layout.element_bytes
-        self._row_bytes = engine.plan.layout.embedding[0].weight.num_columns * element_bytes
         self._stream_bytes = build_programme(engine.config).stream_columns * element_bytes
         layers = sum(unit.unit.kind == "attention" for unit in engine.plan.layout.units)
         config = engine.config
@@ -162,9 +162,10 @@ class _ClosedForm:
             self._weights.update(self._bytes_of(unit))
             if unit.unit.kind == "router":  # its experts follow
                 self._experts.append({})
-        self._tiers = [
-            (part.weight.first_row + part.first_row, part.num_rows, part.tier)
-            for part in engine.plan.layout.embedding
+        sources = engine.placement.files.sources
+        self._tables = [
+            _LookedUp(table=own, source=sources[own.weight.name])
+            for own in engine.plan.layout.tables
         ]
         self.moved: Counter[str] = Counter()
 
@@ -261,11 +262,26 @@ class _ClosedForm:
 
     def add_embedding(self, token_ids: Sequence[int]) -> None:
         """Rows that are not where the arithmetic is; from disk, near neighbours together."""
-        near = self._plan.policy.compute_tier
+        near, element_bytes = self._plan.policy.compute_tier, self._plan.layout.element_bytes
+        for own in self._tables:
+            num_far, read_bytes = own.moved(token_ids, near)
+            row_bytes = own.table.weight.num_columns * element_bytes
+            self.moved["host to device"] += num_far * row_bytes * self._on_device
+            self.moved["disk read"] += read_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LookedUp:
+    """A table whose rows are looked up by token."""
+
+    table: Table
+    source: TensorSource
+
+    def moved(self, token_ids: Sequence[int], near: str) -> tuple[int, int]:
+        """How many rows are not near, and the bytes of reads of those on disk."""
         tiers = {token: self._tier(token) for token in set(token_ids)}
         num_far = sum(tiers[token] != near for token in token_ids)
-        self.moved["host to device"] += num_far * self._row_bytes * self._on_device
-        size = self._source.num_bytes // self._source.shape[0]
+        size = self.source.num_bytes // self.source.shape[0]
         most = max(1, (BOUNCE_BYTES - 2 * BLOCK) // size)
         stretches: list[list[int]] = []
         for token in sorted(token for token, tier in tiers.items() if tier == "disk"):
@@ -274,19 +290,19 @@ class _ClosedForm:
                 stretches[-1][1] = token
             else:
                 stretches.append([token, token])
-        self.moved["disk read"] += sum(
-            self._read_bytes(first * size, (last + 1) * size) for first, last in stretches
-        )
+        reads = (self._read_bytes(first * size, (last + 1) * size) for first, last in stretches)
+        return num_far, sum(reads)
 
     def _tier(self, token: int) -> str:
-        for first, count, tier in self._tiers:
-            if first <= token < first + count:
-                return tier
+        for part in self.table.parts:
+            first = part.weight.first_row + part.first_row
+            if first <= token < first + part.num_rows:
+                return part.tier
         raise AssertionError(f"token {token} is in no part of the table")
 
     def _read_bytes(self, begin: int, end: int) -> int:
         """Whole blocks around these bytes of the table, as far as the file goes."""
-        offset, file_bytes = self._source.offset, self._source.path.stat().st_size
+        offset, file_bytes = self.source.offset, self.source.path.stat().st_size
         last = min(align_up(offset + end, BLOCK), file_bytes)
         return last - align_down(offset + begin, BLOCK)
 

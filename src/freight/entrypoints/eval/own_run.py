@@ -132,6 +132,5 @@ def _exact_bytes(layout: WeightLayout, sources: Mapping[str, TensorSource]) -> i
         own = DTYPE_BYTES.get(sources[part.weight.name].dtype, layout.element_bytes)
         return part.num_elements * min(own, layout.element_bytes)
 
-    own = () if layout.tied_embeddings else layout.embedding
-    stretches = [(own, 1), *((form.parts, count) for form, count in layout.counted())]
-    return sum(count * size(part) for parts, count in stretches for part in parts)
+    of_units = ((part, count) for form, count in layout.counted() for part in form.parts)
+    return sum(map(size, layout.own_parts())) + sum(n * size(part) for part, n in of_units)

@@ -1,7 +1,8 @@
 """Gemma 4: like Gemma 3, with a number that scales the stream behind each layer and values that are
 normed. Layers that see all have heads of another size, whose keys are made values too, and turn
-the fastest quarter of each. Some have experts beside their MLP. Of models that also see or hear,
-the part that reads."""
+the fastest quarter of each. Some have experts beside their MLP. Of small ones (E2B, E4B) the later
+layers attend the keys of earlier ones, and all have inputs of their own. Of models that also see or
+hear, the part that reads."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ _ROPES: Final = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     _LAST: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
+_VOCABULARY: Final = 262_144
 _UNSTATED: Final = {
     "hidden_size": 2304,
     "hidden_size_per_layer_input": 256,
@@ -59,6 +61,9 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         "embedding_scale": width**0.5 if is_wide else width,
         "num_experts": raw.get("num_experts") if raw.get("enable_moe_block") else None,
     }
+    rows = raw.pop("vocab_size_per_layer_input", None) or _VOCABULARY
+    if raw["hidden_size_per_layer_input"] and rows != raw.get("vocab_size", _VOCABULARY):
+        raw["vocab_size_per_layer_input"] = rows  # refused: each token has inputs
     if raw.get("use_bidirectional_attention") == "vision":
         del raw["use_bidirectional_attention"]
     return raw
@@ -116,7 +121,7 @@ GEMMA4: Final = Family(
     keys={
         **GEMMA3.keys,
         "norm": fixed("rms"),
-        "vocab_size": read("vocab_size", 262_144),
+        "vocab_size": read("vocab_size", _VOCABULARY),
         "attention_scalar": fixed(1.0),
         "window": read("sliding_window", 512),
         "other_num_kv_heads": read("num_global_key_value_heads", None),
@@ -124,6 +129,9 @@ GEMMA4: Final = Family(
         "keys_are_values": read("keys_are_values", False),
         "value_norm": fixed(True),
         "layer_scales": fixed(True),
+        "layer_inputs": read("hidden_size_per_layer_input", None),
+        "sharing_layers": read("num_kv_shared_layers", 0),
+        "sharing_doubles_mlp": read("use_double_wide_mlp", False),
         "num_experts": read("num_experts", None),
         "experts_per_token": Key(names=("top_k_experts",)),
         "expert_size": Key(names=("moe_intermediate_size",)),
@@ -132,6 +140,12 @@ GEMMA4: Final = Family(
     },
     tensors={
         **GEMMA3.tensors,
+        "embedding.inputs": "model.embed_tokens_per_layer.weight",
+        "embedding.inputs_of": "model.per_layer_model_projection.weight",
+        "embedding.inputs_norm": "model.per_layer_projection_norm.weight",
+        "layers.{i}.inputs.gate": f"{_LAYER}.per_layer_input_gate.weight",
+        "layers.{i}.inputs.out": f"{_LAYER}.per_layer_projection.weight",
+        "layers.{i}.inputs.norm": f"{_LAYER}.post_per_layer_input_norm.weight",
         "layers.{i}.scale": f"{_LAYER}.layer_scalar",
         "layers.{i}.mlp.own_norm": f"{_NORM}_1.weight",
         "layers.{i}.router.norm": f"{_LAYER}.router.scale",
@@ -149,8 +163,7 @@ GEMMA4: Final = Family(
     },
     demands={
         "use_bidirectional_attention": None,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": None,
         "per_layer_config": None,
     },
     prepare=_spell_out,
