@@ -333,7 +333,7 @@ def check_kv(engine: Engine) -> None:
         held = pages * policy.page_tokens * HEADS * ELEMENT
         assert g.usage[policy.compute_tier]["KV cache"] == held
     else:
-        assert g.kv_layers == LAYERS
+        assert g.kv_page_bytes == (g.page_bytes,) * LAYERS
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])

@@ -1246,6 +1246,14 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
         (
+            gemma4(**GEMMA4_SMALL),
+            {
+                "architectures": ["Gemma4ForConditionalGeneration"],
+                "model_type": "gemma4",
+                "vision_config": {"position_embedding_size": 64, "head_dim": 16},
+            },
+        ),
+        (
             mistral(sliding_window=None, head_dim=24),
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
         ),
@@ -1330,6 +1338,7 @@ QWEN_VISION: dict[str, Any] = {
     ids=[
         "gemma3",
         "gemma4",
+        "gemma4, keys of others",
         "mistral3",
         "ministral3",
         "mistral4",

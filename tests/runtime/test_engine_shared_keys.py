@@ -175,12 +175,29 @@ def test_what_the_head_picks_as_spans() -> None:
     ]
 
 
+def test_each_layer_has_pages_of_its_own_size(
+    model_dir: Path, oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]]
+) -> None:
+    """Two of three have four heads of 24, the other one of them four of 40: none has room for more
+    than its own, for no row's keys are elsewhere."""
+    with tiny.engine(model_dir, PROMPTS, FEW, device="cpu", roll_windows=False) as built:
+        geometry, policy = built.plan.geometry, built.plan.policy
+        assert geometry.kv_page_bytes == tuple(
+            policy.page_tokens * 2 * 4 * width * 4 for width in (24, 40, 24)
+        )
+        pools = built.placement.kv_cache.pools["compute"]
+        assert [pool.shape[1] for pool in pools] == [
+            geometry.kv_page_bytes[layer] for layer in (0, 1, 2, 2, 1, 1)
+        ]
+        assert pools[5].data_ptr() == pools[1].data_ptr() != pools[2].data_ptr()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"kv_percent": (0.0, 50.0, 50.0)}, "Several layers of this model attend the same ones"),
         ({"device": "sim", "kv_percent": (50.0, 50.0, 0.0)}, "Several layers"),
-        ({"device": "sim", "cpu_attention_percent": 50.0}, "has keys of several layers"),
+        ({"device": "sim", "cpu_attention_percent": 50.0}, "has layers that attend the same keys"),
         ({"recompute_percent": 50.0}, "Several layers of this model attend the same keys"),
     ],
 )

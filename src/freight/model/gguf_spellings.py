@@ -43,9 +43,9 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     first = max(0, len(windows) - shared)
     last = max((layer for layer in range(first) if not windows[layer]), default=0)
     widths = own.get("feed_forward_length")
-    width = widths[0] if isinstance(widths, list) and widths else None
-    doubled = [width * (1 + (layer >= first)) for layer in range(len(widths))] if width else []
-    doubles = bool(doubled) and widths == doubled
+    widths = widths if isinstance(widths, list) else []
+    doubled = [widths[0] * (1 + (layer >= first)) for layer in range(len(widths))]
+    doubles = bool(widths) and widths == doubled
     counts = own.get("attention.head_count_kv")
     counts = counts if isinstance(counts, list) else [counts] * len(windows)
     of_kind = dict(zip(windows, counts, strict=False))
@@ -60,7 +60,7 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
         "hidden_size_per_layer_input": own.get("embedding_length_per_layer_input", 0),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": doubles,
-        **({"intermediate_size": width} if doubles else {}),
+        **({"intermediate_size": widths[0]} if doubles else {}),
         # The frequencies of the file are those of this rotation.
         "rope_scaling": None,
         "rope_parameters": {

@@ -438,8 +438,13 @@ class ModelConfig:
         return self.num_heads * self.widest_head * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
-        """Keys and values that one token leaves in all layers, as they are kept."""
-        return self.num_attention_layers * self.kept_bytes_per_token_per_layer(bytes_per_element)
+        """Keys and values that one token leaves in all layers, as they are kept: with as much room
+        in all, but where they stay with what computes."""
+        if self.sharing is None:
+            each = self.kept_bytes_per_token_per_layer(bytes_per_element)
+            return self.num_attention_layers * each
+        kept = [i for i, keeps in enumerate(self.keeping) if keeps]
+        return sum(self.kept_bytes_per_token_in(i, bytes_per_element) for i in kept)
 
 
 def refusal(asked: str, problems: list[str]) -> ModelError:

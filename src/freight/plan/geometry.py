@@ -22,7 +22,7 @@ from freight.plan.kept_pages import (
     state_rows,
 )
 from freight.plan.layout import WeightLayout
-from freight.plan.page_sizes import far_page_sizes, page_size, state_size
+from freight.plan.page_sizes import far_page_sizes, near_page_sizes, page_size, state_size
 from freight.plan.policy import Policy, Split, Tier
 from freight.plan.ring import embeds_in_place, ring_blocks
 from freight.plan.scoreboard import RING_SLOTS
@@ -47,13 +47,14 @@ _LOGPROB_BYTES: Final = 256
 class Geometry:
     """Counts and sizes in bytes.
 
-    ``usage`` is what each tier holds, by purpose. ``page_bytes`` are a page's where all is
-    computed, ``far_page_bytes`` by layer those of a page elsewhere. Rows share what they begin
+    ``usage`` is what each tier holds, by purpose. ``page_bytes`` are the largest page's where all
+    is computed, ``far_page_bytes`` by layer those of a page elsewhere. Rows share what they begin
     with in pages of ``shared_page`` tokens, 0: not at all. ``kv_pages`` are the pages per layer on
-    each tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0, ``kv_layers``
-    the layers that have pages of their own (see :func:`keeps_kv`); ``windows`` is what those have
-    that do not keep all keys. ``state_rows`` are the rows on
-    each tier that keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory
+    each tier, ``disk_extent_pages`` those that a row on disk has in one piece, or 0,
+    ``kv_page_bytes`` those of a page there in each layer that keeps all keys, of one where none are
+    kept (see :func:`keeps_kv`); ``windows`` is what those have that do not keep all,
+    ``window_page_bytes`` of a page of each of these. ``state_rows`` are the rows on each tier that
+    keep ``state_bytes`` in each of ``state_layers`` that attend nothing, in memory
     of its own. ``kv_slot_pages`` are the pages that one micro-batch's offloaded rows may have
     together, ``kv_slot_bytes`` what these or their states take, ``num_tails`` the rows on disk of
     all micro-batches. ``logit_rows`` are the tokens of a micro-batch after which one may be drawn.
@@ -72,7 +73,8 @@ class Geometry:
     page_bytes: int
     far_page_bytes: tuple[int, ...]
     shared_page: int
-    kv_layers: int
+    kv_page_bytes: tuple[int, ...]
+    window_page_bytes: tuple[int, ...]
     windows: Windows
     state_layers: int
     state_bytes: int
@@ -184,6 +186,7 @@ def _measure_rows(
     token_bytes = config.kv_bytes_per_token_per_layer(size)
     page_bytes = page_size(config, policy.page_tokens, size)
     far_page_bytes = far_page_sizes(config, policy, size)
+    near_page_bytes = near_page_sizes(config, policy.page_tokens, size)
     kv_rows = most_rows(policy.kv, policy.micro_batch_size)
     row_pages = -(-workload.max_total_tokens // policy.page_tokens)
     is_kept = keeps_kv(policy, workload)
@@ -212,7 +215,10 @@ def _measure_rows(
         page_bytes=page_bytes,
         far_page_bytes=far_page_bytes,
         shared_page=shared_page(policy, workload),
-        kv_layers=config.num_attention_layers - windows.layers if is_kept else 1,
+        kv_page_bytes=tuple(_of_whole(config, windows, near_page_bytes))
+        if is_kept
+        else (page_bytes,),
+        window_page_bytes=tuple(_of_windows(config, windows, near_page_bytes)),
         windows=windows,
         state_layers=config.num_recurrent_layers
         if is_kept
@@ -261,9 +267,14 @@ def _measure_rows(
 
 def _of_whole(config: ModelConfig, windows: Windows, sizes: Sequence[int]) -> list[int]:
     """Those, by layer, of layers that keep all keys."""
-    if not windows.pages:
-        return [*sizes]
-    return [size for layer, size in enumerate(sizes) if not config.has_window(layer)]
+    rolls = windows.pages > 0
+    return [size for i, size in enumerate(sizes) if size and not (rolls and config.has_window(i))]
+
+
+def _of_windows(config: ModelConfig, windows: Windows, sizes: Sequence[int]) -> list[int]:
+    """Those of layers that keep no more than a window of them."""
+    rolls = windows.pages > 0
+    return [size for i, size in enumerate(sizes) if rolls and config.has_window(i)]
 
 
 def _recurrence_bytes(config: ModelConfig) -> int:
@@ -349,11 +360,13 @@ def _count_block(
     row_bytes = layout.stream_columns * layout.element_bytes
     far_bytes = sum(_of_whole(config, g.windows, g.far_page_bytes))
     layer_pages = {
-        t: pages * (g.kv_layers * g.page_bytes if t == home else far_bytes)
+        t: pages * (sum(g.kv_page_bytes) if t == home else far_bytes)
         for t, pages in g.kv_pages.items()
     }
     windows = {
-        t: rows * g.windows.pages * g.windows.layers * g.page_bytes
+        t: rows
+        * g.windows.pages
+        * (sum(g.window_page_bytes) if t == home else g.windows.layers * g.page_bytes)
         for t, rows in g.windows.rows.items()
     }
     states = {t: g.state_layers * rows * g.state_bytes for t, rows in g.state_rows.items()}

@@ -21,7 +21,7 @@ def settle_wishes(config: ModelConfig, near: Tier, wishes: Wishes) -> Wishes:
         wishes = _unattended(wishes, "multiplies what it attends by gates, which stay")
     if config.sharing is not None:
         wishes = _with_keys_near(
-            _unattended(wishes, "has keys of several layers, which stay"), near
+            _unattended(wishes, "has layers that attend the same keys, which stay"), near
         )
     if config.recurrence is None:
         return wishes

@@ -7,7 +7,7 @@ from freight.plan.forms import BLOCK
 from freight.plan.policy import Policy
 from freight.quantities import align_up
 
-__all__ = ["far_page_sizes", "fitting_page_tokens", "page_size", "state_size"]
+__all__ = ["far_page_sizes", "fitting_page_tokens", "near_page_sizes", "page_size", "state_size"]
 
 
 def page_size(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
@@ -22,6 +22,16 @@ def state_size(config: ModelConfig, element_bytes: int) -> int:
     if own is None or not any(own.layers):
         return 0
     return align_up(own.state_bytes(element_bytes), BLOCK)
+
+
+def near_page_sizes(config: ModelConfig, page_tokens: int, element_bytes: int) -> tuple[int, ...]:
+    """By layer, bytes of a page on the compute tier; 0 of layers that have no keys of their own.
+    All have one size, in which rows may lie elsewhere and move, unless all keys stay there."""
+    if config.sharing is None:
+        return tuple(page_size(config, page_tokens, element_bytes) * own for own in config.keeping)
+    sizes = (config.kept_bytes_per_token_in(i, element_bytes) for i in range(config.num_layers))
+    kept = zip(sizes, config.keeping, strict=True)
+    return tuple(page_tokens * size * keeps for size, keeps in kept)
 
 
 def far_page_sizes(config: ModelConfig, policy: Policy, element_bytes: int) -> tuple[int, ...]:

@@ -81,10 +81,10 @@ class Terms:
         if policy.is_continuous:
             held = policy.row_tokens / policy.page_tokens * base.geometry.page_bytes
         rows = min(policy.block_rows, workload.num_rows)
-        windows = base.geometry.windows
-        kept_rows, kept_layers = policy.block_rows, config.num_attention_layers - windows.layers
+        windows, kept_rows = base.geometry.windows, policy.block_rows
         if not keeps_kv(policy, workload):  # one micro-batch of one layer at a time
-            kept_rows, kept_layers = policy.micro_batch_size, 1
+            kept_rows = policy.micro_batch_size
+        kept_layers = sum(base.geometry.kv_page_bytes) / base.geometry.page_bytes
         return cls(
             planner=planner,
             machine=machine,
@@ -94,7 +94,7 @@ class Terms:
             ring_bytes=float(max(threes, default=sum(units))),
             kv_bytes=policy.blocks_in_flight
             * kept_rows
-            * (kept_layers * held + windows.layers * windows.pages * base.geometry.page_bytes),
+            * (kept_layers * held + windows.pages * sum(base.geometry.window_page_bytes)),
             kv_slot_bytes=float(
                 base.geometry.page_bytes
                 * max(
@@ -150,11 +150,10 @@ class Terms:
         """What is left beside scratch, logits, beginnings that prompts share, and the like."""
         g, policy = self.base.geometry, self.policy
         pages = policy.blocks_in_flight * held_pages(policy, self.planner.workload)
-        whole = self.planner.config.num_attention_layers - g.windows.layers
-        beginnings = whole * pages * g.page_bytes
+        beginnings = pages * sum(g.kv_page_bytes)
         held = policy.blocks_in_flight * held_beginnings(policy, self.planner.workload)
         beginnings += held * g.state_layers * g.state_bytes
-        beginnings += held * g.windows.layers * g.windows.pages * g.page_bytes
+        beginnings += held * g.windows.pages * sum(g.window_page_bytes)
         rooms: dict[Tier, float] = {}
         for tier, room in self.planner.room.items():
             beside = g.index_bytes if tier in ("cpu", self.near) else 0

@@ -126,9 +126,8 @@ class Placement:
     def _make_caches(self) -> None:
         policy, geometry = self.plan.policy, self.plan.geometry
         disk_bytes = geometry.usage["disk"]
-        page = geometry.page_bytes
         near_pages = geometry.kv_pages[policy.compute_tier]
-        near = _take(self.near, "KV cache", geometry.kv_layers, near_pages, page)
+        near = _take_pages(self.near, "KV cache", near_pages, geometry.kv_page_bytes)
         pools: dict[Home, _Layers] = {"compute": self._near_pages(near)}
         if policy.compute_tier == "gpu":
             whole = [not rolls for rolls in self._rolling]
@@ -160,24 +159,22 @@ class Placement:
         rolls = self.plan.geometry.windows.pages > 0
         return [rolls and self._config.has_window(i) for i in range(self._config.num_layers)]
 
-    def _near_pages(self, pages: torch.Tensor) -> _Layers:
+    def _near_pages(self, pages: _Layers) -> _Layers:
         """By layer those of the compute tier: layers without pages of their own all have the first
         one's, or those of the layer whose keys they attend, and layers that attend nothing, or keep
         less, none."""
         keys, rolling = self._config.key_layers, self._rolling
         whole = [layer == own and not rolling[layer] for layer, own in enumerate(keys)]
-        own_pages = iter(pages if len(pages) == sum(whole) else pages.expand(sum(whole), -1, -1))
-        nothing = pages.new_empty(pages.shape[1], 0)
+        own_pages = iter(pages if len(pages) == sum(whole) else pages[:1] * sum(whole))
+        num_pages = self.plan.geometry.kv_pages[self.plan.policy.compute_tier]
+        nothing = torch.empty(num_pages, 0, dtype=torch.uint8, device=self.near.device)
         found = [next(own_pages) if is_whole else nothing for is_whole in whole]
         return [nothing if own is None else found[own] for own in keys]
 
     def _layers_on_host(self, purpose: str, num_pages: int, layers: Sequence[bool]) -> _Layers:
         """So many pages of each of these layers."""
         sizes = self._far_page_bytes(layers)
-        room = _take(self.host, purpose, num_pages * sum(sizes))
-        counts = [num_pages * size for size in sizes]
-        stretches = room.split(counts)  # type: ignore[no-untyped-call]
-        return [own.view(num_pages, size) for own, size in zip(stretches, sizes, strict=True)]
+        return _take_pages(self.host, purpose, num_pages, sizes)
 
     def _far_page_bytes(self, layers: Sequence[bool]) -> list[int]:
         """Of these layers, and 0 of others."""
@@ -192,7 +189,7 @@ class Placement:
             return [None] * lanes
         num_pages = {tier: rows * own.pages for tier, rows in own.rows.items()}
         count = num_pages[policy.compute_tier]
-        near = iter(_take(self.near, "KV windows", own.layers, count, g.page_bytes))
+        near = iter(_take_pages(self.near, "KV windows", count, g.window_page_bytes))
         nothing = torch.empty(count, 0, dtype=torch.uint8)
         pools: dict[Home, _Layers] = {
             "compute": [next(near) if rolls else nothing for rolls in rolling]
@@ -433,6 +430,16 @@ def _part(layers: _Layers, number: int, parts: int) -> _Layers:
     size = len(layers[0]) // parts
     first = number % parts * size
     return [pages[first : first + size] for pages in layers]
+
+
+def _take_pages(arena: Arena, purpose: str, num_pages: int, sizes: Sequence[int]) -> _Layers:
+    """So many pages [P, page bytes] of each of these sizes, one after the other."""
+    if not sizes:
+        return []
+    room = _take(arena, purpose, num_pages * sum(sizes))
+    counts = [num_pages * size for size in sizes]
+    stretches = room.split(counts)  # type: ignore[no-untyped-call]
+    return [own.view(num_pages, size) for own, size in zip(stretches, sizes, strict=True)]
 
 
 def _take(arena: Arena, purpose: str, *shape: int) -> torch.Tensor:

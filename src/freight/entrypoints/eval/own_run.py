@@ -28,6 +28,7 @@ from freight.model.config import read_config
 from freight.model.number_format import DTYPE_BYTES
 from freight.model.sources import TensorSource
 from freight.plan.layout import WeightLayout
+from freight.plan.page_sizes import near_page_sizes
 from freight.plan.parts import Part
 from freight.runtime.options import EngineOptions
 from freight.runtime.request import Completion, SamplingParams
@@ -112,12 +113,12 @@ def _holdings(engine: Any, model_dir: Path) -> dict[str, Any]:
     """Bytes of all weights and of a token's keys and values, on whatever tier, and how many they
     would be if they were not compressed."""
     config, plan = engine.config, engine.plan
-    page = config.num_attention_layers * plan.geometry.page_bytes
+    pages = near_page_sizes(config, plan.policy.page_tokens, plan.layout.element_bytes)
     exact = replace(config, kv_format=None).kv_bytes_per_token(plan.layout.element_bytes)
     return {
         "weight_bytes": sum(plan.layout.tier_bytes().values()),
         "exact_weight_bytes": _exact_bytes(plan.layout, resolve(config, model_dir)),
-        "kv_bytes_per_token": page / plan.policy.page_tokens,
+        "kv_bytes_per_token": sum(pages) / plan.policy.page_tokens,
         "exact_kv_bytes_per_token": exact,
     }
 
