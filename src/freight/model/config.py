@@ -14,7 +14,7 @@ from typing import Any, Final
 from freight.errors import ModelError
 from freight.model.contradictions import contradictions
 from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
-from freight.model.heads import OtherHeads
+from freight.model.heads import OtherHeads, Sharing
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
@@ -25,7 +25,6 @@ from freight.model.switches import (
     Latent,
     ModelConfig,
     Recurrence,
-    Sharing,
     refusal,
 )
 

@@ -1,11 +1,12 @@
-"""Heads of keys and values where layers do not all have the same. Plain data."""
+"""Heads of keys and values where layers do not all have the same, or attend those of others. Plain
+data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Heads", "OtherHeads"]
+__all__ = ["Heads", "OtherHeads", "Sharing"]
 
 
 class Heads(NamedTuple):
@@ -41,3 +42,13 @@ class OtherHeads:
                 f"are {self.head_dim} wide"
             )
         return problems
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Layers from number ``first`` on make no keys and values: each attends those of the last layer
+    before that has a window where it has one, or has none either. Their MLPs are ``mlp_size``
+    wide."""
+
+    first: int
+    mlp_size: int

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from freight.errors import ModelError
-from freight.model.heads import Heads, OtherHeads
+from freight.model.heads import Heads, OtherHeads, Sharing
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
-__all__ = [
-    "DTYPE_BYTES",
-    "Experts",
-    "Latent",
-    "ModelConfig",
-    "Recurrence",
-    "Sharing",
-    "refusal",
-]
+__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,16 +125,6 @@ class Recurrence:
     def state_bytes(self, bytes_per_element: int = 2) -> int:
         """What one row keeps in one layer: its matrices, and columns of its last tokens."""
         return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sharing:
-    """Layers from number ``first`` on make no keys and values: each attends those of the last layer
-    before that has a window where it has one, or has none either. Their MLPs are ``mlp_size``
-    wide."""
-
-    first: int
-    mlp_size: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,9 +109,8 @@ class Planner:
 
     def __post_init__(self) -> None:
         check_recomputation(self.config, self.programme, self.wishes.recomputed)
-        object.__setattr__(
-            self, "wishes", settle_wishes(self.config, self.compute_tier, self.wishes)
-        )
+        settled = settle_wishes(self.config, self.compute_tier, self.wishes)
+        object.__setattr__(self, "wishes", settled)
         units = self.programme.units[1:]
         expert = sum(unit.num_elements for unit in units if unit.expert is not None)
         object.__setattr__(self, "elements", (sum(u.num_elements for u in units) - expert, expert))
@@ -210,18 +209,14 @@ class Planner:
             page_tokens=page_tokens,
             piece_bytes=self.piece_bytes,
             staging_pieces=self.staging_pieces,
-            overlap=wishes.overlap,
-            rolls_windows=wishes.rolls_windows,
-            forgets_keys=wishes.forgets_keys,
-            moves_rows=wishes.moves_rows,
             cpu_attention=wishes.cpu_attention or 0.0,
             recomputed=wishes.recomputed or 0.0,
             admission=admission,
             entry_pace=_REFILL_PACE if admission == "refill" and own.has_many_lengths else 1.0,
             row_tokens=self._row_tokens(admission, page_tokens, page_tokens * shares),
             shares_prefixes=shares,
-            draft_tokens=wishes.draft_tokens,
             blocks_in_flight=self.blocks_in_flight,
+            **wishes.settled,
         )
 
     def _batch_tokens(self, size: int, admission: Admission, shared_page: int) -> int:

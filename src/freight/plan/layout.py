@@ -19,7 +19,7 @@ from freight.model.number_format import (
     find_compressed,
     is_widened,
 )
-from freight.model.programme import Programme, Unit, Weight
+from freight.model.programme import Programme, Project, Unit, Weight
 from freight.model.sources import TensorSource
 from freight.model.switches import DTYPE_BYTES
 from freight.plan.forms import BLOCK, Forms, find_forms, in_file_order
@@ -91,7 +91,7 @@ class WeightLayout:
 
     ``stream_columns`` is the width of what passes from unit to unit, ``kinds`` one unit of each
     shape. ``held_bytes`` is what weights take in each memory: whole blocks per unit, as allocated.
-    ``compressed`` has those weights of forms and tables that are, by name, and how.
+    ``compressed`` has those weights of forms, tables and the entrance that are, by name, and how.
     """
 
     programme: Programme
@@ -175,7 +175,7 @@ class WeightLayout:
 
     def _compressed(self) -> dict[str, Compressed]:
         parts = [part for table in self.tables for part in table.parts]
-        parts += [part for form in self.forms for part in form.parts]
+        parts += [part for form in (self.entrance, *self.forms) for part in form.parts]
         return {part.weight.name: part.compressed for part in parts if part.compressed}
 
     @property
@@ -227,7 +227,7 @@ def lay_out(
     beside = [weight for weight in programme.embedding.weights if weight not in looked_up]
     return WeightLayout(
         programme=programme,
-        entrance=_stay(programme.embedding, beside, policy.compute_tier, dtype),
+        entrance=_stay(programme.embedding, beside, policy.compute_tier, sources, dtype),
         forms=tuple(map(lay_out_unit, forms)),
         form_of=form_of,
         tables=tuple(tables),
@@ -237,11 +237,23 @@ def lay_out(
     )
 
 
-def _stay(unit: Unit, weights: Sequence[Weight], tier: Tier, dtype: str) -> UnitLayout:
-    """The layout of weights that all stay on the compute tier."""
-    parts = [
-        Part(weight=w, first_row=0, num_rows=w.num_rows, tier=tier, dtype=dtype) for w in weights
-    ]
+def _stay(
+    unit: Unit,
+    weights: Sequence[Weight],
+    tier: Tier,
+    sources: Mapping[str, TensorSource],
+    dtype: str,
+) -> UnitLayout:
+    """The layout of weights that all stay on the compute tier: those that products use as they are
+    elsewhere, others plain."""
+    near = Split(gpu=1.0) if tier == "gpu" else Split(cpu=1.0)
+    products = {step.weight for step in unit.steps if isinstance(step, Project)}
+    parts: list[Part] = []
+    for w in weights:
+        if w in products:
+            parts += _split([w], near, sources, dtype)
+        else:
+            parts.append(Part(weight=w, first_row=0, num_rows=w.num_rows, tier=tier, dtype=dtype))
     return UnitLayout(
         unit=unit,
         resident=tuple(parts),

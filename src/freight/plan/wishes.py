@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from freight.plan.policy import Admission, Split
 
@@ -28,3 +29,9 @@ class Wishes:
     forgets_keys: bool = True
     moves_rows: bool = True
     overlap: bool = True
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """What is never open, as policies call it."""
+        names = "draft_tokens", "rolls_windows", "forgets_keys", "moves_rows", "overlap"
+        return {name: getattr(self, name) for name in names}

@@ -155,10 +155,9 @@ class AttentionWork:
         kv, heads = [], self._config.heads(layer)
         windows = self._windows(layer)
         if windows is not None:
-            pools = {
-                "near": windows.pools["compute"][layer],
-                "scratch": self._buffers.window_scratch,
-            }
+            near = windows.pools["compute"][layer]
+            scratch = _in_pages(self._buffers.window_scratch, near.shape[1])
+            pools = {"near": near, "scratch": scratch}
             if operation.source_slot >= 0:
                 pools["slot"] = self._slot(layer, operation)
             around = []
@@ -240,6 +239,11 @@ class AttentionWork:
                     values={**self._residual.values(x), out: attended[start:end]},
                 )
                 run_unit(unit.halves()[1], frame)
+
+
+def _in_pages(pages: torch.Tensor, page_bytes: int) -> torch.Tensor:
+    """As many pages of this size, in the memory of some that are no smaller."""
+    return pages.view(-1)[: len(pages) * page_bytes].view(len(pages), page_bytes)
 
 
 def _layer(unit: Unit) -> int:
