@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from freight.errors import BudgetError
 from freight.kernels.cuda.choice import kernels_of
+from freight.model.config import read_config
 from freight.quantities import MIB
 from freight.runtime.beside_probe import of_both_ways
 from freight.runtime.device import find_device, room_on_cpu
@@ -127,7 +128,9 @@ def test_families_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> 
         pytest.skip("transformers 5.17 leaves out a limit, and how much of a head is rotated")
     model = tiny.make_model(tmp_path, config=CONFIGS[name]).cuda()
     prompts = tiny.prompts(5, 30)
-    options = {**BLOCK, **PLACEMENTS["an odd mix"]}
+    options: dict[str, Any] = {**BLOCK, **PLACEMENTS["an odd mix"]}
+    if read_config(tmp_path).sharing is not None:
+        options = tiny.with_keys_near(options)
     with tiny.engine(tmp_path, prompts, STEPS, **options) as engine:
         found = tiny.run(engine, prompts, STEPS)
     assert found == [greedy_on_cuda(model, prompt, STEPS) for prompt in prompts]
