@@ -196,8 +196,9 @@ def test_every_row_once(
         if name != "embedding"
     }
     assert found == Counter(expected)
-    rows = sum(part.num_rows for part in layout.embedding)
-    assert rows == checkpoint.config.vocab_size == len(rows_of(layout.embedding))
+    (table,) = layout.tables
+    rows = sum(part.num_rows for part in table.parts)
+    assert rows == checkpoint.config.vocab_size == len(rows_of(table.parts))
 
 
 @quick
@@ -207,7 +208,8 @@ def test_shares_are_as_asked(
 ) -> None:
     """Per unit within one row of the widest matrix; vectors stay where the arithmetic is."""
     layout = lay(checkpoints[kind], policy, dtype)
-    stretches = [unit.parts for unit in layout.units] + [layout.embedding]
+    (table,) = layout.tables
+    stretches = [unit.parts for unit in layout.units] + [table.parts]
     for parts in stretches:
         vectors = [part for part in parts if not part.weight.is_matrix]
         assert all(part.tier == policy.compute_tier for part in vectors)
@@ -216,7 +218,7 @@ def test_shares_are_as_asked(
         row = max(part.weight.num_columns for part in matrices)
         for tier in ("gpu", "cpu", "disk"):
             placed = sum(part.num_elements for part in matrices if part.tier == tier)
-            if parts is not layout.embedding or not layout.tied_embeddings:
+            if parts is not table.parts or not table.is_head:
                 assert abs(placed - total * policy.weights.share(tier)) <= row + 1e-6 * total
     if policy.compute_tier == "cpu":
         assert not layout.streamed_bytes("cpu")[0]

@@ -38,8 +38,7 @@ def sizes(compute_tier: Tier, kv: Split, activations: Split, far_share: float = 
         stream_bytes=256,
         query_bytes=96,
         attended_bytes=64,
-        embedding_bytes=128,
-        far_share=far_share,
+        tables=((far_share, 128),),
     )
 
 

@@ -145,7 +145,8 @@ def check_bytes(tmp_path: Path, policy: dict[str, Any], monkeypatch: pytest.Monk
         assert told is not None
         moved = {link: n - before.get(link, 0) for link, n in engine.traffic.moved.items()}
         summary = engine.summary()
-        table = sum(part.tier == "disk" for part in engine.plan.layout.embedding)
+        (looked_up,) = engine.plan.layout.tables
+        table = sum(part.tier == "disk" for part in looked_up.parts)
     lanes = [Lane.DISK_WRITE, Lane.TO_DEVICE, Lane.FROM_DEVICE]
     # Rows of the table are looked up by token: how many blocks they are in is not foreseen.
     lanes += [] if table else [Lane.DISK_READ]

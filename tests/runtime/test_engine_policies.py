@@ -155,7 +155,8 @@ def test_rows_of_the_table_are_read_to_the_residual_stream(tiny_dir: Path) -> No
     """Where it is in RAM: nothing is taken for them apart."""
     for name, is_apart in (("cpu: weights on both", False), ("cpu: odd mix", True)):
         with tiny.engine(tiny_dir, PROMPTS, MOST_TOKENS, **POLICIES[name]) as engine:
-            assert any(part.tier == "disk" for part in engine.plan.layout.embedding)
+            (table,) = engine.plan.layout.tables
+            assert any(part.tier == "disk" for part in table.parts)
             assert bool(engine.plan.geometry.usage["cpu"]["embedding rows"]) == is_apart
 
 

@@ -42,6 +42,7 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     shared = own.get("attention.shared_kv_layers", 0)
     first = max(0, len(windows) - shared)
     last = max((layer for layer in range(first) if not windows[layer]), default=0)
+    table = file.tensors.get("per_layer_token_embd.weight")
     widths = own.get("feed_forward_length")
     widths = widths if isinstance(widths, list) else []
     doubled = [widths[0] * (1 + (layer >= first)) for layer in range(len(widths))]
@@ -58,6 +59,7 @@ def gemma4(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
         "enable_moe_block": bool(own.get("expert_count")),
         "top_k_experts": own.get("expert_used_count"),
         "hidden_size_per_layer_input": own.get("embedding_length_per_layer_input", 0),
+        **({"vocab_size_per_layer_input": table.shape[0]} if table is not None else {}),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": doubles,
         **({"intermediate_size": widths[0]} if doubles else {}),
