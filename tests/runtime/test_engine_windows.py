@@ -284,7 +284,9 @@ def passed(works: Iterable[BatchWork]) -> Counter[str]:
 def test_what_passes_is_what_was_told(
     data: Dataset, admission: str, home: tuple[str, Any], oracle: Oracle
 ) -> None:
-    """Of rows that have all of their prompts to themselves; those that enter by turns stay."""
+    """Of rows that have all of their prompts to themselves; those that enter by turns stay. They
+    enter as fast as there is room: a run learns from the first that end how fast others do, and a
+    forecast does not."""
     device, kv = home
     data = replace(data, num_beginnings=0)
     options = {
@@ -295,7 +297,7 @@ def test_what_passes_is_what_was_told(
         "micro_batch_size": 3,
         "num_micro_batches": 2,
     }
-    changes = {"page_tokens": 4, "row_tokens": 0, "moves_rows": False}
+    changes = {"page_tokens": 4, "row_tokens": 0, "moves_rows": False, "entry_pace": 1000.0}
     works: list[BatchWork] = []
     describe = BatchPreparer.describe
 
