@@ -34,6 +34,7 @@ from .draws import draw_entering
 from .test_engine_admission import (
     BEGINNINGS,
     PROMPTS,
+    Asked,
     asked_alike,
     asked_rows,
     check,
@@ -173,6 +174,20 @@ def test_what_the_head_picks_as_spans() -> None:
         (own.row, own.kv_len + n - own.start)
         for own, n in zip(spans, batch.picked_indices(), strict=True)
     ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_rows_that_make_one_token_keep_their_keys_for_later_layers(
+    device: str, model_dir: Path, oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]]
+) -> None:
+    """Other models write a layer's over those of the one below, micro-batch by micro-batch."""
+    answers, scores = oracle
+    asked = [Asked(prompt=n, max_tokens=1, is_scored=True) for n in range(len(PROMPTS))]
+    options = {"device": device, "micro_batch_size": 4, "admission": "zigzag"}
+    with engine(model_dir, work_of(asked), {}, **options) as built:
+        assert len(built.plan.geometry.kv_page_bytes + built.plan.geometry.window_page_bytes) == 3
+        requests = [own.request(index, answers) for index, own in enumerate(asked)]
+        check([*built.run(iter(requests))], asked, answers, scores)
 
 
 def test_each_layer_has_pages_of_its_own_size(
