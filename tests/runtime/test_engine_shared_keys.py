@@ -176,6 +176,27 @@ def test_what_the_head_picks_as_spans() -> None:
     ]
 
 
+@pytest.mark.parametrize("placed", NEAR)
+@pytest.mark.parametrize("admission", ["zigzag", "refill"])
+def test_rows_of_both_tables_are_counted(
+    admission: str,
+    placed: str,
+    model_dir: Path,
+    oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]],
+) -> None:
+    answers, scores = oracle
+    asked = [Asked(prompt=n, max_tokens=2 + n % 3) for n in range(len(PROMPTS))]
+    options = {**NEAR[placed], "admission": admission}
+    with engine(model_dir, work_of(asked), {}, **options) as built:
+        assert all(table.is_far("cpu") for table in built.plan.layout.tables)
+        log, before = SweepLog(built), Counter(built.traffic.moved)
+        requests = [own.request(index, answers) for index, own in enumerate(asked)]
+        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
+        moved = Counter(built.traffic.moved)
+        moved.subtract(before)
+        assert dict(+moved) == logged_bytes(built, log)
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_rows_that_make_one_token_keep_their_keys_for_later_layers(
     device: str, model_dir: Path, oracle: tuple[list[tiny.Answer], dict[int, torch.Tensor]]
