@@ -165,6 +165,26 @@ def check(
             )
 
 
+def run_counted(
+    built: Engine,
+    asked: Sequence[Asked],
+    answers: Sequence[tiny.Answer],
+    scores: Mapping[int, torch.Tensor] | None = None,
+    *,
+    is_counted: bool = True,
+) -> Counter[str]:
+    """Answers, and scores of prompts, are right, and what crosses links is what is reckoned of who
+    was in which sweep, which is told where rows share nothing: ``is_counted``."""
+    log, before = SweepLog(built), Counter(built.traffic.moved)
+    requests = [own.request(index, answers) for index, own in enumerate(asked)]
+    check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
+    moved = Counter(built.traffic.moved)
+    moved.subtract(before)
+    if is_counted:
+        assert dict(+moved) == logged_bytes(built, log)
+    return moved
+
+
 SCORES: dict[int, torch.Tensor] = {}
 
 
@@ -309,13 +329,7 @@ def move_rows(
     }
     work = workload(asked, data.draw(st.integers(1, STEPS)))
     with engine(directory, work, changes, **options) as built:
-        log, before = SweepLog(built), Counter(built.traffic.moved)
-        requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
-        moved = Counter(built.traffic.moved)
-        moved.subtract(before)
-        if is_counted:
-            assert dict(+moved) == logged_bytes(built, log)
+        run_counted(built, asked, answers, scores, is_counted=is_counted)
 
 
 def run(

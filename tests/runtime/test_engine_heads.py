@@ -5,7 +5,6 @@ counted."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash
 
-from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.kernels import paged
 from freight.model.config import read_config
 from freight.model.heads import Heads
@@ -29,9 +27,9 @@ from .test_engine_admission import (
     PROMPTS,
     asked_alike,
     asked_rows,
-    check,
     engine,
     homes,
+    run_counted,
     score,
 )
 from .test_engine_admission import STEPS as FEW
@@ -92,14 +90,9 @@ def test_any_admission_gives_the_same_answers(
         "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
     with engine(model_dir, work_of(asked), changes, **options) as built:
-        log, before = SweepLog(built), Counter(built.traffic.moved)
-        requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
-        moved = Counter(built.traffic.moved)
-        moved.subtract(before)
         is_plain = max(own.samples for own in asked) == 1 and not again and not attention
-        if is_plain and not built.plan.geometry.shared_page:
-            assert dict(+moved) == logged_bytes(built, log)
+        is_plain &= not built.plan.geometry.shared_page
+        run_counted(built, asked, answers, scores, is_counted=is_plain)
 
 
 @pytest.mark.parametrize("placed", [tiny.ON_CPU, tiny.ON_SIM], ids=["cpu", "sim"])

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.models.gemma4 import modeling_gemma4
 
-from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.errors import BudgetError, InputError
 from freight.kernels import paged
 from freight.model import layers
@@ -39,6 +38,7 @@ from .test_engine_admission import (
     asked_rows,
     check,
     engine,
+    run_counted,
     score,
 )
 from .test_engine_admission import STEPS as FEW
@@ -97,14 +97,9 @@ def test_any_admission_gives_the_same_answers(
         "draft_tokens": data.draw(st.sampled_from([0, 0, 1, 5])),
     }
     with engine(model_dir, work_of(asked), {**changes, "embedding": table}, **options) as built:
-        log, before = SweepLog(built), Counter(built.traffic.moved)
-        requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
-        moved = Counter(built.traffic.moved)
-        moved.subtract(before)
         is_plain = max(own.samples for own in asked) == 1
-        if is_plain and not built.plan.geometry.shared_page:
-            assert dict(+moved) == logged_bytes(built, log)
+        is_plain &= not built.plan.geometry.shared_page
+        run_counted(built, asked, answers, scores, is_counted=is_plain)
 
 
 @pytest.mark.parametrize("placed", NEAR)
@@ -189,12 +184,7 @@ def test_rows_of_both_tables_are_counted(
     options = {**NEAR[placed], "admission": admission}
     with engine(model_dir, work_of(asked), {}, **options) as built:
         assert all(table.is_far("cpu") for table in built.plan.layout.tables)
-        log, before = SweepLog(built), Counter(built.traffic.moved)
-        requests = [own.request(index, answers) for index, own in enumerate(asked)]
-        check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers, scores)
-        moved = Counter(built.traffic.moved)
-        moved.subtract(before)
-        assert dict(+moved) == logged_bytes(built, log)
+        run_counted(built, asked, answers, scores)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])

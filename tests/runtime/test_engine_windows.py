@@ -28,7 +28,6 @@ from transformers import (
     Qwen2Config,
 )
 
-from freight.entrypoints.bench.closed_form import SweepLog, logged_bytes
 from freight.model.batch import MicroBatch
 from freight.plan.rollout import WorkSizes
 from freight.plan.samples import continuous_story, roll, zigzag_story
@@ -51,6 +50,7 @@ from .test_engine_admission import (
     engine,
     homes,
     move_rows,
+    run_counted,
     score,
     workload,
 )
@@ -160,12 +160,7 @@ def test_fewer_bytes_are_kept_and_moved(
     for rolls in (True, False):
         changes = {"page_tokens": 4, "row_tokens": 0, "rolls_windows": rolls}
         with engine(directory, workload(asked), changes, **options) as built:
-            log, before = SweepLog(built), Counter(built.traffic.moved)
-            requests = [own.request(index, answers) for index, own in enumerate(asked)]
-            check([*built.run(iter(requests), on_batch=log.on_batch)], asked, answers)
-            moved = Counter(built.traffic.moved)
-            moved.subtract(before)
-            assert dict(+moved) == logged_bytes(built, log)
+            moved = run_counted(built, asked, answers)
             usage = built.plan.geometry.usage.values()
             kept = ("KV cache", "KV windows")
             held.append(sum(own.get(name, 0) for own in usage for name in kept))

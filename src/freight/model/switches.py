@@ -374,8 +374,13 @@ class ModelConfig:
 
     def has_window(self, layer: int) -> bool:
         """Whether nobody attends more than the last of a layer's keys, and it alone does."""
-        is_alone = self.key_layers.count(layer) == 1
-        return is_alone and self.sliding_windows[layer] is not None
+        return self._windowed[layer]
+
+    @cached_property
+    def _windowed(self) -> tuple[bool, ...]:
+        alone = (self.key_layers.count(layer) == 1 for layer in range(self.num_layers))
+        windows = zip(alone, self.sliding_windows, strict=True)
+        return tuple(is_alone and window is not None for is_alone, window in windows)
 
     @cached_property
     def num_window_layers(self) -> int:
