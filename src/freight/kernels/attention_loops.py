@@ -1,17 +1,29 @@
 """Attention of single queries over keys and values in pages, as loops that numba compiles.
 
-For each row and each head of keys: a page is made plain in the nearest cache, and all queries that
-share the head use it, first for scores, then, once these are weights, for values. No row is padded.
-Threads are the caller's business.
+For each row and each head of keys: all queries that share the head meet a page, first for scores,
+then, once these are weights, for values. Numbers are taken as they lie; what is compressed, or is
+not whole vectors, is made plain in the nearest cache first. No row is padded. Threads are the
+caller's business.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
-from freight.kernels.attention_steps import PageShape, cap, exponential, head_at, make_plain
+from freight.kernels.attention_steps import (
+    PageShape,
+    cap,
+    exponential,
+    head_at,
+    make_plain,
+    stretch_at,
+)
 from freight.kernels.open_mp import share_ranges
+from freight.kernels.page_loops import meet_page
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -20,10 +32,7 @@ from freight.kernels.vectors import (
     largest,
     load,
     multiply,
-    multiply_add,
     of_bits,
-    put_totals,
-    put_totals_of_pairs,
     splat,
     store,
     subtract,
@@ -35,8 +44,6 @@ __all__ = ["PageShape", "attend_heads", "heads_together"]
 U = np.uintp
 F = np.float32
 _WIDTH = U(WIDTH)
-_FEW = 4
-"""Queries, or tokens, that are worked on at once."""
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -54,144 +61,48 @@ def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
     return total(sums), largest(top)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
-def _score_four(queries, first, width, plain, count, scores, start, stride):  # type: ignore[no-untyped-def]
-    """Four queries, side by side from ``first`` on, with two tokens at a time; what follows the
-    last score of an odd count is overwritten."""
-    two, three = width * U(2), width * U(3)
-    for token in range(0, count, 2):
-        at = U(token) * width
-        a = b = c = d = e = f = g = h = splat(F(0.0))
-        for column in range(0, width, WIDTH):
-            place = U(column)
-            one, other = load(plain, at + place), load(plain, at + width + place)
-            query = load(queries, first + place)
-            a, e = multiply_add(query, one, a), multiply_add(query, other, e)
-            query = load(queries, first + width + place)
-            b, f = multiply_add(query, one, b), multiply_add(query, other, f)
-            query = load(queries, first + two + place)
-            c, g = multiply_add(query, one, c), multiply_add(query, other, g)
-            query = load(queries, first + three + place)
-            d, h = multiply_add(query, one, d), multiply_add(query, other, h)
-        put_totals_of_pairs(scores, start + U(token), stride, a, e, b, f, c, g, d, h)
+def _meet_stretch(
+    raw: Any, halves: Any, shape: Any, stretch: Any, are_values: Any, room: Any, own: Any
+) -> None:
+    """What ``meet_page`` does, with the tokens of a stretch as ``stretch_at`` has it, however they
+    lie; ``own`` is what it takes after the width."""
+    raise NotImplementedError
+
+
+@overload(_meet_stretch, jit_options={"nogil": True, "boundscheck": False})
+def _choose_meet_stretch(raw, halves, shape, stretch, are_values, room, own):  # type: ignore[no-untyped-def]
+    return _meet_codes if raw.dtype.bitwidth == 8 else _meet_numbers
+
+
+def _meet_numbers(raw, halves, shape, stretch, are_values, room, own):  # type: ignore[no-untyped-def]
+    at, tokens, ahead = stretch
+    if shape.token_stride == shape.padded:
+        meet_page(are_values, raw, at, ahead, tokens, shape.padded, *own)
+    else:
+        make_plain(raw, halves, at, tokens, shape, room, ahead)
+        meet_page(are_values, room, U(0), U(0), tokens, shape.padded, *own)
+
+
+def _meet_codes(raw, halves, shape, stretch, are_values, room, own):  # type: ignore[no-untyped-def]
+    at, tokens, ahead = stretch
+    make_plain(raw, halves, at, tokens, shape, room, ahead)
+    meet_page(are_values, room, U(0), U(0), tokens, shape.padded, *own)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _score_one(queries, first, width, plain, count, scores, start):  # type: ignore[no-untyped-def]
-    """One query with four tokens at a time."""
-    two, three = width * U(2), width * U(3)
-    for token in range(0, count, _FEW):
-        at = U(token) * width
-        a = b = c = d = splat(F(0.0))
-        for column in range(0, width, WIDTH):
-            place = U(column)
-            query = load(queries, first + place)
-            a = multiply_add(query, load(plain, at + place), a)
-            b = multiply_add(query, load(plain, at + width + place), b)
-            c = multiply_add(query, load(plain, at + two + place), c)
-            d = multiply_add(query, load(plain, at + three + place), d)
-        put_totals(scores, start + U(token), a, b, c, d)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _sum_four(sums, first, width, plain, count, weights, start, stride):  # type: ignore[no-untyped-def]
-    """Values by their weights onto the sums of four queries, 32 columns at a time."""
-    two, three = width * U(2), width * U(3)
-    for column in range(0, width, 2 * WIDTH):
-        at = first + U(column)
-        a, b = load(sums, at), load(sums, at + _WIDTH)
-        c, d = load(sums, at + width), load(sums, at + width + _WIDTH)
-        e, f = load(sums, at + two), load(sums, at + two + _WIDTH)
-        g, h = load(sums, at + three), load(sums, at + three + _WIDTH)
-        for token in range(count):
-            place = U(token) * width + U(column)
-            one, other = load(plain, place), load(plain, place + _WIDTH)
-            place = start + U(token)
-            weight = splat(weights[place])
-            a, b = multiply_add(weight, one, a), multiply_add(weight, other, b)
-            weight = splat(weights[place + stride])
-            c, d = multiply_add(weight, one, c), multiply_add(weight, other, d)
-            weight = splat(weights[place + stride * U(2)])
-            e, f = multiply_add(weight, one, e), multiply_add(weight, other, f)
-            weight = splat(weights[place + stride * U(3)])
-            g, h = multiply_add(weight, one, g), multiply_add(weight, other, h)
-        store(sums, at, a)
-        store(sums, at + _WIDTH, b)
-        store(sums, at + width, c)
-        store(sums, at + width + _WIDTH, d)
-        store(sums, at + two, e)
-        store(sums, at + two + _WIDTH, f)
-        store(sums, at + three, g)
-        store(sums, at + three + _WIDTH, h)
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _sum_one(sums, first, width, plain, count, weights, start):  # type: ignore[no-untyped-def]
-    """Likewise of one query; two sums of every second token, so that one need not wait for the
-    other."""
-    even = count // 2 * 2
-    for column in range(0, width, 2 * WIDTH):
-        at = first + U(column)
-        a, b = load(sums, at), load(sums, at + _WIDTH)
-        c = d = splat(F(0.0))
-        for token in range(0, even, 2):
-            place = U(token) * width + U(column)
-            weight = splat(weights[start + U(token)])
-            a = multiply_add(weight, load(plain, place), a)
-            b = multiply_add(weight, load(plain, place + _WIDTH), b)
-            place += width
-            weight = splat(weights[start + U(token) + U(1)])
-            c = multiply_add(weight, load(plain, place), c)
-            d = multiply_add(weight, load(plain, place + _WIDTH), d)
-        for token in range(even, count):
-            place = U(token) * width + U(column)
-            weight = splat(weights[start + U(token)])
-            a = multiply_add(weight, load(plain, place), a)
-            b = multiply_add(weight, load(plain, place + _WIDTH), b)
-        store(sums, at, add(a, c))
-        store(sums, at + _WIDTH, add(b, d))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _score(raw, halves, shape, pages, start, end, queries, first, count, plain, scores, stride):  # type: ignore[no-untyped-def]
-    """Scores of ``count`` queries from ``first`` on with the keys from ``start`` to ``end``."""
-    fours = count // U(_FEW) * U(_FEW)
-    position = start
+def _meet_pages(raw, halves, shape, pages, seen, after, are_values, room, own):  # type: ignore[no-untyped-def]
+    """The same with all tokens that are ``seen``, from one to before another; what comes ``after``
+    is fetched at last. ``own`` are vectors, the first one's place, how many, and their numbers,
+    where these begin and how far apart."""
+    vectors, first, count, numbers, begin, stride = own
+    start, end = seen
+    position, offset = start, shape.num_heads if are_values else U(0)
     while position < end:
-        turn, place = position // shape.page_tokens, position % shape.page_tokens
-        tokens = min(end - position, shape.page_tokens - place)
-        at = head_at(shape, pages, turn, U(0)) + place * shape.token_stride
-        is_last = end - position == tokens
-        ahead = at if is_last else head_at(shape, pages, turn + U(1), U(0))
-        make_plain(raw, halves, at, tokens, shape, plain, ahead)
-        for query in range(0, fours, _FEW):
-            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
-            _score_four(queries, own, shape.padded, plain, tokens, scores, row, stride)
-        for query in range(fours, count):
-            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
-            _score_one(queries, own, shape.padded, plain, tokens, scores, row)
-        position += tokens
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def _sum(raw, halves, shape, pages, start, end, sums, first, count, plain, weights, stride):  # type: ignore[no-untyped-def]
-    """The values of these tokens by their weights onto the sums of ``count`` queries."""
-    fours = count // U(_FEW) * U(_FEW)
-    position = start
-    while position < end:
-        turn, place = position // shape.page_tokens, position % shape.page_tokens
-        tokens = min(end - position, shape.page_tokens - place)
-        at = head_at(shape, pages, turn, shape.num_heads) + place * shape.token_stride
-        is_last = end - position == tokens
-        ahead = at if is_last else head_at(shape, pages, turn + U(1), shape.num_heads)
-        make_plain(raw, halves, at, tokens, shape, plain, ahead)
-        for query in range(0, fours, _FEW):
-            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
-            _sum_four(sums, own, shape.padded, plain, tokens, weights, row, stride)
-        for query in range(fours, count):
-            own, row = first + U(query) * shape.padded, U(query) * stride + position - start
-            _sum_one(sums, own, shape.padded, plain, tokens, weights, row)
-        position += tokens
+        stretch = stretch_at(shape, pages, position, end, offset, after)
+        place = begin + position - start
+        rest = vectors, first, count, numbers, place, stride
+        _meet_stretch(raw, halves, shape, stretch, are_values, room, rest)
+        position += stretch[1]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -241,14 +152,14 @@ def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _sum_chosen(raw, halves, shape, pages, start, chosen, count, sums, own, plain, weights, base):  # type: ignore[no-untyped-def]
+def _sum_chosen(raw, halves, shape, pages, start, chosen, count, room, sums, own, weights, base):  # type: ignore[no-untyped-def]
     """The values of the chosen places by their weights onto the sums of one query."""
     for number in range(count):
         position = start + chosen[number]
         turn, place = position // shape.page_tokens, position % shape.page_tokens
         at = head_at(shape, pages, turn, shape.num_heads) + place * shape.token_stride
-        make_plain(raw, halves, at, U(1), shape, plain, at)
-        _sum_one(sums, own, shape.padded, plain, U(1), weights, base + chosen[number])
+        rest = sums, own, U(1), weights, base + chosen[number], U(0)
+        _meet_stretch(raw, halves, shape, (at, U(1), at), True, room, rest)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -272,14 +183,16 @@ def attend_heads(  # type: ignore[no-untyped-def]
     stride = (longest + U(2 * WIDTH)) // _WIDTH * _WIDTH
     scores = np.empty(count * stride, np.float32)
     chosen = np.empty(longest if share < 1 else U(0), np.uintp)
-    plain = np.zeros((shape.page_tokens + U(_FEW)) * shape.padded, np.float32)
+    plain = np.zeros(shape.page_tokens * shape.padded, np.float32)
     for job in range(first, last):
         row, head = job // num_heads, job % num_heads
         start, end = U(starts[row]), U(ends[row])
         own = U(job) * count * shape.padded
         table, seen = pages[row, head], end - start
         keep = max(U(1), U(np.ceil(share * np.float64(seen))))
-        _score(raw, halves, shape, table, start, end, queries, own, count, plain, scores, stride)
+        rest = queries, own, count, scores, U(0), stride
+        after = head_at(shape, table, start // shape.page_tokens, shape.num_heads)
+        _meet_pages(raw, halves, shape, table, (start, end), after, False, plain, rest)
         length = (seen + _WIDTH - U(1)) // _WIDTH * _WIDTH
         for query in range(count):
             base = U(query) * stride
@@ -298,10 +211,14 @@ def attend_heads(  # type: ignore[no-untyped-def]
             if keep < seen:
                 at = own + U(query) * shape.padded
                 _sum_chosen(
-                    raw, halves, shape, table, start, chosen, keep, sums, at, plain, scores, base
+                    raw, halves, shape, table, start, chosen, keep, plain, sums, at, scores, base
                 )
         if keep >= seen:
-            _sum(raw, halves, shape, table, start, end, sums, own, count, plain, scores, stride)
+            rest = sums, own, count, scores, U(0), stride
+            following = min(job + 1, last - 1)
+            row, head = following // num_heads, following % num_heads
+            after = head_at(shape, pages[row, head], U(starts[row]) // shape.page_tokens, U(0))
+            _meet_pages(raw, halves, shape, table, (start, end), after, True, plain, rest)
 
 
 @njit(nogil=True, cache=True)

@@ -12,7 +12,6 @@ from numba.extending import overload
 from freight.kernels.vectors import (
     WIDTH,
     add,
-    half_at,
     larger,
     load,
     load_bytes,
@@ -24,12 +23,20 @@ from freight.kernels.vectors import (
     quotient,
     rounded,
     splat,
+    splat_half,
     store,
     subtract,
     two_to,
 )
 
-__all__ = ["PageShape", "cap", "exponential", "head_at", "make_plain"]
+__all__ = [
+    "PageShape",
+    "cap",
+    "exponential",
+    "head_at",
+    "make_plain",
+    "stretch_at",
+]
 
 U = np.uintp
 F = np.float32
@@ -96,8 +103,8 @@ def _plain_codes(raw, halves, first, count, shape, plain, ahead):  # type: ignor
         prefetch(raw, ahead + end - first)
         factors = end // U(2)
         for group in range(groups):
-            scale = splat(half_at(halves, factors + U(group)))
-            lowest = splat(half_at(halves, factors + groups + U(group)))
+            scale = splat_half(halves, factors + U(group))
+            lowest = splat_half(halves, factors + groups + U(group))
             own = target + U(group) * shape.group_size
             if shape.bits == 4:
                 half = shape.group_size // U(2)
@@ -124,6 +131,18 @@ def head_at(shape, pages, turn, offset):  # type: ignore[no-untyped-def]
     both = U(2) * shape.num_heads
     head = pages[turn] % both + offset
     return pages[turn] // both * shape.page_stride + head * shape.head_stride
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def stretch_at(shape, pages, position, end, offset, after):  # type: ignore[no-untyped-def]
+    """Where the tokens from ``position`` on begin, for ``offset`` as ``head_at`` has it; how many
+    of them, up to ``end``, follow each other; and where the page after theirs begins, or what comes
+    ``after`` the last."""
+    turn, place = position // shape.page_tokens, position % shape.page_tokens
+    tokens = min(end - position, shape.page_tokens - place)
+    at = head_at(shape, pages, turn, offset) + place * shape.token_stride
+    ahead = after if end - position == tokens else head_at(shape, pages, turn + U(1), offset)
+    return at, tokens, ahead
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")

@@ -38,6 +38,8 @@ __all__ = [
     "place_of",
     "splat",
     "widen_codes",
+    "widen_high_codes",
+    "widen_low_codes",
 ]
 
 WIDTH: Final = 16
@@ -95,6 +97,18 @@ def _widen_float16(builder: Any, halves: Any) -> Any:
 def widen_codes(builder: Any, codes: Any) -> Any:
     """Sixteen bytes as floats."""
     return builder.sitofp(builder.zext(codes, WORDS), FLOATS)
+
+
+def widen_low_codes(builder: Any, codes: Any) -> Any:
+    """The lower halves of sixteen bytes as floats. Both halves are cut from the same words."""
+    words = builder.zext(codes, WORDS)
+    return builder.sitofp(builder.and_(words, constant(WORD, 15)), FLOATS)
+
+
+def widen_high_codes(builder: Any, codes: Any) -> Any:
+    """The upper halves likewise."""
+    words = builder.zext(codes, WORDS)
+    return builder.sitofp(builder.lshr(words, constant(WORD, 4)), FLOATS)
 
 
 LOADERS: Final = {

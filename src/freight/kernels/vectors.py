@@ -30,6 +30,8 @@ from freight.kernels.llvm import (
     narrowed,
     place_of,
     widen_codes,
+    widen_high_codes,
+    widen_low_codes,
 )
 from freight.kernels.llvm import splat as splat_number
 
@@ -54,11 +56,10 @@ __all__ = [
     "prefetch",
     "put_number",
     "put_pairs",
-    "put_totals",
-    "put_totals_of_pairs",
     "quotient",
     "rounded",
     "splat",
+    "splat_half",
     "store",
     "subtract",
     "total",
@@ -109,15 +110,13 @@ def load_bytes(context, array, index):  # type: ignore[no-untyped-def]
 @intrinsic
 def load_low(context, array, index):  # type: ignore[no-untyped-def]
     """The lower halves of sixteen bytes as numbers."""
-    low = loader(BYTE, 1, lambda b, raw: widen_codes(b, b.and_(raw, constant(BYTE, 15))))
-    return VECTOR(array, types.uintp), low
+    return VECTOR(array, types.uintp), loader(BYTE, 1, widen_low_codes)
 
 
 @intrinsic
 def load_high(context, array, index):  # type: ignore[no-untyped-def]
     """The upper halves of sixteen bytes as numbers."""
-    high = loader(BYTE, 1, lambda b, raw: widen_codes(b, b.lshr(raw, constant(BYTE, 4))))
-    return VECTOR(array, types.uintp), high
+    return VECTOR(array, types.uintp), loader(BYTE, 1, widen_high_codes)
 
 
 def _store_float32(builder: Any, vector: Any, place: Any) -> None:
@@ -180,6 +179,24 @@ def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped
 def splat(context, value):  # type: ignore[no-untyped-def]
     """One number sixteen times."""
     return VECTOR(types.float32), lambda c, builder, s, number: splat_number(builder, *number)
+
+
+@intrinsic
+def splat_half(context, halves, index):  # type: ignore[no-untyped-def]
+    """A float16 whose bits a uint16 array has there, sixteen times."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.load(address_of(context, builder, signature.args[0], *arguments))
+        some = ir.VectorType(SHORT, WIDTH // 2)
+        one = builder.insert_element(ir.Constant(some, ir.Undefined), bits, ir.Constant(WORD, 0))
+        lanes = ir.Constant(ir.VectorType(WORD, WIDTH // 2), [0] * (WIDTH // 2))
+        same = builder.bitcast(
+            builder.shuffle_vector(one, one, lanes), ir.VectorType(ir.HalfType(), WIDTH // 2)
+        )
+        wide = builder.fpext(same, ir.VectorType(FLOAT, WIDTH // 2))
+        return builder.shuffle_vector(wide, wide, ir.Constant(WORDS, [*range(WIDTH)]))
+
+    return VECTOR(halves, types.uintp), generate
 
 
 @intrinsic
@@ -308,68 +325,6 @@ def total(context, a):  # type: ignore[no-untyped-def]
         return reduce(context, builder, signature, (ir.Constant(FLOAT, 0.0), *arguments))
 
     return types.float32(VECTOR), generate
-
-
-def _totals(builder: Any, vectors: list[Any]) -> Any:
-    """The sums of each of 4 or 8 vectors, side by side, as often as there is room. Neighbours trade
-    every second number and are added, which leaves half as many vectors, then pairs, then fours: a
-    third of the work of summing each by itself."""
-    lanes = range(WIDTH)
-    size = 1
-    while len(vectors) > 1:
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        mine = ir.Constant(WORDS, [i if not i & size else WIDTH + i - size for i in lanes])
-        given = ir.Constant(WORDS, [i + size if not i & size else WIDTH + i for i in lanes])
-        vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, mine), builder.shuffle_vector(a, b, given))
-            for a, b in pairs
-        ]
-        size *= 2
-    found = vectors[0]
-    while size < WIDTH:
-        mask = ir.Constant(WORDS, [i ^ size for i in lanes])
-        found = builder.fadd(found, builder.shuffle_vector(found, found, mask))
-        size *= 2
-    return found
-
-
-def _put(builder: Any, found: Any, start: int, count: int, place: Any) -> None:
-    """``count`` numbers of a vector from ``start`` on."""
-    mask = ir.Constant(ir.VectorType(WORD, count), [*range(start, start + count)])
-    some = builder.shuffle_vector(found, found, mask)
-    target = builder.bitcast(place, ir.VectorType(FLOAT, count).as_pointer())
-    builder.store(some, target).align = 4
-
-
-@intrinsic
-def put_totals_of_pairs(context, array, index, stride, a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
-    """array[index], array[index + 1] = the sums of the sixteen of a and of b, those of c and d
-    ``stride`` further, and so on; float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, place, step, *vectors = arguments
-        found = _totals(builder, vectors)
-        for pair in range(4):
-            at = address_of(context, builder, signature.args[0], data, place)
-            _put(builder, found, 2 * pair, 2, at)
-            place = builder.add(place, step)
-        return context.get_dummy_value()
-
-    whole = types.uintp
-    return types.none(array, whole, whole, *[VECTOR] * 8), generate
-
-
-@intrinsic
-def put_totals(context, array, index, a, b, c, d):  # type: ignore[no-untyped-def]
-    """The sums of the sixteen of each, side by side from array[index] on; float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, place, *vectors = arguments
-        at = address_of(context, builder, signature.args[0], data, place)
-        _put(builder, _totals(builder, vectors), 0, 4, at)
-        return context.get_dummy_value()
-
-    return types.none(array, types.uintp, *[VECTOR] * 4), generate
 
 
 @intrinsic
