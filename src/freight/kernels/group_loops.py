@@ -16,6 +16,7 @@ from freight.kernels.vectors import (
     factor_at,
     load,
     load_bytes,
+    load_factors,
     load_high,
     load_low,
     multiply,
@@ -82,10 +83,13 @@ def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def widen_factors(numbers, start, out):  # type: ignore[no-untyped-def]
-    """Factors from ``start`` on as float32."""
-    for column in range(out.shape[0]):
-        out[column] = factor_at(numbers, U(start) + U(column))
+def widen_factors(numbers, start, count, out, place):  # type: ignore[no-untyped-def]
+    """``count`` factors from ``start`` on as float32, to out from ``place`` on."""
+    whole = count // U(WIDTH) * U(WIDTH)
+    for column in range(0, whole, WIDTH):
+        store(out, place + U(column), load_factors(numbers, start + U(column)))
+    for column in range(whole, count):
+        out[place + column] = factor_at(numbers, start + column)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -117,8 +121,10 @@ def make_plain_across(raw, numbers, size, bits, first, last, out):  # type: igno
         for strip in range(0, columns, _STRIP):
             until = min(strip + _STRIP, columns)
             own, lowest = scales[: until - strip], minima[: until - strip]
-            widen_factors(numbers[line], factors + strip, own)
-            widen_factors(numbers[line], factors + columns + strip, lowest)
+            widen_factors(numbers[line], U(factors + strip), U(until - strip), own, U(0))
+            widen_factors(
+                numbers[line], U(factors + columns + strip), U(until - strip), lowest, U(0)
+            )
             for byte in range(first - line * step, end - line * step):
                 row = line * size + byte
                 low, high = out[row, strip:until], out[row + size - step, strip:until]

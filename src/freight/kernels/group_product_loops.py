@@ -69,8 +69,8 @@ def product_across(raw, numbers, size, bits, first, last, x, columns, out):  # t
     for place in range(first, last):
         line, byte = place // step, place % step
         if place == first or byte == 0:
-            widen_factors(numbers[line], factors, scales)
-            widen_factors(numbers[line], factors + columns, minima)
+            widen_factors(numbers[line], U(factors), U(columns), scales, U(0))
+            widen_factors(numbers[line], U(factors + columns), U(columns), minima, U(0))
             _scale_tokens(x, scales, minima, scaled, added)
         for half in range(size // step):
             _codes_of(raw[line], byte * columns, bits, half == 1, codes)

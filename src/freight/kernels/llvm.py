@@ -7,7 +7,7 @@ return is called while numba compiles a loop. Indices count elements; nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numba
@@ -21,6 +21,7 @@ __all__ = [
     "BYTE",
     "FLOAT",
     "FLOATS",
+    "HALF",
     "LOADERS",
     "SHORT",
     "WIDTH",
@@ -29,20 +30,25 @@ __all__ = [
     "address_of",
     "call",
     "constant",
+    "eight_at",
     "fetch",
+    "joined",
     "loader",
     "narrowed",
     "narrowed_both",
     "narrowed_pairs",
     "pair_products",
     "place_of",
+    "put_lanes",
     "splat",
+    "totals",
     "widen_codes",
     "widen_high_codes",
     "widen_low_codes",
 ]
 
 WIDTH: Final = 16
+HALF: Final = WIDTH // 2
 
 FLOAT: Final = ir.FloatType()
 BYTE: Final = ir.IntType(8)
@@ -86,12 +92,16 @@ def loader(kind: ir.Type, num_bytes: int, widen: Callable[[Any, Any], Any]) -> A
 
 
 def _widen_bfloat16(builder: Any, halves: Any) -> Any:
-    words = builder.shl(builder.zext(halves, WORDS), constant(WORD, 16))
-    return builder.bitcast(words, FLOATS)
+    count = halves.type.count
+    words = ir.VectorType(WORD, count)
+    wide = builder.shl(builder.zext(halves, words), ir.Constant(words, [16] * count))
+    return builder.bitcast(wide, ir.VectorType(FLOAT, count))
 
 
 def _widen_float16(builder: Any, halves: Any) -> Any:
-    return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), FLOATS)
+    count = halves.type.count
+    numbers = builder.bitcast(halves, ir.VectorType(ir.HalfType(), count))
+    return builder.fpext(numbers, ir.VectorType(FLOAT, count))
 
 
 def widen_codes(builder: Any, codes: Any) -> Any:
@@ -119,6 +129,56 @@ LOADERS: Final = {
 }
 """By what an array holds: float32, bfloat16 as uint16, float16 as int16; pairs of bfloat16 as
 uint32, which are what ``pair_products`` takes and no numbers."""
+
+_HALVES: Final[dict[Any, tuple[ir.Type, Callable[[Any, Any], Any]]]] = {
+    types.float32: (FLOAT, lambda builder, floats: floats),
+    types.uint16: (SHORT, _widen_bfloat16),
+    types.int16: (SHORT, _widen_float16),
+}
+
+
+def eight_at(context: Any, builder: Any, array: Any, data: Any, index: Any) -> Any:
+    """Half of a vector: eight numbers from an element on, of an array as LOADERS have it."""
+    kind, widen = _HALVES[array.dtype]
+    place = address_of(context, builder, array, data, index)
+    pointer = builder.bitcast(place, ir.VectorType(kind, HALF).as_pointer())
+    return widen(builder, builder.load(pointer, align=array.dtype.bitwidth // 8))
+
+
+def joined(builder: Any, low: Any, high: Any) -> Any:
+    """Two halves as a vector."""
+    return builder.shuffle_vector(low, high, ir.Constant(WORDS, [*range(WIDTH)]))
+
+
+def totals(builder: Any, vectors: Sequence[Any], width: int = WIDTH) -> Any:
+    """The sums of each ``width`` numbers of 4 or 8 vectors, side by side, as often as there is
+    room. Neighbours trade every second number and are added, which leaves half as many vectors,
+    then pairs, then fours: a third of the work of summing each by itself."""
+    lanes = range(WIDTH)
+    size = 1
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        mine = ir.Constant(WORDS, [i if not i & size else WIDTH + i - size for i in lanes])
+        given = ir.Constant(WORDS, [i + size if not i & size else WIDTH + i for i in lanes])
+        vectors = [
+            builder.fadd(builder.shuffle_vector(a, b, mine), builder.shuffle_vector(a, b, given))
+            for a, b in pairs
+        ]
+        size *= 2
+    found = vectors[0]
+    while size < width:
+        mask = ir.Constant(WORDS, [i ^ size for i in lanes])
+        found = builder.fadd(found, builder.shuffle_vector(found, found, mask))
+        size *= 2
+    return found
+
+
+def put_lanes(builder: Any, found: Any, lanes: Sequence[int], place: Any) -> None:
+    """Some numbers of a vector, side by side."""
+    mask = ir.Constant(ir.VectorType(WORD, len(lanes)), [*lanes])
+    some = builder.shuffle_vector(found, found, mask)
+    target = builder.bitcast(place, ir.VectorType(FLOAT, len(lanes)).as_pointer())
+    builder.store(some, target).align = 4
 
 
 def splat(builder: Any, number: Any) -> Any:

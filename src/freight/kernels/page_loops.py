@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.features import HAS_WIDE_REGISTERS
+from freight.kernels.llvm import HALF
 from freight.kernels.page_registers import (
-    HALF,
     load_both,
     load_twice,
     put_totals,

@@ -18,7 +18,9 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.exponent_lines import lay_wide
+from freight.kernels.group_blocks import TOKENS as TOKENS_OF_CODES
 from freight.kernels.group_blocks import by_tokens
+from freight.kernels.group_blocks import rows_by_tokens as code_rows_by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.register_blocks import (
@@ -118,6 +120,7 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
 
 _ONE, _TWO, _FOUR = (by_tokens(count, bits=4) for count in (1, 2, 4))
 _ONE_BY_BYTES, _TWO_BY_BYTES, _FOUR_BY_BYTES = (by_tokens(count, bits=8) for count in (1, 2, 4))
+_ROWS, _ROWS_BY_BYTES = (code_rows_by_tokens(bits=bits) for bits in (4, 8))
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
@@ -138,6 +141,20 @@ def _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums
         _TWO_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
     else:
         _ONE_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _code_rows_by_tokens(raw, start, line, scales, size, bits, own_x, target):  # type: ignore[no-untyped-def]
+    """Codes of two rows, which begin every ``line``, times four tokens. Of x and of the target are
+    told: numbers, where they begin, and how far those of two tokens, or two rows, are apart."""
+    groups, step = U(scales.shape[0] // 2), U(size * bits // 8)
+    starts = U(start), U(start + line)
+    x, at, columns = own_x[0], U(own_x[1]), U(own_x[2])
+    sums, place, apart = target[0], U(target[1]), U(target[2])
+    if bits == 4:
+        _ROWS(raw, starts, scales, groups, step, x, at, columns, sums, place, apart)
+    else:
+        _ROWS_BY_BYTES(raw, starts, scales, groups, step, x, at, columns, sums, place, apart)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -259,23 +276,33 @@ def _add_up_codes(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
     raw, numbers, size, bits, columns, line, shared = rows
     groups, tokens = columns // size, x.shape[0] // columns
     wide = shared.shape[0] // tokens
-    scales, minima = np.empty(groups, np.float32), np.zeros(wide, np.float32)
-    added = np.empty(tokens, np.float32)
+    scales, minima = np.empty(2 * groups, np.float32), np.zeros(wide, np.float32)
+    scales_of = scales[:groups], scales[groups:]
+    added = np.empty(2 * tokens, np.float32)
+    by_rows = tokens // TOKENS_OF_CODES * TOKENS_OF_CODES
     for row in range(height):
-        start = (first + row) * line
-        factors = (start + columns * bits // 8) // numbers.itemsize
-        widen_factors(numbers, factors, scales)
-        widen_factors(numbers, factors + groups, minima[:groups])
-        token = 0
+        start, number = (first + row) * line, row % 2
+        is_first_of_two = number == 0 and row + 1 < height
+        factors = U((start + columns * bits // 8) // numbers.itemsize)
+        own = scales_of[number]
+        widen_factors(numbers, factors, U(groups), own, U(0))
+        widen_factors(numbers, factors + U(groups), U(groups), minima, U(0))
+        token = by_rows if number or is_first_of_two else 0
         while token < tokens:
             left = tokens - token
             count = 4 if left >= 4 else 2 if left >= 2 else 1
             at, place = token * columns, row * tokens + token
-            _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums, place)
+            _codes_by_tokens(count, raw, start, own, size, bits, x, at, columns, sums, place)
             token += count
-        multiply_few(minima, 0, 1, wide, shared, False, added, 0)
-        for token in range(tokens):
-            sums[row * tokens + token] += added[token]
+        multiply_few(minima, 0, 1, wide, shared, False, added, number * tokens)
+        if is_first_of_two:
+            continue
+        begin = (row - number) * tokens
+        for token in range(0, by_rows * number, TOKENS_OF_CODES):
+            own_x, target = (x, token * columns, columns), (sums, begin + token, tokens)
+            _code_rows_by_tokens(raw, start - line, line, scales, size, bits, own_x, target)
+        for place in range((number + 1) * tokens):
+            sums[begin + place] += added[place]
 
 
 def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, panel: Any) -> None:

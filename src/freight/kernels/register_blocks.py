@@ -15,14 +15,19 @@ from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.llvm import (
     FLOAT,
     FLOATS,
+    HALF,
     LOADERS,
     WIDTH,
     address_of,
     call,
     constant,
+    eight_at,
     fetch,
+    joined,
     pair_products,
+    put_lanes,
     splat,
+    totals,
 )
 
 __all__ = [
@@ -52,7 +57,7 @@ of which two can be read in the time of two sums."""
 ROWS_TOGETHER: Final = 4
 """Rows of which one token's products are taken together, each read where another one is."""
 TOKENS_TOGETHER: Final = 4
-ROWS_OF_TOKENS: Final = 4 if HAS_WIDE_REGISTERS else 1
+ROWS_OF_TOKENS: Final = 4 if HAS_WIDE_REGISTERS else 2
 """Of those rows, as many as there are registers for sums with so many tokens."""
 FEW_TOKENS: Final = 12 if HAS_WIDE_REGISTERS else 8
 """Up to which products of rows and tokens are faster than panels that meet tiles."""
@@ -173,6 +178,61 @@ def _dots(num_rows: int, num_tokens: int, *, fetches: bool) -> Any:
     return generate
 
 
+def _dots_by_halves(*, fetches: bool) -> Any:
+    """That of two rows and four tokens, each row in half of a vector: what is loaded of a token
+    meets both, where there are registers for no more sums than theirs."""
+    num_tokens = TOKENS_TOGETHER
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, start, columns, x, x_start, sums, place, pitch = arguments
+        kinds = signature.args
+
+        def at(index: int) -> Any:
+            return ir.Constant(start.type, index)
+
+        def begin(first: Any, number: int) -> Any:
+            return builder.add(first, builder.mul(columns, at(number)))
+
+        nothing = constant(FLOAT, 0.0)
+        kept = [cgutils.alloca_once_value(builder, nothing) for _ in range(num_tokens)]
+        own_rows = [begin(start, row) for row in range(2)]
+        if fetches:
+            ahead = [begin(own, ROWS_TOGETHER) for own in own_rows]
+        with cgutils.for_range(builder, builder.udiv(columns, at(WIDTH))) as loop:
+            column = builder.mul(loop.index, at(WIDTH))
+            if fetches:
+                for row in ahead:
+                    index = builder.add(row, column)
+                    fetch(builder, address_of(context, builder, kinds[0], rows, index))
+            for half in range(2):
+                own = builder.add(column, at(HALF * half))
+                low, high = (
+                    eight_at(context, builder, kinds[0], rows, builder.add(row, own))
+                    for row in own_rows
+                )
+                values = joined(builder, low, high)
+                for token, sum_ in enumerate(kept):
+                    index = builder.add(begin(x_start, token), own)
+                    some = eight_at(context, builder, kinds[3], x, index)
+                    factor = joined(builder, some, some)
+                    added = _FUSED(context, builder, None, (values, factor, builder.load(sum_)))
+                    builder.store(added, sum_)
+        found = totals(builder, [builder.load(sum_) for sum_ in kept], HALF)
+        for row in range(2):
+            index = builder.add(place, builder.mul(pitch, at(row)))
+            lanes = range(row * HALF, row * HALF + num_tokens)
+            put_lanes(builder, found, lanes, address_of(context, builder, kinds[5], sums, index))
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _dots_of_tokens(*, fetches: bool) -> Any:
+    if HAS_WIDE_REGISTERS:
+        return _dots(ROWS_OF_TOKENS, TOKENS_TOGETHER, fetches=fetches)
+    return _dots_by_halves(fetches=fetches)
+
+
 def _signature(rows: Any, x: Any, sums: Any) -> Any:
     return types.none(rows, _INDEX, _INDEX, x, _INDEX, sums, _INDEX, _INDEX)
 
@@ -206,10 +266,10 @@ def rows_by_token_fetching(context, rows, start, columns, x, x_start, sums, plac
 @intrinsic
 def rows_by_tokens(context, rows, start, columns, x, x_start, sums, place, pitch):  # type: ignore[no-untyped-def]
     """That for ROWS_OF_TOKENS rows and TOKENS_TOGETHER tokens."""
-    return _signature(rows, x, sums), _dots(ROWS_OF_TOKENS, TOKENS_TOGETHER, fetches=False)
+    return _signature(rows, x, sums), _dots_of_tokens(fetches=False)
 
 
 @intrinsic
 def rows_by_tokens_fetching(context, rows, start, columns, x, x_start, sums, place, pitch):  # type: ignore[no-untyped-def]
     """Likewise, and the rows that are ROWS_TOGETHER on are brought meanwhile."""
-    return _signature(rows, x, sums), _dots(ROWS_OF_TOKENS, TOKENS_TOGETHER, fetches=True)
+    return _signature(rows, x, sums), _dots_of_tokens(fetches=True)

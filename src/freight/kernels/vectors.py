@@ -47,6 +47,7 @@ __all__ = [
     "largest",
     "load",
     "load_bytes",
+    "load_factors",
     "load_high",
     "load_low",
     "multiply",
@@ -89,6 +90,13 @@ def load(context, array, index):  # type: ignore[no-untyped-def]
     """Sixteen numbers of a float32 array, of a uint16 one that holds bfloat16, or of an int16 one
     that holds float16."""
     return VECTOR(array, types.uintp), LOADERS[array.dtype]
+
+
+@intrinsic
+def load_factors(context, array, index):  # type: ignore[no-untyped-def]
+    """Sixteen numbers of an array of uint16 that holds float16, or of uint32 that holds float32."""
+    as_held = types.int16 if array.dtype.bitwidth == 16 else types.float32
+    return VECTOR(array, types.uintp), LOADERS[as_held]
 
 
 @intrinsic
