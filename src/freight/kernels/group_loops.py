@@ -20,7 +20,7 @@ from freight.kernels.vectors import (
     load_high,
     load_low,
     multiply,
-    splat,
+    splat_factor,
     store,
 )
 
@@ -50,8 +50,8 @@ def plain_groups(raw, start, numbers, factors, groups, size, bits, first, last, 
     last_vector = step - U(WIDTH)
     for number in range(first, last):
         group = U(number)
-        scale = splat(factor_at(numbers, factors + group))
-        lowest = splat(factor_at(numbers, factors + groups + group))
+        scale = splat_factor(numbers, factors + group)
+        lowest = splat_factor(numbers, factors + groups + group)
         source, to = start + group * step, target + U(number - first) * own
         if bits == 4:
             for byte in range(0, step, WIDTH):

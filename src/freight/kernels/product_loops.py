@@ -82,6 +82,8 @@ PANEL_COLUMNS = 256
 _PANELS = 16
 """Whose sums are kept at once. They meet the same columns of many tokens one after the other, so
 that these stay in a core's own cache."""
+_LINE = 64
+"""Bytes."""
 _KEPT = 1 << 17
 """Numbers of the tokens that stay there altogether."""
 
@@ -330,13 +332,21 @@ def _make_exponents_plain(rows, top, height, begin, width, ahead, panel):  # typ
 
 
 def _make_plain(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
-    """Rows in groups."""
+    """Rows in groups, and those ``ahead`` are fetched, with their scales and minima."""
     raw, numbers, size, bits, columns, line = rows
     groups, first, last = U(columns // size), begin // size, (begin + width) // size
+    # Further columns of these rows, or columns of rows that are a whole number of rows on.
+    skipped = (ahead + columns - 1) // columns if ahead >= columns else 0
+    next_rows, there = skipped * line, (begin + ahead - skipped * columns) * bits // 8
     for row in range(height):
         start = (top + row) * line
         factors = U((start + columns * bits // 8) // numbers.itemsize)
         to = U(row * PANEL_COLUMNS)
+        for place in range(0, width * bits // 8, _LINE):
+            prefetch(raw, U(start + next_rows + there + place))
+        if next_rows:
+            prefetch(numbers, factors + U(next_rows // numbers.itemsize))
+            prefetch(numbers, factors + groups + U(next_rows // numbers.itemsize))
         plain_groups(raw, U(start), numbers, factors, groups, size, bits, first, last, panel, to)
 
 

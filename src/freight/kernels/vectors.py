@@ -60,6 +60,7 @@ __all__ = [
     "quotient",
     "rounded",
     "splat",
+    "splat_factor",
     "splat_half",
     "store",
     "subtract",
@@ -187,6 +188,15 @@ def put_pairs(context, out, place, x, first, second):  # type: ignore[no-untyped
 def splat(context, value):  # type: ignore[no-untyped-def]
     """One number sixteen times."""
     return VECTOR(types.float32), lambda c, builder, s, number: splat_number(builder, *number)
+
+
+@njit(nogil=True, inline="always")
+def splat_factor(numbers, index):  # type: ignore[no-untyped-def]
+    """A float16 by its bits, from a uint16 array, or a float32, from a uint32 one, sixteen
+    times."""
+    if numbers.itemsize == 2:
+        return splat_half(numbers, index)
+    return splat(of_bits(np.uint32(numbers[index])))
 
 
 @intrinsic
