@@ -23,7 +23,7 @@ from freight.kernels.vectors import (
     quotient,
     rounded,
     splat,
-    splat_half,
+    splat_factor,
     store,
     subtract,
     two_to,
@@ -103,8 +103,8 @@ def _plain_codes(raw, halves, first, count, shape, plain, ahead):  # type: ignor
         prefetch(raw, ahead + end - first)
         factors = end // U(2)
         for group in range(groups):
-            scale = splat_half(halves, factors + U(group))
-            lowest = splat_half(halves, factors + groups + U(group))
+            scale = splat_factor(halves, factors + U(group))
+            lowest = splat_factor(halves, factors + groups + U(group))
             own = target + U(group) * shape.group_size
             if shape.bits == 4:
                 half = shape.group_size // U(2)

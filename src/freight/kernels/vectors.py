@@ -17,6 +17,7 @@ from freight.kernels.llvm import (
     BYTE,
     FLOAT,
     FLOATS,
+    HALF,
     LOADERS,
     SHORT,
     WIDTH,
@@ -26,6 +27,7 @@ from freight.kernels.llvm import (
     call,
     constant,
     fetch,
+    joined,
     loader,
     narrowed,
     place_of,
@@ -61,7 +63,6 @@ __all__ = [
     "rounded",
     "splat",
     "splat_factor",
-    "splat_half",
     "store",
     "subtract",
     "total",
@@ -190,31 +191,23 @@ def splat(context, value):  # type: ignore[no-untyped-def]
     return VECTOR(types.float32), lambda c, builder, s, number: splat_number(builder, *number)
 
 
-@njit(nogil=True, inline="always")
-def splat_factor(numbers, index):  # type: ignore[no-untyped-def]
+@intrinsic
+def splat_factor(context, numbers, index):  # type: ignore[no-untyped-def]
     """A float16 by its bits, from a uint16 array, or a float32, from a uint32 one, sixteen
     times."""
-    if numbers.itemsize == 2:
-        return splat_half(numbers, index)
-    return splat(of_bits(np.uint32(numbers[index])))
-
-
-@intrinsic
-def splat_half(context, halves, index):  # type: ignore[no-untyped-def]
-    """A float16 whose bits a uint16 array has there, sixteen times."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits = builder.load(address_of(context, builder, signature.args[0], *arguments))
-        some = ir.VectorType(SHORT, WIDTH // 2)
+        if bits.type.width == WORD.width:
+            return splat_number(builder, builder.bitcast(bits, FLOAT))
+        some = ir.VectorType(SHORT, HALF)
         one = builder.insert_element(ir.Constant(some, ir.Undefined), bits, ir.Constant(WORD, 0))
-        lanes = ir.Constant(ir.VectorType(WORD, WIDTH // 2), [0] * (WIDTH // 2))
-        same = builder.bitcast(
-            builder.shuffle_vector(one, one, lanes), ir.VectorType(ir.HalfType(), WIDTH // 2)
-        )
-        wide = builder.fpext(same, ir.VectorType(FLOAT, WIDTH // 2))
-        return builder.shuffle_vector(wide, wide, ir.Constant(WORDS, [*range(WIDTH)]))
+        same = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(WORD, HALF), [0] * HALF))
+        halves = builder.bitcast(same, ir.VectorType(ir.HalfType(), HALF))
+        wide = builder.fpext(halves, ir.VectorType(FLOAT, HALF))
+        return joined(builder, wide, wide)
 
-    return VECTOR(halves, types.uintp), generate
+    return VECTOR(numbers, types.uintp), generate
 
 
 @intrinsic
