@@ -300,6 +300,7 @@ def test_made_once_and_made_anew_when_damaged(tmp_path: Path) -> None:
     prepare(tmp_path / "model", kept, said)
     assert path.read_bytes() == before and json.loads((path.parent / "index.json").read_text())
     assert len(said) == 5
+    assert "once" in said[0] and all("is damaged" in text for text in said[1:])
 
 
 def test_every_byte_counts_where_the_file_was_touched(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import GPT2Config, MixtralConfig, PretrainedConfig, PreTrained
 from freight.errors import BudgetError, InputError
 from freight.model.number_format import ExactCompression, ShortExponents, find_compressed
 from freight.runtime import compressed_files
-from freight.runtime.compressed_files import are_kept, compressed_sources
+from freight.runtime.compressed_files import announcement, compressed_sources
 from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
@@ -191,7 +191,7 @@ def test_other_types_stay_as_they_are_and_it_is_said(tmp_path: Path) -> None:
     assert any("they stay as they are" in text for text in said)
     config = read_config(tmp_path)
     wanted = resolve(config, tmp_path), ExactCompression()
-    assert are_kept(config, *wanted, directory=tmp_path / "kept")
+    assert announcement(config, *wanted, directory=tmp_path / "kept") is None
     assert not (tmp_path / "kept").exists()
 
 

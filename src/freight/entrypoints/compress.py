@@ -68,7 +68,6 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
         return
     from freight.runtime.compressed_files import (
         announcement,
-        are_kept,
         default_directory,
         settle_compute,
     )
@@ -78,9 +77,10 @@ def compress_ahead(options: EngineOptions, model_dir: Path, say: Callable[[str],
     dtype = choose_dtype(options.dtype, device)
     options = settle_compute(options, sources, device, dtype, lambda _: None)
     directory = options.compressed_dir or default_directory()
-    if are_kept(config, sources, options.compression, directory=directory):
+    news = announcement(config, sources, options.compression, directory=directory)
+    if news is None:
         return
-    say(announcement(options.compression, directory))
+    say(news)
     flags = ["--compute", options.compute, "--group-size", str(options.group_size)]
     flags += ["--group-dim", options.group_dim]
     flags += ["--lossless"] if options.lossless else []

@@ -43,7 +43,6 @@ from freight.runtime.packed_rows import check_order
 
 __all__ = [
     "announcement",
-    "are_kept",
     "compressed_sources",
     "default_directory",
     "kept_sources",
@@ -125,8 +124,8 @@ def compressed_sources(
         with _alone(work.own.parent, say):
             work = _plan(config, sources, compression, directory)
             if not _is_whole(work):  # another process has not made it meanwhile
+                say(_announcement(work, compression))
                 shutil.rmtree(work.own, ignore_errors=True)
-                say(announcement(compression, work.own))
                 if isinstance(compression, ExactCompression):
                     names = shortened_names(config, sources)
                     least = dict.fromkeys(map(kind_of, names), 0)
@@ -165,23 +164,25 @@ def _unwritable(directory: Path, error: OSError) -> BudgetError:
     )
 
 
-def are_kept(
+def announcement(
     config: ModelConfig,
     sources: Mapping[str, TensorSource],
     compression: Compression | ExactCompression | None,
     *,
     directory: Path,
-) -> bool:
-    """Whether ``compressed_sources`` would find them made."""
-    return _is_whole(_plan(config, sources, compression, directory))
+) -> str | None:
+    """What to say before ``compressed_sources`` makes weights; None where it would find them."""
+    work = _plan(config, sources, compression, directory)
+    return None if _is_whole(work) else _announcement(work, compression)
 
 
-def announcement(compression: Compression | ExactCompression | None, directory: Path) -> str:
-    """What to say before weights are compressed or converted."""
+def _announcement(work: _Work, compression: Compression | ExactCompression | None) -> str:
     what = "converting the quantised weights"
     if compression is not None:
         what = f"compressing the weights ({compression})"
-    return f"{what}, once, into {directory}"
+    if work.own.exists():
+        return f"{what} anew, for what is kept in {work.own} is damaged"
+    return f"{what}, once, into {work.own}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
