@@ -69,7 +69,7 @@ from freight.runtime.processor_probe import (
 
 __all__ = ["identify_host", "profile"]
 
-_LOOPS: Final = "12"
+_LOOPS: Final = "13"
 """Counts up where loops have become so much faster, or are measured so differently, that older
 profiles would mislead a plan."""
 
