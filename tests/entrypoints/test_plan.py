@@ -17,6 +17,7 @@ from freight.entrypoints.bundled import bundled_configs
 from freight.entrypoints.cli import main
 from freight.entrypoints.profile import default_path, read_own_profile
 from freight.errors import InputError
+from freight.hardware.host import LOOPS, processor_name
 from freight.hardware.storage import find_machine, read_machine, write_machine
 from freight.plan.operation import Lane
 from freight.quantities import GIB
@@ -365,6 +366,23 @@ def test_a_profile_from_before_loops_had_versions_says_so(tmp_path: Path) -> Non
     write_machine(replace(find_machine("laptop"), host=before), path)
     with pytest.raises(InputError, match="of other loops: loops unknown; here"):
         read_own_profile(HOST, path)
+
+
+def test_a_plan_says_that_it_is_by_another_machines_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    default_path().parent.mkdir(parents=True)
+    here = {**HOST, "cpu": processor_name(), "loops": LOOPS}
+    for host in (here, {}):
+        write_machine(replace(find_machine("laptop"), host=host), default_path())
+        assert plan("--model", "opt-6.7b") == 0
+        assert capsys.readouterr().err == ""
+    for change in ({"cpu": "an imagined one"}, {"loops": "2"}):
+        write_machine(replace(find_machine("laptop"), host={**here, **change}), default_path())
+        assert plan("--model", "opt-6.7b") == 0
+        said = capsys.readouterr().err
+        assert all(f"{key} {value}, not of {key} " in said for key, value in change.items())
 
 
 @pytest.mark.parametrize("place", ["a-file/machine.json", "."])

@@ -26,11 +26,11 @@ from freight.entrypoints.plan_report import (
     explain,
 )
 from freight.entrypoints.plan_workload import read_workload
-from freight.entrypoints.profile import default_path
+from freight.entrypoints.profile import default_path, read_kept_profile
 from freight.entrypoints.shares import parse_shares
 from freight.errors import BudgetError, InputError
 from freight.hardware.machine import Machine
-from freight.hardware.storage import find_machine, read_machine
+from freight.hardware.storage import find_machine
 from freight.model.approximation import approximate
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.compression import (
@@ -270,7 +270,7 @@ def _find_machines(names: list[str]) -> Iterator[Machine]:
             "Measure it with freight profile, or name a preset with --machine.",
         )
     if not names:
-        yield read_machine(default_path())
+        yield read_kept_profile(lambda text: print(f"freight: {text}", file=sys.stderr))
     for name in names:
         yield find_machine(name)
 

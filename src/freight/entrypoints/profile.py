@@ -10,16 +10,23 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from freight.errors import InputError
+from freight.hardware.host import LOOPS, processor_name
 from freight.hardware.machine import Machine
 from freight.hardware.storage import read_machine, write_machine
 from freight.quantities import format_bytes
 
-__all__ = ["default_path", "describe_machine", "profile_machine", "read_own_profile"]
+__all__ = [
+    "default_path",
+    "describe_machine",
+    "profile_machine",
+    "read_kept_profile",
+    "read_own_profile",
+]
 
 
 def default_path() -> Path:
@@ -46,6 +53,22 @@ def read_own_profile(host: Mapping[str, str], path: Path | None = None) -> Machi
             f"It is of another machine, or of other loops: {', '.join(others)}; "
             f"here {_listed(host)}.",
             "Measure this one with freight profile.",
+        )
+    return machine
+
+
+def read_kept_profile(say: Callable[[str], None], path: Path | None = None) -> Machine:
+    """The profile that is kept here, for plans of what is to run here; says so if it is of another
+    machine, or was measured with loops of another version."""
+    path = path or default_path()
+    machine = read_machine(path)
+    here = {"cpu": processor_name(), "loops": LOOPS}
+    others = {key: value for key, value in machine.host.items() if here.get(key, value) != value}
+    if others:
+        found, own = _listed(others), _listed({key: here[key] for key in others})
+        say(
+            f"the profile in {path} is of {found}, not of {own}, and the plan with it; "
+            "freight profile measures this machine"
         )
     return machine
 

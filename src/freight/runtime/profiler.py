@@ -21,6 +21,7 @@ from typing import Final
 import torch
 
 from freight.hardware.curve import Curve
+from freight.hardware.host import LOOPS, processor_name
 from freight.hardware.machine import ComputeUnit, Link, Machine
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.paged import loops_attend
@@ -68,10 +69,6 @@ from freight.runtime.processor_probe import (
 )
 
 __all__ = ["identify_host", "profile"]
-
-_LOOPS: Final = "13"
-"""Counts up where loops have become so much faster, or are measured so differently, that older
-profiles would mislead a plan."""
 
 _DEVICE_TIMES: Final = 16
 _ROUNDS: Final = 3
@@ -175,11 +172,9 @@ def _with_largest(link: Link, bytes_per_s: float, single_share: float) -> Link:
 
 def identify_host(device: ComputeDevice) -> dict[str, str]:
     """What tells this machine, and the loops that it is measured with, from others."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
     gpu = torch.cuda.get_device_name(device.torch_device) if device.kind == "cuda" else "none"
     threads = str(torch.get_num_threads())
-    return {"cpu": model, "threads": threads, "gpu": gpu, "loops": _LOOPS}
+    return {"cpu": processor_name(), "threads": threads, "gpu": gpu, "loops": LOOPS}
 
 
 # -- compute units -----------------------------------------------------------------------------
