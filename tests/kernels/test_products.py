@@ -412,3 +412,24 @@ def test_the_choice_is_made_once_and_leaves_threads_as_they_were() -> None:
     kinds = torch.bfloat16, torch.float32
     assert CHOICE(*kinds) is CHOICE(*kinds)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 7, 8])
+def test_rows_do_not_depend_on_those_beside_them(tokens: int, bits: int | None, way: str) -> None:
+    """Cores take as many rows as are left when they come: which ones meet together is chance."""
+    if way != "loops":
+        pytest.skip("the others are told of all rows")
+    torch.manual_seed(0)
+    plain, x = torch.randn(11, 192), torch.randn(tokens, 192)
+    number_format = None if bits is None else Grouped(bits=bits, group_size=64)
+
+    def own(first: int, last: int) -> torch.Tensor | CompressedRows:
+        if number_format is None:
+            return plain[first:last].bfloat16()
+        raw = quantise(plain[first:last], number_format)
+        return CompressedRows(raw=raw, columns=192, number_format=number_format)
+
+    whole = product(x, own(0, 11))
+    for first, last in ((0, 1), (0, 2), (1, 2), (1, 4), (2, 7), (3, 11)):
+        assert torch.equal(product(x, own(first, last)), whole[:, first:last])

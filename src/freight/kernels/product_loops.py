@@ -120,25 +120,21 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
             rows_by_token(rows, U(start), wide, x, at, sums, U(place + token), pitch)
 
 
-_ONE, _TWO, _FOUR = (by_tokens(count, bits=4) for count in (1, 2, 4))
-_ONE_BY_BYTES, _TWO_BY_BYTES, _FOUR_BY_BYTES = (by_tokens(count, bits=8) for count in (1, 2, 4))
+_ONE, _TWO = (by_tokens(count, bits=4) for count in (1, 2))
+_ONE_BY_BYTES, _TWO_BY_BYTES = (by_tokens(count, bits=8) for count in (1, 2))
 _ROWS, _ROWS_BY_BYTES = (code_rows_by_tokens(bits=bits) for bits in (4, 8))
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums, place):  # type: ignore[no-untyped-def]
-    """Codes of a row times one, two or four tokens."""
+    """Codes of a row times one or two tokens."""
     groups, step, pitch = U(scales.shape[0]), U(size * bits // 8), U(columns)
     start, at, place = U(start), U(at), U(place)
     if bits == 4:
-        if count == 4:
-            _FOUR(raw, start, scales, groups, step, x, at, pitch, sums, place)
-        elif count == 2:
+        if count == 2:
             _TWO(raw, start, scales, groups, step, x, at, pitch, sums, place)
         else:
             _ONE(raw, start, scales, groups, step, x, at, pitch, sums, place)
-    elif count == 4:
-        _FOUR_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
     elif count == 2:
         _TWO_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
     else:
@@ -289,22 +285,24 @@ def _add_up_codes(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
         own = scales_of[number]
         widen_factors(numbers, factors, U(groups), own, U(0))
         widen_factors(numbers, factors + U(groups), U(groups), minima, U(0))
-        token = by_rows if number or is_first_of_two else 0
+        token = by_rows
         while token < tokens:
-            left = tokens - token
-            count = 4 if left >= 4 else 2 if left >= 2 else 1
+            count = 2 if tokens - token >= 2 else 1
             at, place = token * columns, row * tokens + token
             _codes_by_tokens(count, raw, start, own, size, bits, x, at, columns, sums, place)
             token += count
         multiply_few(minima, 0, 1, wide, shared, False, added, number * tokens)
         if is_first_of_two:
             continue
-        begin = (row - number) * tokens
-        for token in range(0, by_rows * number, TOKENS_OF_CODES):
-            own_x, target = (x, token * columns, columns), (sums, begin + token, tokens)
-            _code_rows_by_tokens(raw, start - line, line, scales, size, bits, own_x, target)
+        begin, apart = start - number * line, number * line
+        if number == 0:  # a row without another is both, so that its sums are what they would be
+            scales[groups:] = scales[:groups]
+        for token in range(0, by_rows, TOKENS_OF_CODES):
+            place = (row - number) * tokens + token
+            own_x, target = (x, token * columns, columns), (sums, place, number * tokens)
+            _code_rows_by_tokens(raw, begin, apart, scales, size, bits, own_x, target)
         for place in range((number + 1) * tokens):
-            sums[begin + place] += added[place]
+            sums[(row - number) * tokens + place] += added[place]
 
 
 def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, panel: Any) -> None:

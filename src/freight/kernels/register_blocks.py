@@ -178,9 +178,10 @@ def _dots(num_rows: int, num_tokens: int, *, fetches: bool) -> Any:
     return generate
 
 
-def _dots_by_halves(*, fetches: bool) -> Any:
+def _dots_by_halves(num_rows: int, *, fetches: bool) -> Any:
     """That of two rows and four tokens, each row in half of a vector: what is loaded of a token
-    meets both, where there are registers for no more sums than theirs."""
+    meets both, where there are registers for no more sums than theirs. One row has both halves, so
+    that its sums are what they are beside any other."""
     num_tokens = TOKENS_TOGETHER
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -195,7 +196,7 @@ def _dots_by_halves(*, fetches: bool) -> Any:
 
         nothing = constant(FLOAT, 0.0)
         kept = [cgutils.alloca_once_value(builder, nothing) for _ in range(num_tokens)]
-        own_rows = [begin(start, row) for row in range(2)]
+        own_rows = [begin(start, row % num_rows) for row in range(2)]
         if fetches:
             ahead = [begin(own, ROWS_TOGETHER) for own in own_rows]
         with cgutils.for_range(builder, builder.udiv(columns, at(WIDTH))) as loop:
@@ -218,7 +219,7 @@ def _dots_by_halves(*, fetches: bool) -> Any:
                     added = _FUSED(context, builder, None, (values, factor, builder.load(sum_)))
                     builder.store(added, sum_)
         found = totals(builder, [builder.load(sum_) for sum_ in kept], HALF)
-        for row in range(2):
+        for row in range(num_rows):
             index = builder.add(place, builder.mul(pitch, at(row)))
             lanes = range(row * HALF, row * HALF + num_tokens)
             put_lanes(builder, found, lanes, address_of(context, builder, kinds[5], sums, index))
@@ -227,10 +228,10 @@ def _dots_by_halves(*, fetches: bool) -> Any:
     return generate
 
 
-def _dots_of_tokens(*, fetches: bool) -> Any:
+def _dots_of_tokens(num_rows: int, *, fetches: bool) -> Any:
     if HAS_WIDE_REGISTERS:
-        return _dots(ROWS_OF_TOKENS, TOKENS_TOGETHER, fetches=fetches)
-    return _dots_by_halves(fetches=fetches)
+        return _dots(num_rows, TOKENS_TOGETHER, fetches=fetches)
+    return _dots_by_halves(num_rows, fetches=fetches)
 
 
 def _signature(rows: Any, x: Any, sums: Any) -> Any:
@@ -248,7 +249,7 @@ def row_by_token(context, rows, start, columns, x, x_start, sums, place, pitch):
 @intrinsic
 def row_by_tokens(context, rows, start, columns, x, x_start, sums, place, pitch):  # type: ignore[no-untyped-def]
     """That for TOKENS_TOGETHER tokens."""
-    return _signature(rows, x, sums), _dots(1, TOKENS_TOGETHER, fetches=False)
+    return _signature(rows, x, sums), _dots_of_tokens(1, fetches=False)
 
 
 @intrinsic
@@ -266,10 +267,10 @@ def rows_by_token_fetching(context, rows, start, columns, x, x_start, sums, plac
 @intrinsic
 def rows_by_tokens(context, rows, start, columns, x, x_start, sums, place, pitch):  # type: ignore[no-untyped-def]
     """That for ROWS_OF_TOKENS rows and TOKENS_TOGETHER tokens."""
-    return _signature(rows, x, sums), _dots_of_tokens(fetches=False)
+    return _signature(rows, x, sums), _dots_of_tokens(ROWS_OF_TOKENS, fetches=False)
 
 
 @intrinsic
 def rows_by_tokens_fetching(context, rows, start, columns, x, x_start, sums, place, pitch):  # type: ignore[no-untyped-def]
     """Likewise, and the rows that are ROWS_TOGETHER on are brought meanwhile."""
-    return _signature(rows, x, sums), _dots_of_tokens(fetches=True)
+    return _signature(rows, x, sums), _dots_of_tokens(ROWS_OF_TOKENS, fetches=True)
