@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freight.errors import BudgetError, DeviceError, InputError
-from freight.memory.process import give_back, process_bytes
 from freight.memory.tier import Arena
 from freight.model import attention, kv_view, stems
 from freight.model.config import read_config
@@ -340,9 +339,16 @@ def test_a_budget_of_the_device_below_the_least(tmp_path: Path) -> None:
         assert words in message
 
 
-def test_a_budget_of_the_process_below_the_least(tmp_path: Path) -> None:
-    give_back()
-    budget = process_bytes() + 30 * MIB
+@pytest.fixture
+def steady_process_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """What this process is said to have: what other tests left in it goes back at any time, and
+    with it the budget below would be enough."""
+    monkeypatch.setattr(device, "process_bytes", lambda: 500 * MIB)
+    return 500 * MIB
+
+
+def test_a_budget_of_the_process_below_the_least(tmp_path: Path, steady_process_bytes: int) -> None:
+    budget = steady_process_bytes + 30 * MIB
     message = refusal(tmp_path, BudgetError, device="cpu", cpu_memory_bytes=budget)
     for words in ("on cpu", "workspace", "the process itself", "missing", "--cpu-memory"):
         assert words in message
@@ -370,14 +376,15 @@ def test_the_least_that_is_named_is_enough(tmp_path: Path) -> None:
     assert abs(named - high) < 0.01 * MIB + 4096
 
 
-def test_all_tiers_that_are_too_small_are_named_at_once(tmp_path: Path) -> None:
-    give_back()
+def test_all_tiers_that_are_too_small_are_named_at_once(
+    tmp_path: Path, steady_process_bytes: int
+) -> None:
     message = refusal(
         tmp_path,
         BudgetError,
         device="sim",
         gpu_memory_bytes=64 * 1024,
-        cpu_memory_bytes=process_bytes() + 30 * MIB,
+        cpu_memory_bytes=steady_process_bytes + 30 * MIB,
         weights_percent=(0.0, 100.0, 0.0),
     )
     assert "missing on gpu" in message and "missing on cpu" in message
