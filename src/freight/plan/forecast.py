@@ -39,12 +39,14 @@ _REQUEST_BYTES: Final = 8 << 20
 
 
 class SweepRun(NamedTuple):
-    """So many sweeps (``times``), one after the other, that take as long each; those of blocks'
-    prompts apart, where these have sweeps of their own."""
+    """So many sweeps (``times``), one after the other, that take as long each, and of how many
+    ``tokens`` the residual stream goes through each; those of blocks' prompts apart, where these
+    have sweeps of their own."""
 
     seconds: float
     times: float
     is_prompts: bool = False
+    tokens: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +87,11 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Block:
-    """One block of rows."""
+    """One block of rows; ``prompt_tokens`` are those that it computes."""
 
     num_rows: int
     num_sweeps: int
+    prompt_tokens: float
     new_tokens: float
     prefill_s: float
     decode_s: float
@@ -96,9 +99,10 @@ class _Block:
     busy_s: Lanes
 
     def sweeps(self) -> Iterator[SweepRun]:
-        yield SweepRun(self.prefill_s, 1, is_prompts=True)
+        yield SweepRun(self.prefill_s, 1, is_prompts=True, tokens=self.prompt_tokens)
         if later := self.num_sweeps - 1:
-            yield SweepRun(self.decode_s / later, later)
+            tokens = (self.new_tokens - self.num_rows) / later
+            yield SweepRun(self.decode_s / later, later, tokens=tokens)
 
 
 def forecast(
@@ -169,6 +173,7 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         }
 
     seconds = sum(share * sample.seconds[i] for i, share in shares.items())
+    of_each = _of_each(loads, chosen, sample.seconds)
     return Forecast(
         load_s=load_s,
         prefill_s=0.0,
@@ -178,7 +183,10 @@ def _continuous(sampler: Sampler, load_s: float) -> Forecast:
         new_tokens=plan.workload.expected_new_tokens,
         num_bytes=summed(sample.num_bytes),
         busy_s=summed(sample.busy_s),
-        sweeps=tuple(map(SweepRun, _of_each(loads, chosen, sample.seconds), weights)),
+        sweeps=tuple(
+            SweepRun(own_s, times, tokens=float(own.census.brought.sum()))
+            for own_s, times, own in zip(of_each, weights, rolled, strict=True)
+        ),
     )
 
 
@@ -262,6 +270,7 @@ def _tell(sampler: Sampler, lengths: Sequence[RowLength], most_steps: int) -> _B
     return _Block(
         num_rows=len(lengths),
         num_sweeps=steps[-1] + 1,
+        prompt_tokens=sum(row.prompt - (0 if row.computes else row.shared) for row in lengths),
         new_tokens=sum(row.new for row in lengths),
         prefill_s=sample.seconds[0],
         decode_s=_sum_between(steps[1:], sample.seconds),
@@ -299,6 +308,7 @@ def _between(told: Mapping[int, _Block], known: Sequence[int], start: int) -> _B
     return _Block(
         num_rows=first.num_rows,
         num_sweeps=round((1 - share) * first.num_sweeps + share * second.num_sweeps),
+        prompt_tokens=(1 - share) * first.prompt_tokens + share * second.prompt_tokens,
         new_tokens=(1 - share) * first.new_tokens + share * second.new_tokens,
         prefill_s=(1 - share) * first.prefill_s + share * second.prefill_s,
         decode_s=(1 - share) * first.decode_s + share * second.decode_s,

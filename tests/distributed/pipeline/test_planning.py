@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from freight.distributed.pipeline.engine import StageEngine
 from freight.distributed.pipeline.forecasts import StageForecaster, flow
+from freight.distributed.pipeline.wires import Wires
 from freight.distributed.ranks import Ranks
 from freight.entrypoints import own_machine
 from freight.entrypoints.profile import default_path
@@ -23,6 +25,7 @@ from freight.hardware.machine import Machine
 from freight.hardware.storage import write_machine
 from freight.plan.forecast import SweepRun
 from freight.plan.operation import Lane
+from freight.plan.pipeline import Hop
 from freight.runtime import profiler
 from freight.runtime.engine import Engine
 from freight.runtime.options import EngineOptions
@@ -187,9 +190,22 @@ def test_stages_by_hand() -> None:
     the stages take turns."""
     prompts, later = SweepRun(3.0, 1, is_prompts=True), SweepRun(3.0, 10)
     stages = [(prompts, later), (prompts._replace(seconds=1.0), later._replace(seconds=1.0))]
-    assert flow(stages, 2) == (7.0, 60.0)
-    assert flow(stages, 1) == (4.0, 40.0)
-    assert flow(stages[:1], 1) == (3.0, 30.0)
+    near = [Hop(bytes_per_s=1e9, latency_s=0.0)] * 2
+    assert flow(stages, 2, near, 0) == (7.0, 60.0)
+    assert flow(stages, 1, near, 0) == (4.0, 40.0)
+    assert flow(stages[:1], 1, near[:1], 0) == (3.0, 30.0)
+
+
+def test_hops_by_hand() -> None:
+    """Of two stages of a second each. Where ten tokens of 100 bytes each take 2 s to the second,
+    and half a second passes before any comes, or is known: one block is there after 2 + 2 * (1 +
+    0.5) s, and a second one, which waits for the link, 2 s later. Later tokens, of which there is
+    one a sweep, take 0.2 s."""
+    prompts, later = SweepRun(1.0, 1, is_prompts=True, tokens=10), SweepRun(1.0, 3, tokens=1)
+    stages = [(prompts, later)] * 2
+    hops = [Hop(bytes_per_s=500.0, latency_s=0.5), Hop(bytes_per_s=1.0, latency_s=0.5)]
+    assert flow(stages, 1, hops, 100) == pytest.approx((5.0, 3 * 3.2))
+    assert flow(stages, 2, hops, 100).prefill_s == pytest.approx(7.0)
 
 
 @given(
@@ -200,18 +216,58 @@ def test_stages_by_hand() -> None:
     ),
     counts=st.lists(st.integers(1, 12), min_size=6, max_size=6),
     blocks=st.integers(1, 4),
+    token_s=st.lists(st.sampled_from([0.0, 0.5, 4.0]), min_size=3, max_size=3),
+    latency_s=st.sampled_from([0.0, 2.0]),
 )
 def test_sweeps_that_are_alike_settle(
-    lists: list[list[int]], counts: list[int], blocks: int
+    lists: list[list[int]], counts: list[int], blocks: int, token_s: list[float], latency_s: float
 ) -> None:
     """They take about as long as one by one: what is skipped begins no later than in the first
     rounds, and a bubble is no longer than a block through all stages."""
     stages = [[*zip(map(float, own), counts, strict=False)] for own in zip(*lists, strict=True)]
-    together = [[SweepRun(*run) for run in own] for own in stages]
-    apart = [[SweepRun(s, 1) for s, times in own for _ in range(times)] for own in stages]
-    told, exact = flow(together, blocks).decode_s, flow(apart, blocks).decode_s
-    slack = sum(map(max, lists)) * max(map(len, lists))
+    together = [[SweepRun(*run, tokens=1) for run in own] for own in stages]
+    apart = [[SweepRun(s, 1, tokens=1) for s, times in own for _ in range(times)] for own in stages]
+    hops = [Hop(bytes_per_s=1 / max(own, 1e-9), latency_s=latency_s) for own in token_s]
+    hops = hops[: len(stages)]
+    told, exact = (flow(some, blocks, hops, 1).decode_s for some in (together, apart))
+    slack = sum(max(max(own), *token_s, latency_s) for own in lists) * 3 * len(stages)
     assert exact - slack <= told <= exact + slack
+
+
+def test_all_ranks_learn_what_is_between_them() -> None:
+    """Of the last stage to the first, too; and rows go the same way afterwards."""
+
+    def work(ranks: Ranks) -> tuple[list[Hop], list[float]]:
+        wires = Wires(ranks)
+        hops, row = wires.measure_hops(), torch.full((3,), float(ranks.rank))
+        if ranks.rank:
+            wires.receive_rows(row.view(torch.uint8))
+        if ranks.rank < ranks.size - 1:
+            wires.send_rows((row + 1).view(torch.uint8))
+        return hops, row.tolist()
+
+    found = on_ranks(3, work)
+    assert all(isinstance(own, tuple) for own in found)
+    hops = [own[0] for own in found if isinstance(own, tuple)]
+    assert [own[1] for own in found if isinstance(own, tuple)] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert hops[0] == hops[1] == hops[2] and len(hops[0]) == 3
+    for hop in hops[0]:
+        assert 1e7 < hop.bytes_per_s < 1e12 and 0 < hop.latency_s < 0.1
+
+
+@pytest.mark.parametrize("admission", ["zigzag", "refill"])
+def test_a_slow_network_counts(
+    llama: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch, admission: str
+) -> None:
+    """All tokens that stages compute cross from the first to the second in turn."""
+    directory, wanted = llama
+    monkeypatch.setattr(Wires, "measure_hops", lambda _: [Hop(bytes_per_s=1e3, latency_s=0.0)] * 2)
+    engines, told = run(directory, 2, machine=MACHINE, admission=admission)
+    assert [ids(own) for own in told] == [wanted] * 2
+    tokens = sum(map(len, PROMPTS)) + len(PROMPTS) * (STEPS - 1)
+    forecast, token_bytes = engines[0].forecast, 4 * engines[0].config.hidden_size
+    assert forecast is not None
+    assert forecast.seconds == pytest.approx(tokens * token_bytes / 1e3, rel=0.02)
 
 
 # -- a rank's part of its host ---------------------------------------------------------------------

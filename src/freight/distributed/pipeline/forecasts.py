@@ -1,8 +1,8 @@
 """What a stage of a pipeline takes, and from that of all stages what the pipeline does.
 
-A stage is told as a model of its layers alone, with the head where it is the last: what comes from
-other stages and goes to them is little beside a sweep on all but slow networks, and left out. Knows
-plans and rates, no messages and no tensors.
+A stage is told as a model of its layers alone, with the head where it is the last. What it hands to
+the next one goes over a link whose rate was measured, once the sweep is done, while the stage goes
+on with another block. Knows plans and rates, no messages and no tensors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from freight.hardware.machine import Machine
+from freight.model.config import DTYPE_BYTES
 from freight.model.decoder import build_programme
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, SweepRun, forecast
+from freight.plan.pipeline import Hop
 from freight.plan.policy import Policy
 from freight.plan.shares import sources_of, with_layers
 from freight.plan.wishes import Wishes
@@ -41,12 +43,14 @@ class Phases(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class StageForecaster:
     """For a stage with some ``layers`` of the whole ``model``. ``workload`` are the rows of one of
-    ``blocks_in_flight``."""
+    ``blocks_in_flight``, ``hops`` what is between each stage and the next, and the last one and the
+    first."""
 
     model: OpenedModel
     layers: range
     workload: Workload
     blocks_in_flight: int
+    hops: Sequence[Hop]
 
     @cached_property
     def _machine(self) -> Machine | None:
@@ -87,7 +91,8 @@ class StageForecaster:
         """The whole pipeline, of whose ``stages`` each says what its sweeps of a block take, with
         this one's own work as ``told`` of a block: bytes and lanes are of all its blocks."""
         count = self.blocks_in_flight
-        phases = flow(stages, count)
+        token_bytes = self.model.config.hidden_size * DTYPE_BYTES[self.model.dtype]
+        phases = flow(stages, count, self.hops, token_bytes)
         return replace(
             told,
             prefill_s=phases.prefill_s,
@@ -120,26 +125,40 @@ class StageForecaster:
         return forecast(plan, self._machine, config, planner.programme, self.model.dtype)
 
 
-def flow(stages: Sequence[Sequence[SweepRun]], blocks_in_flight: int) -> Phases:
+def flow(
+    stages: Sequence[Sequence[SweepRun]],
+    blocks_in_flight: int,
+    hops: Sequence[Hop],
+    token_bytes: float,
+) -> Phases:
     """So many blocks in turn through all stages, of which each says what its sweeps of a block
-    take. A stage begins a sweep when the one before it has handed it over and its own last one is
-    done, the first stage when the tokens of the block's sweep before are known."""
+    take. A stage begins a sweep when what the one before it has made is there and its own last one
+    is done, the first stage when the tokens of the block's sweep before are known. ``hops`` are
+    behind each stage; a token has ``token_bytes`` on all but the last, where it is but a number."""
     free_s = [0.0] * len(stages)
+    sent_s = [0.0] * len(stages)
     known_s = [0.0] * blocks_in_flight
     phases = {True: 0.0, False: 0.0}
     for runs in zip(*stages, strict=True):
         seconds = [run.seconds for run in runs]
+        size = runs[0].tokens * token_bytes
+        sending_s = [*(size / hop.bytes_per_s for hop in hops[:-1]), 0.0]
         begun_s, count = max(known_s), runs[0].times
         alone = min(int(count), _SETTLED)
         for _ in range(alone):
             for block in range(blocks_in_flight):
                 reached_s = known_s[block]
-                for stage, own_s in enumerate(seconds):
+                for stage, (own_s, hop) in enumerate(zip(seconds, hops, strict=True)):
                     reached_s = free_s[stage] = max(reached_s, free_s[stage]) + own_s
+                    sent_s[stage] = max(reached_s, sent_s[stage]) + sending_s[stage]
+                    reached_s = sent_s[stage] + hop.latency_s
                 known_s[block] = reached_s
-        # A round takes the slowest stage with all blocks, or a block with all stages.
-        later_s = (count - alone) * max(blocks_in_flight * max(seconds), sum(seconds))
-        free_s = [own_s + later_s for own_s in free_s]
-        known_s = [own_s + later_s for own_s in known_s]
+        # A round takes the slowest stage or link with all blocks, or a block with all of them.
+        through_s = sum(seconds) + sum(sending_s) + sum(hop.latency_s for hop in hops)
+        slowest_s = max(*seconds, *sending_s)
+        later_s = (count - alone) * max(blocks_in_flight * slowest_s, through_s)
+        free_s, sent_s, known_s = (
+            [own_s + later_s for own_s in some] for some in (free_s, sent_s, known_s)
+        )
         phases[runs[0].is_prompts] += max(known_s) - begun_s
     return Phases(prefill_s=phases[True], decode_s=phases[False])

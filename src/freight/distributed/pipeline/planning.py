@@ -27,6 +27,7 @@ from freight.hardware.machine import Machine
 from freight.plan.balance import Capacity, balance_layers
 from freight.plan.default import Plan
 from freight.plan.forecast import Forecast
+from freight.plan.pipeline import Hop
 from freight.plan.policy import Policy
 from freight.plan.shares import part_of
 from freight.plan.stages import StageModel, stage_model
@@ -141,8 +142,8 @@ def build_stage_engine(
         model = replace(model, options=replace(model.options, roll_windows=False))
     stage = stage_model(model.config, layers[ranks.rank])
     own = replace(model, config=stage.config, sources=stage.sources(model.sources))
-    plan, told = _best(model, own, stage, workload, layers[ranks.rank], ranks)
     wires = Wires(ranks)
+    plan, told = _best(model, own, stage, workload, layers[ranks.rank], ranks, wires)
     return ranks.share(
         "built",
         lambda: StageEngine(
@@ -222,20 +223,26 @@ def _best(
     workload: Workload,
     layers: range,
     ranks: Ranks,
+    wires: Wires,
 ) -> tuple[Plan, Forecast | None]:
     """The plan of this stage of the ``whole`` model. As many blocks are in flight as there are
     stages, or twice as many, where that can be told to be faster: the pipeline then fills sooner,
     and weights are brought more often."""
     found: list[tuple[Plan, Forecast | None]] = []
     refusal: FreightError | None = None
+    hops: list[Hop] = []
     for count in sorted({min(workload.num_rows, times * ranks.size) for times in _ROUNDS}):
         forecaster = StageForecaster(
             model=whole,
             layers=layers,
             workload=part_of(workload, count),
             blocks_in_flight=count,
+            hops=hops,
         )
         rated = all(ranks.exchange(f"rated {count}", forecaster.knows_rates))
+        if rated:
+            hops = hops or wires.measure_hops()
+            forecaster = replace(forecaster, hops=hops)
         try:
             found.append(_agree(model, stage, forecaster, ranks, rated=rated))
         except RankError:

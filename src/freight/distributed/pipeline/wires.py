@@ -7,18 +7,27 @@ first. Knows what goes where; the operations around it decide when.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import Final
 
 import torch
 from torch.distributed import Work
 
 from freight.distributed.messages import ConnectionLost, Inbox, Outbox, receive_all
 from freight.distributed.ranks import Ranks
+from freight.plan.pipeline import Hop
 from freight.runtime.answers import NewTokens
 from freight.runtime.request import Request
 
 __all__ = ["Requests", "Wires"]
+
+_LEAST_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 1 << 22
+_LONG_S: Final = 0.02
+"""A message is as large as takes so long, within those bounds: a slow network is not held up."""
+_TRIES: Final = 5
 
 
 class Requests(Iterator[Request]):
@@ -65,6 +74,56 @@ class Wires:
     def receive_rows(self, rows: torch.Tensor) -> None:
         """From the stage before; returns when they are there."""
         self._wait(lambda: self._rows.receive(rows, self._rank - 1))
+
+    def measure_hops(self) -> list[Hop]:
+        """From each stage to the next, and from the last one to the first; called on all at once,
+        before there are rows to send. The same on each."""
+        own = Hop(bytes_per_s=float("inf"), latency_s=0.0)
+        for rank in range(self._last + 1):
+            after = (rank + 1) % (self._last + 1)
+            if rank == after:
+                continue
+            if self._rank == rank:
+                own = self._measure_hop(after)
+            elif self._rank == after:
+                self._answer(rank)
+        return self._ranks.exchange("hop", own)
+
+    def _measure_hop(self, after: int) -> Hop:
+        """Messages to a rank that says of each that it has come."""
+        nothing = torch.zeros(0, dtype=torch.uint8)
+        alone_s = min(self._ask(nothing, after) for _ in range(_TRIES))
+        size, taken_s = _LEAST_BYTES, 0.0
+        while True:
+            rows = torch.zeros(size, dtype=torch.uint8)
+            taken_s = min(self._ask(rows, after) for _ in range(2))
+            if taken_s >= _LONG_S or size >= _MOST_BYTES:
+                break
+            size *= 4
+        self._wait(lambda: self._rows.send(torch.tensor([-1]), after))
+        # What a message takes however small it is goes there and back.
+        return Hop(bytes_per_s=size / max(taken_s - alone_s, 1e-9), latency_s=alone_s / 2)
+
+    def _ask(self, rows: torch.Tensor, after: int) -> float:
+        size, back = torch.tensor([rows.numel()]), torch.empty(1, dtype=torch.int64)
+        begun_s = time.perf_counter()
+        self._wait(lambda: self._rows.send(size, after))
+        if rows.numel():
+            self._wait(lambda: self._rows.send(rows, after))
+        self._wait(lambda: self._rows.receive(back, after))
+        return time.perf_counter() - begun_s
+
+    def _answer(self, before: int) -> None:
+        """The other end of that."""
+        size = torch.empty(1, dtype=torch.int64)
+        rows = torch.empty(_MOST_BYTES, dtype=torch.uint8)
+        while True:
+            self._wait(lambda: self._rows.receive(size, before))
+            if (count := int(size)) < 0:
+                return
+            if count:
+                self._wait(lambda: self._rows.receive(rows[:count], before))
+            self._wait(lambda: self._rows.send(size, before))
 
     def _wait(self, begin: Callable[[], Work]) -> None:
         try:
