@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -415,9 +416,10 @@ def _follow(arguments: argparse.Namespace, place: Place) -> NoReturn:
             with Progress(sys.stderr, is_quiet=True) as progress:
                 model_dir = find_model(arguments.model)
                 engine: Any = _build(ranks, arguments, options, model_dir, start.workload, progress)
-                for _ in engine.run(iter(())):
-                    pass
-                engine.summary()
+                with closing(engine):
+                    for _ in engine.run(iter(())):
+                        pass
+                    engine.summary()
         ranks.close()
         _leave(0)
     except (FreightError, ConnectionLost):

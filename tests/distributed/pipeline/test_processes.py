@@ -40,6 +40,23 @@ def test_two_ranks_write_the_output_of_one(
 
 
 @pytest.mark.parametrize("split", ["layers", "rows"])
+def test_all_ranks_end_their_traces_and_leave_nothing(
+    split: str, rows: Path, forks: Forks, tmp_path: Path
+) -> None:
+    """No random weights on the disk."""
+    disk_dir = tmp_path / "disk"
+    disk_dir.mkdir()
+    flags = ["--split", split, "--trace", str(tmp_path / "trace.json"), "--max-tokens", "2"]
+    flags += ["--dummy-weights", "--weights", "0/0/100", "--disk-dir", str(disk_dir)]
+    status, told = forks.finish(2, job(rows, tmp_path / "answers.jsonl", *flags))
+    assert status == 0, told
+    for name in ("trace.json", "trace.rank1.json"):
+        events = json.loads((tmp_path / name).read_text())
+        assert any(event.get("name") == "compute" for event in events)
+    assert not [*disk_dir.iterdir()]
+
+
+@pytest.mark.parametrize("split", ["layers", "rows"])
 def test_ranks_score_as_one_does(split: str, rows: Path, forks: Forks, tmp_path: Path) -> None:
     """Of prompts and continuations, and nothing else: each rank's part is work of its own."""
     scored = tmp_path / "scored.jsonl"
