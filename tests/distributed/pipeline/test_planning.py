@@ -125,6 +125,17 @@ def test_layers_bytes_are_as_predicted(tmp_path: Path, policy: dict[str, Any]) -
         assert engine.forecast.num_bytes[Lane.DISK_READ] == pytest.approx(moved, rel=0.02)
 
 
+def test_the_last_layer_of_a_stage_works_on_all_tokens(tmp_path: Path) -> None:
+    """That of the model needs an MLP for the last token of each prompt alone: 5 tokens of 25."""
+    tiny.make_model(tmp_path, num_hidden_layers=4, intermediate_size=3000)
+    fixed = {"micro_batch_size": 4, "num_micro_batches": 1, "admission": "zigzag"}
+    engines, _ = run(tmp_path, 4, machine=MACHINE, **fixed)
+    forecasts = [engine.forecast for engine in engines]
+    busy = [own.busy_s[Lane.COMPUTE] for own in forecasts if own is not None]
+    assert busy[:3] == pytest.approx([busy[0]] * 3, rel=0.02)
+    assert busy[0] > 3 * busy[3]
+
+
 def test_a_rank_without_rates_leaves_all_to_nominal_ones(
     llama: tuple[Path, list[list[int]]],
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from freight.hardware.machine import Machine
 from freight.model.config import DTYPE_BYTES
 from freight.model.decoder import build_programme
+from freight.model.programme import Programme
 from freight.plan.default import Plan, Planner
 from freight.plan.forecast import Forecast, SweepRun, forecast
 from freight.plan.pipeline import Hop
@@ -73,6 +74,12 @@ class StageForecaster:
             sources=sources_of(whole.sources, self.layers, with_ends=is_last),
         )
 
+    @cached_property
+    def _programme(self) -> Programme:
+        """Whose last layer works on all tokens, unless it is the model's."""
+        is_last = self.layers.stop == self.model.config.num_layers
+        return replace(build_programme(self._own.config), needs_all=not is_last)
+
     def search(self, options: EngineOptions) -> Plan:
         """The best plan for these layers, if no other stage had a say. BudgetError if none fits."""
         own = self._own
@@ -83,6 +90,7 @@ class StageForecaster:
             own.device,
             options,
             self.workload,
+            programme=self._programme,
             blocks_in_flight=self.blocks_in_flight,
         )
         return plan
@@ -110,7 +118,7 @@ class StageForecaster:
         config = self._own.config
         planner = Planner(
             config=config,
-            programme=build_programme(config),
+            programme=self._programme,
             sources=self._own.sources,
             dtype=self.model.dtype,
             workload=self.workload,
