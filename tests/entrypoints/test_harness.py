@@ -240,6 +240,12 @@ def test_what_cannot_be_is_told(
     assert "Traceback" not in told
 
 
+def test_tasks_that_are_not_there_are_told(capsys: Any) -> None:
+    assert main(["lm-eval", "--model_args", "pretrained=demo", "--tasks", "none_such"]) == 2
+    told = capsys.readouterr().err
+    assert "freight: error:" in told and "none_such" in told and "Traceback" not in told
+
+
 def test_wishes_that_cannot_be_are_told(ours: HarnessModel) -> None:
     for wishes, named in (
         ({"until": [], "num_beams": 4}, "num_beams"),

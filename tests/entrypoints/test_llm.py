@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import freight
 from freight import LLM, Completion, SamplingParams
 from freight.errors import InputError, ModelError
 from freight.jobs.spool import derive_seed
+from freight.runtime.request import Request
 
 from ..jobs.fakes import FakeEngine
 from ..jobs.tiny_model import write_tiny_tokenizer
@@ -237,10 +241,47 @@ def test_answers_come_as_they_are_ready_and_stop_when_closed(llm: LLM, seen: lis
     assert not seen[0].closed
     llm.close()
     assert seen[0].closed
-    assert list(answers) == []
+    for _ in range(2):  # a dataset does not end early with nothing said
+        with pytest.raises(InputError, match=r"40 answers.*closed when 1 of them"):
+            next(answers)
+    done = llm.generate(["a"])
+    assert next(done).index == 0
+    llm.close()
+    assert [*done] == []
+
+
+def test_an_llm_is_not_closed_under_who_takes_answers(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor has one iterator two takers at once."""
+
+    class Meddled(FakeEngine):
+        def run(self, requests: Iterator[Request]) -> Iterator[Completion]:
+            for completion in super().run(requests):
+                for meddle in (llm.close, partial(next, answers)):
+                    with pytest.raises(InputError, match="Another thread is just taking"):
+                        meddle()
+                yield completion
+
+    monkeypatch.setattr("freight.runtime.engine.build_engine", lambda *_, **__: Meddled())
+    answers = llm.generate(["a"] * 9)
+    assert [answer.index for answer in answers] == [*range(9)]
+
+
+def test_an_iterator_that_is_left_open_says_nothing_at_the_end(model_dir: Path) -> None:
+    """Of the interpreter, which takes modules apart that the engine would want."""
+    program = (
+        "from freight import LLM\n"
+        f"llm = LLM({str(model_dir)!r}, device='cpu', dtype='float32')\n"
+        "answers = llm.generate(['the cat'] * 9)\n"
+        "print(next(answers).index)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_nothing_is_left_behind(llm: LLM, seen: list[Any], tmp_path: Path) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     llm.generate(["never asked for"])
     for _ in llm.generate(["a"] * 3):

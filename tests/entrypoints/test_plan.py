@@ -333,6 +333,7 @@ def test_every_bundled_model_can_be_planned_for() -> None:
         (["--model", "opt-6.7b", "--compare", "t4", "l4", "--explain"], ["one machine"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--trace", "/no/dir/x"], ["cannot be written"]),
         (["--model", "opt-6.7b", "--machine", "t4", "--frontier", "/no/dir/x"], ["be written"]),
+        (["--model", "opt-6.7b", "--machine", "t4", "--trace", "/no/dir/x"], ["be written"]),
     ],
 )
 def test_what_cannot_be_planned(

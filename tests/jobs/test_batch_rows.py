@@ -137,6 +137,14 @@ def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
         ({"body": {**CHAT["body"], "best_of": 3}}, 'Its "best_of" is set'),
         ({"body": {**CHAT["body"], "bad_words": ["a"]}}, 'Its "bad_words" is set'),
         ({"body": {**CHAT["body"], "reasoning_effort": "low"}}, 'Its "reasoning_effort" is set'),
+        ({"body": {**CHAT["body"], "no_repeat_ngram_size": 2}}, "no_repeat_ngram_size out."),
+        ({"body": {**CHAT["body"], "temprature": 0}}, "or call it temperature."),
+        ({"body": {**CHAT["body"], "do_sample": True}}, "or call it temperature."),
+        ({"body": {**CHAT["body"], "continuation": "x"}}, 'Its "continuation" is set'),
+        ({"body": {**CHAT["body"], "add_special_tokens": True}}, "add_special_tokens"),
+        ({"body": {**CHAT["body"], "top_logprobs": 2}}, 'and not "logprobs": true'),
+        ({"body": {**CHAT["body"], "top_logprobs": 2, "logprobs": False}}, '"logprobs": true'),
+        ({**TEXT, "custom_id": "one", "body": {"prompt": ["a", "b"]}}, "a list of 2 prompts"),
     ],
 )
 def test_requests_that_freight_cannot_answer(change: dict[str, Any], reason: str) -> None:
@@ -153,9 +161,35 @@ def test_values_that_change_nothing_are_no_requests() -> None:
         "stream": False,
         "tools": None,
         "chat_template_kwargs": {"tools": None},
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "metadata": {"run": "7"},
+        "service_tier": "flex",
+        "modalities": ["text"],
+        "add_special_tokens": False,
+        "anything": None,
     }
     row = parse({**CHAT, "body": {**CHAT["body"], **plain}})
-    assert row.error is None and not row.template_values
+    assert row.error is None and not row.template_values and not row.unread
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "ids"),
+    [(["a"], "a", None), ([[5, 6]], None, [5, 6]), ([5, 6], None, [5, 6]), ("a", "a", None)],
+)
+def test_completions_take_a_list_of_one_prompt(prompt: object, text: object, ids: object) -> None:
+    row = parse({**TEXT, "body": {"model": "m", "prompt": prompt, "add_special_tokens": True}})
+    assert (row.error, row.text) == (None, text)
+    assert (row.token_ids and [*row.token_ids]) == ids
+
+
+def test_scores_of_a_prompt_are_in_the_answer() -> None:
+    output = CompletionOutput(text="a", token_ids=(3,), finish_reason="stop")
+    scores = (None, Logprob(token_id=4, text="b", logprob=-2.0, rank=2))
+    answer = Completion(index=6, num_prompt_tokens=2, outputs=(output,), prompt_logprobs=scores)
+    row = json.loads(batch_row("x", {"kind": "chat", "model": ""}, answer))
+    first, second = row["response"]["body"]["prompt_logprobs"]
+    assert first is None and (second["token"], second["logprob"]) == ("b", -2.0)
 
 
 def test_a_template_is_given_what_a_row_sets_for_it(tmp_path: Path, model_dir: Path) -> None:

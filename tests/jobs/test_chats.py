@@ -35,6 +35,7 @@ def test_parts_of_text_become_text() -> None:
         ({"content": "x"}, 'Its "role" is null'),
         ({"role": 1, "content": "x"}, 'Its "role" is a number'),
         ({"role": "user", "content": 5}, 'Its "content" is a number'),
+        ({"role": "user"}, 'Its "content" is null'),
         ({"role": "user", "content": {"text": "x"}}, 'Its "content" is an object'),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "'image_url'"),
         ({"role": "user", "content": [{"type": "text"}]}, "A part has no text"),

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from freight.errors import InputError
+from freight.errors import FreightError, InputError
 
 __all__ = ["run_harness"]
 
@@ -37,5 +37,18 @@ def run_harness(arguments: Sequence[str]) -> int:
         given += ["--model", "freight"]
     sys.argv = ["freight lm-eval", *given]  # the harness looks there
     harness = HarnessCLI()
-    harness.execute(harness.parse_args())
+    try:
+        harness.execute(harness.parse_args())
+    except ValueError as error:  # as for tasks that it does not know
+        raise InputError(
+            "lm-evaluation-harness was given these arguments.",
+            f"It cannot use them: {error}",
+            "Mend them; freight lm-eval --help and freight lm-eval ls tasks name what there is.",
+        ) from error
+    except OSError as error:
+        raise FreightError(
+            "lm-evaluation-harness was under way.",
+            f"The system refused something: {error}",
+            "Mend the cause and give the same command again.",
+        ) from error
     return 0

@@ -10,15 +10,17 @@ plans from this machine's profile. Knows no model code; torch is imported when t
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -158,8 +160,9 @@ class LLM:
         self._model_dir = find_model(os.fspath(model))
         self._config = config = read_config(self._model_dir)
         self._limits = RowLimits(max_positions=config.max_positions, vocab_size=config.vocab_size)
-        self._running: weakref.WeakSet[Generator[Completion]] = weakref.WeakSet()
+        self._running: weakref.WeakSet[_Answers] = weakref.WeakSet()
         self._keeper: WeightKeeper | None = None
+        _OPEN.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -174,9 +177,10 @@ class LLM:
 
     def close(self) -> None:
         """End the iterators that are not exhausted, and give back what they held, and the weights
-        that were kept. The next call loads them again."""
+        that were kept. The next call loads them again. Such an iterator raises ``InputError`` where
+        it is asked for more; so does this, where another thread is taking answers just now."""
         for answers in list(self._running):
-            answers.close()
+            answers.end()
         if self._keeper is not None:
             self._keeper.close()
 
@@ -258,8 +262,9 @@ class LLM:
         if not items:
             return iter(())
         spool = self._spool(items, read, params)
-        answers = self._answer(spool)
-        weakref.finalize(answers, spool.close)
+        generator = self._answer(spool)
+        weakref.finalize(generator, spool.close)
+        answers = _Answers(generator, len(items))
         self._running.add(answers)
         return answers
 
@@ -321,6 +326,59 @@ class LLM:
                 while next_index in waiting:
                     yield waiting.pop(next_index)
                     next_index += 1
+
+
+class _Answers(Iterator[Completion]):
+    """Answers of one call. When the LLM is closed before all were taken, asking for more is a
+    mistake: a dataset would end early with nothing said."""
+
+    def __init__(self, answers: Generator[Completion], count: int) -> None:
+        self._answers = answers
+        self._count = count
+        self._num_taken = 0
+        self._is_ended = False
+
+    def __next__(self) -> Completion:
+        if self._is_ended:
+            raise InputError(
+                f"{self._count} answers were asked for.",
+                f"The LLM was closed when {self._num_taken} of them had been taken.",
+                "Take all before it is closed, like list(llm.generate(prompts)).",
+            )
+        self._refuse_another("Answers were asked for.")
+        answer = next(self._answers)
+        self._num_taken += 1
+        return answer
+
+    def close(self) -> None:
+        """No more are wanted."""
+        self._answers.close()
+
+    def end(self) -> None:
+        """No more are to come, wanted or not."""
+        self._refuse_another("The LLM was to be closed.")
+        is_under_way = getgeneratorstate(self._answers) != GEN_CLOSED
+        self._is_ended |= is_under_way and self._num_taken < self._count
+        self._answers.close()
+
+    def _refuse_another(self, asked: str) -> None:
+        if getgeneratorstate(self._answers) == GEN_RUNNING:
+            raise InputError(
+                asked,
+                "Another thread is just taking an answer of the same call.",
+                "Let that thread end first; threads that each call generate do not meet.",
+            )
+
+
+_OPEN: Final[weakref.WeakSet[LLM]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What iterators hold is given back while there are modules to do it with."""
+    for llm in list(_OPEN):
+        with suppress(InputError):
+            llm.close()
 
 
 def _read_size(value: str | int | None) -> int | None:

@@ -166,6 +166,14 @@ def _refuse_chip_flags(arguments: argparse.Namespace) -> None:
 def _show_one(question: Question, search: Search, arguments: argparse.Namespace) -> int:
     """More than the best plan: what it owes to which technique, how it trades latency, when each
     lane is busy."""
+    for flag in ("frontier", "trace"):
+        path = getattr(arguments, flag)
+        if path and not Path(path).absolute().parent.is_dir():
+            raise InputError(
+                f"--{flag} {path} was given.",
+                f"It cannot be written: there is no directory {Path(path).parent}.",
+                "Make it first, or name another file.",
+            )
     if arguments.frontier:
         require_plots()
     priced = price_techniques(search) if arguments.explain else {ALL: search.best()}

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             "Start it with torchrun and --split tensor, or leave --pin-layout out.",
         )
     spec, options = job_spec(arguments), engine_options(arguments)
-    check_paths(spec.source, spec.sink)
+    check_paths(spec.source, spec.sink, options.trace_path)
     model_dir = find_model(arguments.model)
     with _sigterm_raises(), Progress(sys.stderr, is_quiet=arguments.quiet) as progress:
         try:

@@ -260,7 +260,7 @@ def _lead(arguments: argparse.Namespace, place: Place) -> int:
         try:
             options = _own_options(arguments, place)
             _check_flags(arguments)
-            check_paths(spec.source, spec.sink)
+            check_paths(spec.source, spec.sink, options.trace_path)
             model_dir = find_model(arguments.model)
 
             def build(workload: Workload) -> Engine:

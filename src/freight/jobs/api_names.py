@@ -7,7 +7,7 @@ shape of the answer is made in ``batch_rows``. Knows no values of parameters.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from freight.errors import InputError
@@ -34,7 +34,9 @@ _KINDS: Final[Mapping[str, str]] = {
 _NOTHING: Final[tuple[object, ...]] = (None, False, [], {}, "")
 _NOT_OFFERED: Final[Mapping[str, tuple[object, ...]]] = {
     "tools": _NOTHING,
+    "tool_choice": (None, "none", "auto"),
     "functions": _NOTHING,
+    "function_call": (None, "none", "auto"),
     "echo": _NOTHING,
     "suffix": _NOTHING,
     "stream": _NOTHING,
@@ -67,7 +69,36 @@ _STRUCTURES: Final[Mapping[str, str]] = {
     "guided_grammar": "grammar",
 }
 """Older names of vLLM's for one kind of structured outputs each."""
-_NOT_OF_ROWS: Final = frozenset(("model", "user", "id", "continuation", *_NOT_OFFERED))
+_RENAMED: Final = ("max_completion_tokens", "response_format", "top_logprobs")
+"""OpenAI's names that ``rename`` knows."""
+_OF_SERVICES: Final = frozenset(
+    (
+        *(
+            "model",
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "prediction",
+            "parallel_tool_calls",
+        ),
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "stream_options"),
+        *("request_id", "priority", "cache_salt"),
+    )
+)
+"""Keys of a batch body that change no answer, whatever they are."""
+_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "id": (None,),
+    "continuation": (None,),
+    "add_special_tokens": (None,),
+    "modalities": (None, ["text"]),
+    "return_token_ids": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "verbosity": (None, "medium"),
+}
+"""Others, with the values that change none."""
+_NOT_OF_ROWS: Final = frozenset((*_USUAL, *_OF_SERVICES, *_NOT_OFFERED))
 
 
 def is_envelope(record: Mapping[str, Any]) -> bool:
@@ -91,8 +122,12 @@ def refuse_nameless(record: Mapping[str, Any]) -> None:
     )
 
 
-def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
-    """What a batch line wants, and of its body what a row reads. Raises ``InputError``."""
+def open_envelope(
+    record: Mapping[str, Any], row_keys: Collection[str]
+) -> tuple[Batch, dict[str, Any]]:
+    """What a batch line wants, and of its body what a row reads, by ``row_keys`` or by OpenAI's
+    names. A body has no columns of its own: other keys are refused. Raises ``InputError``."""
+    known = {*row_keys, *_RENAMED, *_STRUCTURES} - {"id", "continuation"}
     url, body = record.get("url"), record.get("body")
     if not isinstance(body, dict):
         raise wrong_kind("body", body, "an object")
@@ -108,14 +143,45 @@ def open_envelope(record: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
         raise InputError(
             f'Its "url" is {url}.', f'Such a body has "{wanted}".', f'Give it "{wanted}" alone.'
         )
-    for name in _NOT_OFFERED:
-        if not is_without_effect(name, body.get(name)):
-            raise InputError(
-                f'Its "{name}" is set.', "Freight has nothing like it.", f"Leave {name} out."
-            )
+    for name, value in body.items():
+        if name not in known and not _is_of_others(name, value, kind):
+            raise _nothing_like(name, known)
+    if body.get("top_logprobs") is not None and body.get("logprobs") is not True:
+        raise InputError(
+            'It has "top_logprobs" and not "logprobs": true.',
+            "The one says how many the other has.",
+            "Set logprobs, or leave top_logprobs out.",
+        )
     model = body.get("model")
     batch = {"kind": kind, "model": model if isinstance(model, str) else ""}
-    return batch, {key: value for key, value in body.items() if key not in _NOT_OF_ROWS}
+    row = {key: value for key, value in body.items() if key not in _NOT_OF_ROWS}
+    return batch, {**row, "prompt": _one_prompt(body["prompt"])} if kind == "text" else row
+
+
+def _is_of_others(name: str, value: object, kind: str) -> bool:
+    """Whether a key that is of no row may be in a batch body."""
+    if name == "add_special_tokens" and value is (kind == "text"):
+        return True
+    return name in _OF_SERVICES or value in _USUAL.get(name, ()) or is_without_effect(name, value)
+
+
+def _nothing_like(name: str, known: Iterable[str]) -> InputError:
+    meant = None if name in _NOT_OFFERED else _meant(name, known)
+    advice = f"Leave {name} out." if meant is None else f"Leave {name} out, or call it {meant}."
+    return InputError(f'Its "{name}" is set.', "Freight has nothing like it.", advice)
+
+
+def _one_prompt(prompt: object) -> object:
+    """The prompt itself of a list of one, as completions also take it."""
+    if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
+        return prompt
+    if len(prompt) > 1:
+        raise InputError(
+            f'Its "prompt" is a list of {len(prompt)} prompts.',
+            "A request is answered for one.",
+            "Write a line for each of them.",
+        )
+    return prompt[0]
 
 
 def rename(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,12 +228,17 @@ def is_without_effect(name: str, value: object) -> bool:
     return value is None or value in _NOT_OFFERED.get(name, _NOTHING if name in _MEANT else ())
 
 
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """The parameter that a key which nothing reads was probably to be."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
+    return _MEANT.get(name, close[0] if close else None)
+
+
 def suspicion(name: str, known: Iterable[str]) -> str | None:
     """What is wrong with a key that nothing reads, if it was probably meant as a parameter: it is
     misspelt, or one of other servers. Datasets have columns of their own, of which nothing is
     said."""
     if name in _NOT_OFFERED:
         return f"{name} (Freight has nothing like it)"
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
-    meant = _MEANT.get(name, close[0] if close else None)
+    meant = _meant(name, known)
     return None if meant is None else f"{name} (did you mean {meant}?)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from freight.jobs.api_names import Batch
-from freight.jobs.formats import dump_row, logprob_record
+from freight.jobs.formats import dump_row, logprob_record, prompt_logprobs_record
 from freight.runtime.request import Completion, CompletionOutput
 
 __all__ = ["batch_error_row", "batch_row"]
@@ -33,6 +33,8 @@ def batch_row(custom_id: str, batch: Batch, completion: Completion) -> bytes:
         ],
         "usage": _usage(completion),
     }
+    if completion.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs_record(completion.prompt_logprobs)
     name = str(completion.index)
     response = {"status_code": 200, "request_id": name, "body": body}
     return _envelope(name, custom_id, response=response, error=None)

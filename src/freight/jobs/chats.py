@@ -58,7 +58,7 @@ def _read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise wrong_kind("role", role, 'a string like "user"')
-    if content is None or isinstance(content, str):  # None: an assistant's call of a tool
+    if isinstance(content, str) or (content is None and role == "assistant"):  # a call of a tool
         return message
     if not isinstance(content, list):
         raise wrong_kind("content", content, "a string or a list of parts")

@@ -47,6 +47,7 @@ __all__ = [
     "load_record",
     "logprob_record",
     "parse_row",
+    "prompt_logprobs_record",
     "score_row",
 ]
 
@@ -96,7 +97,7 @@ def parse_row(line: bytes, *, where: str, defaults: SamplingParams) -> Row:
         record: Mapping[str, Any] = load_record(line)
         if is_envelope(record):
             batch, row_id = {}, _read_id(record["custom_id"])
-            batch, record = open_envelope(record)
+            batch, record = open_envelope(record, ROW_KEYS)
         else:
             row_id = _read_id(record.get("id"))
             refuse_nameless(record)
@@ -146,9 +147,7 @@ def completion_row(row_id: RowId, completion: Completion) -> bytes:
         record["completion_tokens"] = completion.num_new_tokens
         record["outputs"] = outputs
     if completion.prompt_logprobs is not None:
-        record["prompt_logprobs"] = [
-            None if item is None else logprob_record(item) for item in completion.prompt_logprobs
-        ]
+        record["prompt_logprobs"] = prompt_logprobs_record(completion.prompt_logprobs)
     return dump_row(record)
 
 
@@ -179,6 +178,11 @@ def _output(output: CompletionOutput) -> dict[str, Any]:
 def logprob_record(item: Logprob) -> dict[str, Any]:
     """The shape that OpenAI gives it in chats, and the token's id beside its text."""
     return {**_token(item), "top_logprobs": [_token(other) for other in item.top]}
+
+
+def prompt_logprobs_record(items: Sequence[Logprob | None]) -> list[dict[str, Any] | None]:
+    """That of each token of a prompt; the first has none."""
+    return [None if item is None else logprob_record(item) for item in items]
 
 
 def _token(item: Logprob) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from freight.errors import InputError
 __all__ = ["check_paths", "job_directory_of"]
 
 
-def check_paths(source: Path | BinaryIO, sink: Path | int) -> None:
-    """Refuse an input that is no file, and an output that cannot be one."""
+def check_paths(source: Path | BinaryIO, sink: Path | int, trace: Path | None = None) -> None:
+    """Refuse an input that is no file, an output that cannot be one, and a trace in the same."""
     if isinstance(source, Path):
         _check_source(source)
     if isinstance(sink, Path):
@@ -26,6 +26,12 @@ def check_paths(source: Path | BinaryIO, sink: Path | int) -> None:
                 "The output would overwrite the rows that are still to be read.",
                 "Choose another output.",
             )
+    if trace is not None and isinstance(sink, Path) and trace.resolve() == sink.resolve():
+        raise InputError(
+            f"{sink} was given as --output and as --trace.",
+            "A file is one or the other.",
+            "Choose another file for the trace.",
+        )
 
 
 def job_directory_of(sink: Path | int, job_dir: Path | None) -> Path | None:

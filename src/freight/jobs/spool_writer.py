@@ -202,15 +202,15 @@ class SpoolWriter:
             if isinstance(row.continuation, str):
                 check_pair(row.text or "", row.continuation, self._limits.max_positions)
             else:
+                refuse_broken_text(row.text or "", "prompt" if row.messages is None else "messages")
                 self._check_text(row.text or "", self._tokenizer)
         except FreightError as error:
             return replace(row, error=f"{where}: {error}")
         return row
 
     def _check_text(self, text: str, tokenizer: Tokenizer) -> None:
-        """Refuse text that cannot be encoded, and text so long that encoding it takes too much
-        memory: its first part alone has twice the tokens that the model takes."""
-        refuse_broken_text(text, "text")
+        """Refuse text so long that encoding it takes too much memory: its first part alone has
+        twice the tokens that the model takes."""
         most = self._limits.max_positions
         if len(text) <= _PROBE_CHARS * most:
             return

@@ -11,16 +11,42 @@ import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from freight.errors import InputError
 from freight.plan.operation import Lane, Operation
 from freight.plan.simulate import Step
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "open_trace"]
 
 _PREDICTED: Final = 1
 _MEASURED: Final = 2
+_BEGINNING: Final = b"[\n"
+_FIRST_EVENT: Final = b'{"pid": '
+
+
+def open_trace(path: Path) -> TextIO:
+    """The file of a trace, begun. InputError where it cannot be written, or is there and is none:
+    a slip would overwrite a dataset or a model."""
+    try:
+        if path.is_file():
+            with path.open("rb") as existing:
+                begun = existing.read(len(_BEGINNING + _FIRST_EVENT))
+            if begun not in (b"", _BEGINNING, _BEGINNING + b"{}]\n", _BEGINNING + _FIRST_EVENT):
+                raise InputError(
+                    f"--trace {path} was given.",
+                    "There is such a file, and it is no trace.",
+                    "Name another one, or remove it first.",
+                )
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--trace {path} was given.",
+            f"It cannot be written: {error.strerror}.",
+            "Name a file in a directory that can be written.",
+        ) from error
+    file.write(_BEGINNING.decode())
+    return file
 
 
 class Trace:
@@ -28,15 +54,7 @@ class Trace:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        try:
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"--trace {path} was given.",
-                f"It cannot be written: {error.strerror}.",
-                "Name a file in a directory that can be written.",
-            ) from error
-        self._file.write("[\n")
+        self._file = open_trace(path)
         self._first_s: float | None = None
         self._lanes = {lane: number for number, lane in enumerate(Lane)}
 

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from freight.distributed.tensor.ranks import Parts, Pending, Ranks
-from freight.errors import InputError
+from freight.runtime.trace import open_trace
 
 __all__ = ["Timeline", "TracedRanks"]
 
@@ -37,15 +37,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._num_rows = 0
-        try:
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"--trace {path} was given.",
-                f"It cannot be written: {error.strerror}.",
-                "Name a file in a directory that can be written.",
-            ) from error
-        self._file.write("[\n")
+        self._file = open_trace(path)
         self._write({"name": "process_name", "ph": "M", "args": {"name": f"rank {rank}"}}, 0)
         self._name(_COMPUTATION, "computation")
 
