@@ -129,6 +129,23 @@ def test_what_is_fixed_is_not_better_than_what_is_found(
         assert free <= 1.05 * fixed, wishes  # of block shapes few are priced
 
 
+def test_a_bound_leaves_plans_that_take_less_than_is_thought() -> None:
+    """A linear programme says of blocks with keys computed again that they take a quarter longer
+    than they do: such a block of 28 rows was refused by name, and one found that is 7 % slower."""
+    room: dict[Tier, int] = {"gpu": 14 * GIB, "cpu": 197 * GIB, "disk": 1396 * GIB}
+    again = Wishes(cpu_attention=0.0, recomputed=1 / 3)
+
+    def best(wishes: Wishes) -> float:
+        machine, size = find_machine("flexgen-t4"), {"rows": 1000, "shape": (512, 32)}
+        found = search("opt-175b", machine, room, wishes=wishes, max_block_s=5000, **size)
+        assert found.forecast.block_s <= 5000
+        return found.forecast.seconds
+
+    fixed = replace(again, micro_batch_size=28, num_micro_batches=4)
+    found = [best(wishes) for wishes in (Wishes(), Wishes(cpu_attention=0.0), again, fixed)]
+    assert max(found) < 1.05 * min(found)
+
+
 def faster(machine: Machine, link: str, factor: float) -> Machine:
     old = machine.links[link]
     kinds = {kind: rate.scaled(factor) for kind, rate in old.kinds.items()}

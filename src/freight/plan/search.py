@@ -48,7 +48,7 @@ _MOST_NARROWED: Final = 8
 _MOST_SKETCHED: Final = 8
 _MOST_ALONE: Final = 2
 _BUSY: Final = 0.95
-_WITHIN: Final = (1.0, 0.75, 0.5)
+_WITHIN: Final = (1.25, 1.0, 0.75, 0.5)  # blocks took 0.8 to 1.6 times what programmes say
 _MOVED_ROWS: Final = ((0, 0), (1, 0), (0, 1), (1, 1), (0, -1))
 """Rows of a micro-batch that go from the GPU to RAM, and from there to disk."""
 _ALMOST: Final = 0.87
@@ -99,7 +99,8 @@ class Search:
         own = plan.policy
         size, count, shares = own.micro_batch_size, own.num_micro_batches, own.shares_prefixes
         shape = self.planner.shape(size, count, own.admission, shares=shares)
-        solution = self._solve(replace(shape, chunk_tokens=own.chunk_tokens))
+        alike = replace(shape, chunk_tokens=own.chunk_tokens, recomputed=own.recomputed)
+        solution = self._solve(alike)
         return solution.seconds if solution else 0.0, plan
 
     def _price_near(
@@ -111,7 +112,7 @@ class Search:
         most_s = first.forecast.seconds / _ALMOST if first else math.inf
         for rule in self._rules():
             for nearby in (self._between, self._twice_as_many):
-                own = self._best_by(priced, rule)
+                own = self._best_of(one for one in priced if one.plan.policy.admission == rule)
                 if own is not None and own.forecast.seconds <= most_s:
                     self._price_all(nearby(own), priced, beside=beside)
 
@@ -120,8 +121,7 @@ class Search:
         others. What ``best`` says where none of them is within the bound."""
         priced: list[Choice] = []
         self._price_all(self._finalists(most=_MOST_SKETCHED), priced)
-        fitting = self._fitting(priced)
-        return min(fitting, key=lambda own: own.forecast.seconds) if fitting else self.best()
+        return self._best_of(priced) or self.best()
 
     def within(self, max_block_s: float) -> Search:
         """The same under another bound; what one of the two finds the other knows."""
@@ -136,10 +136,9 @@ class Search:
         own, best = self.planner, self._best_of(priced)
         if own.compute_tier == "cpu" or best is None:
             return
-        binding = best.forecast.binding
+        binding, wishes = best.forecast.binding, own.wishes
         if binding is not Lane.COMPUTE and best.forecast.utilisation()[binding] > _BUSY:
             return
-        wishes = own.wishes
         if wishes.cpu_attention is None:
             yield self._with(replace(wishes, cpu_attention=0.0), best)
         if wishes.kv is None and not wishes.cpu_attention:
@@ -226,11 +225,16 @@ class Search:
     def _realised(
         self, ranked: Iterable[Solution], *, most: float = _MOST_PRICED
     ) -> Iterator[_Promised]:
-        shapes: set[tuple[int, int, Admission]] = set()
+        shapes: set[tuple[int, int, Admission, float]] = set()
         alike = Counter[int]()
         for own in ranked:
             policy = own.policy
-            shape = policy.micro_batch_size, policy.num_micro_batches, policy.admission
+            size, count, share = (
+                policy.micro_batch_size,
+                policy.num_micro_batches,
+                policy.recomputed,
+            )
+            shape = size, count, policy.admission, share
             is_one_more = most < math.inf and alike[policy.block_rows] == _MOST_ALIKE
             if shape in shapes or is_one_more:
                 continue
@@ -238,7 +242,7 @@ class Search:
             if plan is not None and self._may_be(plan):
                 shapes.add(shape)
                 alike[policy.block_rows] += 1
-                most -= own.policy.num_micro_batches
+                most -= count
                 yield own.seconds, plan
             if most <= 0 or (len(shapes) == _FINALISTS and most < math.inf):
                 return
@@ -278,10 +282,6 @@ class Search:
         if not is_near(policy) and self.planner.wishes.num_micro_batches is None:
             yield from self._near(best, [(policy.micro_batch_size, 2 * policy.num_micro_batches)])
 
-    def _best_by(self, priced: Iterable[Choice], rule: Admission) -> Choice | None:
-        own = (choice for choice in priced if choice.plan.policy.admission == rule)
-        return min(own, key=lambda choice: choice.forecast.seconds, default=None)
-
     def _near(self, best: Choice, shapes: Iterable[tuple[int, int]]) -> Iterator[_Promised]:
         """Blocks of so many rows in so many micro-batches, otherwise like the best one."""
         own, policy = self.planner, best.plan.policy
@@ -293,7 +293,7 @@ class Search:
                 own.shape(size, count, policy.admission, shares=policy.shares_prefixes)
             )
         )
-        solved = [found for shape in policies if (found := self._solve(shape)) is not None]
+        solved = [own for own in map(self._solve, policies) if own and self._may_fit(own)]
         solved.sort(key=lambda found: found.seconds)
         yield from self._realised(solved, most=_BETWEEN_PRICED * policy.num_micro_batches)
 
@@ -311,14 +311,15 @@ class Search:
         first, later = ((1.0,), (1.0,)) if is_fixed else (_TIMES_AS_LARGE, (1.0, *_BETWEEN))
         self._price_all(self._computing_again(best, first, SHARES), priced)
         better = self._best_of(priced)
-        share = 0.0 if better is None else better.plan.policy.recomputed
-        if better is not None and share:
+        if better is not None and (share := better.plan.policy.recomputed):
             self._price_all(self._computing_again(better, later, (share,)), priced)
 
     def _computing_again(
         self, best: Choice, factors: Sequence[float], shares: Sequence[float]
     ) -> Iterator[_Promised]:
         own, policy, count = self.planner, best.plan.policy, best.plan.policy.num_micro_batches
+        # What the linear programmes say of plans like the best is off by about as much.
+        at_most_s = max(best.forecast.seconds / _PROMISING, self._promised(best.plan)[0])
         sizes = sorted({math.ceil(policy.micro_batch_size * factor) for factor in factors})
         for rule in self._rules():
             shapes = (
@@ -328,14 +329,16 @@ class Search:
             )
             again = (replace(shape, recomputed=share) for shape in shapes for share in shares)
             chunked = (policy for shape in again for policy in own.with_chunks(shape))
-            found = map(self._solve, chunked)
             solved = [
-                solution
-                for solution in found
-                if solution and _PROMISING * solution.seconds < best.forecast.seconds
+                found for found in map(self._solve, chunked) if found and self._may_fit(found)
             ]
+            solved = [found for found in solved if found.seconds < at_most_s]
             solved.sort(key=lambda solution: solution.seconds)
             yield from self._realised(solved, most=_BETWEEN_PRICED * count)
+
+    def _may_fit(self, solution: Solution) -> bool:
+        """Whether its block may be within the bound, though it is said to take longer."""
+        return solution.block_s <= max(_WITHIN) * self.max_block_s
 
     def _best_of(self, priced: Iterable[Choice]) -> Choice | None:
         fitting = self._fitting(priced)
