@@ -45,12 +45,16 @@ _NOT_OFFERED: Final[Mapping[str, tuple[object, ...]]] = {
     "bad_words": _NOTHING,
     "best_of": (None, 1),
     "continue_final_message": _NOTHING,
+    "dry_multiplier": (None, 0),
     "include_stop_str_in_output": _NOTHING,
     "length_penalty": (None, 1),
+    "logits_processors": _NOTHING,
+    "no_repeat_ngram_size": (None, 0),
     "num_beams": (None, 1),
     "reasoning_effort": _NOTHING,
     "skip_special_tokens": (None, True),
     "truncate_prompt_tokens": _NOTHING,
+    "typical_p": (None, 1),
     "use_beam_search": _NOTHING,
 }
 """Parameters of other servers that change answers, with the values by which they change none."""
