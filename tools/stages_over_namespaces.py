@@ -242,8 +242,8 @@ def main() -> int:
             compare(Path(name), arguments.stages, arguments.rows)
         if arguments.prompt_tokens:
             time_prompts(Path(name), arguments.stages, arguments.link, arguments.prompt_tokens)
-        limits = [parse_bytes(size) for size in arguments.hold.split(",")]
-        if all(limits):
+        if arguments.hold != "0":
+            limits = [parse_bytes(size) for size in arguments.hold.split(",")]
             hold(Path(name), limits if len(limits) > 1 else 2 * limits, arguments.hold_layers)
     return 0
 
