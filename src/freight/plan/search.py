@@ -229,12 +229,8 @@ class Search:
         alike = Counter[int]()
         for own in ranked:
             policy = own.policy
-            size, count, share = (
-                policy.micro_batch_size,
-                policy.num_micro_batches,
-                policy.recomputed,
-            )
-            shape = size, count, policy.admission, share
+            count = policy.num_micro_batches
+            shape = policy.block_rows, count, policy.admission, policy.recomputed
             is_one_more = most < math.inf and alike[policy.block_rows] == _MOST_ALIKE
             if shape in shapes or is_one_more:
                 continue
