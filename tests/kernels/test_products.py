@@ -433,3 +433,16 @@ def test_rows_do_not_depend_on_those_beside_them(tokens: int, bits: int | None, 
     whole = product(x, own(0, 11))
     for first, last in ((0, 1), (0, 2), (1, 2), (1, 4), (2, 7), (3, 11)):
         assert torch.equal(product(x, own(first, last)), whole[:, first:last])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_token_of_few_does_not_depend_on_how_many_meet_codes(bits: int, way: str) -> None:
+    if way != "loops":
+        pytest.skip("others make rows plain")
+    torch.manual_seed(0)
+    raw = quantise(torch.randn(11, 192), Grouped(bits=bits, group_size=64))
+    rows = CompressedRows(raw=raw, columns=192, number_format=Grouped(bits=bits, group_size=64))
+    x = torch.randn(12, 192)
+    whole = product(x, rows)
+    for first, last in ((0, 1), (3, 5), (3, 6), (4, 11), (7, 12)):
+        assert torch.equal(product(x[first:last], rows), whole[first:last])

@@ -1,5 +1,6 @@
-"""Codes of a row's groups times few tokens, in registers: no row is made plain. A product with
-minimum + code * scale is that with the scaled codes, and what the minima add is left to the caller.
+"""Codes of rows' groups times few tokens, in registers: no row is made plain. A product with
+minimum + code * scale is the scale times that with the codes, and the minimum times the sum of the
+token's columns.
 """
 
 from __future__ import annotations
@@ -15,222 +16,164 @@ from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.llvm import (
     BYTE,
     FLOAT,
-    FLOATS,
     HALF,
     WIDTH,
     WORD,
-    WORDS,
     address_of,
     call,
-    constant,
-    eight_at,
     fetch,
     joined,
-    place_of,
     put_lanes,
-    splat,
     totals,
 )
 
-__all__ = ["TOKENS", "by_tokens", "rows_by_tokens"]
+__all__ = ["CODE_ROWS", "ROWS_OF_TOKENS", "TOKENS_OF_CODES", "codes_by_tokens"]
 
-_FUSED = call("llvm.fma.v16f32", FLOATS)
-_TOTAL = call("llvm.vector.reduce.fadd.v16f32", FLOAT, "reassoc")
-_INDEX = types.uintp
-TOKENS: Final = 4
-"""That two rows meet together."""
-_AHEAD: Final = 2048
-"""Bytes: what is fetched while others are multiplied."""
+CODE_ROWS: Final = 4
+"""Rows that meet few tokens together; their scales lie side by side, and their minima after those.
+"""
+TOKENS_OF_CODES: Final = 4
+ROWS_OF_TOKENS: Final = 2
+"""Of those rows, as many as meet so many tokens together."""
+
+_LANES: Final = WIDTH if HAS_WIDE_REGISTERS else HALF
+"""Of a register."""
+_FLOATS: Final = ir.VectorType(FLOAT, _LANES)
+_WORDS: Final = ir.VectorType(WORD, _LANES)
+_FUSED: Final = call(f"llvm.fma.v{_LANES}f32", _FLOATS)
+_NOTHING: Final = ir.Constant(_FLOATS, [0.0] * _LANES)
 
 
-def _dots(num_tokens: int, *, halves: bool) -> Any:
-    """What generates products with so many tokens. One token's products with a group's codes are
-    scaled together; for several the codes are scaled, once for all."""
+def _dots(num_rows: int, num_tokens: int, *, halves: bool) -> Any:
+    """What generates products of so many rows and tokens. A group's codes meet all tokens before
+    these sums are scaled, and each token's sums are made in the same order however many others
+    there are."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        raw, start, scales, groups, step, x, x_start, columns, sums, place = arguments
-        kinds = signature.args
+        raw, factors, x, shared, target = (
+            _Parts(context, builder, kind, value)
+            for kind, value in zip(signature.args, arguments, strict=True)
+        )
+        start, line, height, step = raw.numbers
+        first_factor, wide, groups = factors.numbers
+        (columns,), (place, apart) = x.numbers[1:], target.numbers
+        pairs = [(row, token) for row in range(num_rows) for token in range(num_tokens)]
 
         def at(index: int) -> Any:
             return ir.Constant(start.type, index)
 
-        def fused(a: Any, b: Any, c: Any) -> Any:
-            return _FUSED(context, builder, None, (a, b, c))
+        def begins(first: Any, pitch: Any, count: int) -> list[Any]:
+            return [builder.add(first, builder.mul(pitch, at(k))) for k in range(count)]
 
-        def new() -> Any:
-            return cgutils.alloca_once(builder, FLOATS)
+        def same(value: int) -> Any:
+            return ir.Constant(_WORDS, [value] * _LANES)
 
-        def add_vector(first: Any, begin: Any, byte: Any, scale: Any) -> None:
-            """Sixteen bytes of a group, from that byte on."""
-            source = builder.add(builder.add(start, first), byte)
-            own = place_of(context, builder, kinds[0], raw, source, BYTE)
-            later = builder.add(source, at(_AHEAD))
-            fetch(builder, address_of(context, builder, kinds[0], raw, later))
-            words = builder.zext(builder.load(own, align=1), WORDS)
-            column = builder.add(begin, byte)
-            if halves:
-                low, high = constant(WORD, 15), constant(WORD, 4)
-                found = [
-                    (column, builder.and_(words, low)),
-                    (builder.add(column, step), builder.lshr(words, high)),
-                ]
-            else:
-                found = [(column, words)]
-            for where, codes in found:
-                values = builder.sitofp(codes, FLOATS)
-                if num_tokens > 1:
-                    values = builder.fmul(values, scale)
-                for token in range(num_tokens):
-                    index = builder.add(x_start, builder.mul(columns, at(token)))
-                    index = builder.add(index, where)
-                    some = builder.load(
-                        place_of(context, builder, kinds[5], x, index, FLOAT), align=4
-                    )
-                    to = kept[token] if num_tokens > 1 else part
-                    builder.store(fused(values, some, builder.load(to)), to)
+        def add_product(to: Any, a: Any, b: Any) -> None:
+            builder.store(_FUSED(context, builder, None, (a, b, builder.load(to))), to)
 
-        nothing = constant(FLOAT, 0.0)
-        kept, part = [new() for _ in range(num_tokens)], new()
-        for own in kept:
-            builder.store(nothing, own)
-        with cgutils.for_range(builder, groups) as group:
-            first = builder.mul(group.index, step)
-            begin = builder.mul(first, at(2)) if halves else first
-            scale = builder.load(address_of(context, builder, kinds[2], scales, group.index))
-            scale = splat(builder, scale)
-            builder.store(nothing, part)
-            with cgutils.for_range(builder, builder.udiv(step, at(WIDTH))) as loop:
-                add_vector(first, begin, builder.mul(loop.index, at(WIDTH)), scale)
-            if num_tokens == 1:
-                scaled = fused(builder.load(part), scale, builder.load(kept[0]))
-                builder.store(scaled, kept[0])
-        for token, own in enumerate(kept):
-            found = _TOTAL(context, builder, None, (ir.Constant(FLOAT, 0.0), builder.load(own)))
-            index = builder.add(place, at(token))
-            builder.store(found, address_of(context, builder, kinds[8], sums, index))
-        return context.get_dummy_value()
+        def new_sums() -> dict[tuple[int, int], Any]:
+            return {pair: cgutils.alloca_once_value(builder, _NOTHING) for pair in pairs}
 
-    return generate
-
-
-def _dots_of_rows(*, halves: bool) -> Any:
-    """What generates products of two rows with TOKENS tokens: what is loaded of a token meets both
-    rows. Where registers are few, each row has half of a vector."""
-    by_halves = not HAS_WIDE_REGISTERS
-    width = HALF if by_halves else WIDTH
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        starts, groups, step, x, x_start, columns = (arguments[k] for k in (1, 3, 4, 5, 6, 7))
-        kinds, (place, apart) = signature.args, arguments[9:]
-
-        def at(index: int) -> Any:
-            return ir.Constant(place.type, index)
-
-        def address(number: int, index: Any) -> Any:
-            return address_of(context, builder, kinds[number], arguments[number], index)
-
-        def spread(numbers: list[Any]) -> list[Any]:
-            """A number of each row, as often as it has places."""
-            vectors = [splat(builder, number) for number in numbers]
-            if not by_halves:
-                return vectors
-            lanes = [*range(HALF), *range(WIDTH, WIDTH + HALF)]
-            return [builder.shuffle_vector(*vectors, ir.Constant(WORDS, lanes))]
-
-        def codes(index: Any) -> list[Any]:
-            """Bytes of either row, as whole numbers."""
-            kind = ir.VectorType(BYTE, width)
-            own = [builder.add(row, index) for row in rows]
-            own = [builder.bitcast(address(0, row), kind.as_pointer()) for row in own]
-            words = ir.VectorType(WORD, width)
-            found = [builder.zext(builder.load(row, align=1), words) for row in own]
-            return [joined(builder, *found)] if by_halves else found
-
-        def numbers_of(token: Any, column: Any) -> Any:
-            index = builder.add(token, column)
-            if by_halves:
-                some = eight_at(context, builder, kinds[5], x, index)
-                return joined(builder, some, some)
-            pointer = place_of(context, builder, kinds[5], x, index, FLOAT)
-            return builder.load(pointer, align=4)
-
-        def add_codes(column: Any, words: list[Any], factors: list[Any]) -> None:
-            values = [
-                builder.fmul(builder.sitofp(own, FLOATS), factor)
-                for own, factor in zip(words, factors, strict=True)
-            ]
-            for token, own_sums in zip(tokens, kept, strict=True):
-                some = numbers_of(token, column)
-                for value, sum_ in zip(values, own_sums, strict=True):
-                    added = _FUSED(context, builder, None, (value, some, builder.load(sum_)))
-                    builder.store(added, sum_)
-
-        rows = [builder.extract_value(starts, row) for row in range(2)]
-        tokens = [builder.add(x_start, builder.mul(columns, at(k))) for k in range(TOKENS)]
-        nothing = constant(FLOAT, 0.0)
-        kept = [
-            [cgutils.alloca_once_value(builder, nothing) for _ in range(1 if by_halves else 2)]
-            for _ in range(TOKENS)
+        # Rows that are not there are the last one once more.
+        last = builder.sub(height, at(1))
+        numbers = [
+            builder.select(builder.icmp_unsigned("<", at(row), height), at(row), last)
+            for row in range(num_rows)
         ]
-        # Of the rows after these a part for each group, factors included.
-        line = builder.sub(rows[1], rows[0])
+        rows = [builder.add(start, builder.mul(line, number)) for number in numbers]
+        scales = [builder.add(first_factor, builder.mul(wide, number)) for number in numbers]
+        minima = [builder.add(own, builder.mul(wide, at(CODE_ROWS))) for own in scales]
+        tokens = begins(x.numbers[0], columns, num_tokens)
+        shares = begins(shared.numbers[0], wide, num_tokens)
+        ahead = begins(builder.add(start, builder.mul(line, at(CODE_ROWS))), line, num_rows)
+        kept, found = new_sums(), new_sums()
+        with cgutils.for_range(builder, builder.udiv(wide, at(_LANES))) as loop:
+            group = builder.mul(loop.index, at(_LANES))
+            some = [shared.load(builder.add(own, group)) for own in shares]
+            lowest = [factors.load(builder.add(own, group)) for own in minima]
+            for row, token in pairs:
+                add_product(kept[row, token], lowest[row], some[token])
         part = builder.udiv(line, groups)
-        ahead = [builder.add(row, builder.mul(line, at(2))) for row in rows]
-        with cgutils.for_range(builder, groups) as group:
-            first = builder.mul(group.index, step)
+        with cgutils.for_range(builder, groups) as loop:
+            group = loop.index
+            first = builder.mul(group, step)
             begin = builder.mul(first, at(2)) if halves else first
-            own = [group.index, builder.add(group.index, groups)]
-            factors = spread([builder.load(address(2, index)) for index in own])
-            for row in ahead:
-                fetch(builder, address(0, builder.add(row, builder.mul(group.index, part))))
-            with cgutils.for_range(builder, builder.udiv(step, at(width))) as loop:
-                byte = builder.mul(loop.index, at(width))
-                words, column = codes(builder.add(first, byte)), builder.add(begin, byte)
-                if halves:
-                    upper = [builder.lshr(own, constant(WORD, 4)) for own in words]
-                    words = [builder.and_(own, constant(WORD, 15)) for own in words]
-                    add_codes(builder.add(column, step), upper, factors)
-                add_codes(column, words, factors)
-        all_sums = [[builder.load(sum_) for sum_ in own] for own in kept]
-        for row in range(2):
-            if by_halves:
-                found, lanes = totals(builder, [own[0] for own in all_sums], HALF), row * HALF
-            else:
-                found, lanes = totals(builder, [own[row] for own in all_sums]), 0
-            index = builder.add(place, builder.mul(apart, at(row)))
-            put_lanes(builder, found, range(lanes, lanes + TOKENS), address(8, index))
+            for own in ahead:
+                fetch(builder, raw.address(builder.add(own, builder.mul(group, part))))
+            for own in found.values():
+                builder.store(_NOTHING, own)
+            with cgutils.for_range(builder, builder.udiv(step, at(_LANES))) as inner:
+                byte = builder.mul(inner.index, at(_LANES))
+                column = builder.add(begin, byte)
+                places = [column, builder.add(column, step)] if halves else [column]
+                some_of = [[x.load(builder.add(own, k)) for own in tokens] for k in places]
+                for row, own in enumerate(rows):
+                    codes = raw.load(builder.add(own, builder.add(first, byte)), BYTE)
+                    words = builder.zext(codes, _WORDS)
+                    parts = [words]
+                    if halves:
+                        parts = [builder.and_(words, same(15)), builder.lshr(words, same(4))]
+                    for values, some in zip(parts, some_of, strict=True):
+                        plain = builder.sitofp(values, _FLOATS)
+                        for token in range(num_tokens):
+                            add_product(found[row, token], plain, some[token])
+            for row, own in enumerate(scales):
+                scale = _splat(builder, builder.load(factors.address(builder.add(own, group))))
+                for token in range(num_tokens):
+                    add_product(kept[row, token], scale, builder.load(found[row, token]))
+        sums = [builder.load(kept[pair]) for pair in pairs]
+        lanes = list(range(len(sums)))
+        if _LANES == HALF:
+            half = len(sums) // 2
+            sums = [joined(builder, *both) for both in zip(sums[:half], sums[half:], strict=True)]
+            lanes = [*range(half), *range(HALF, HALF + half)]
+        all_totals = totals(builder, sums, _LANES)
+        for row, to in enumerate(begins(place, apart, num_rows)):
+            own_lanes = lanes[row * num_tokens : (row + 1) * num_tokens]
+            put_lanes(builder, all_totals, own_lanes, target.address(to))
         return context.get_dummy_value()
 
     return generate
 
 
-def _signature(raw: Any, scales: Any, x: Any, sums: Any) -> Any:
-    indices = _INDEX, _INDEX
-    return types.none(raw, _INDEX, scales, *indices, x, *indices, sums, _INDEX)
+class _Parts:
+    """An argument that is a tuple: an array, and numbers about it."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        array, *self.numbers = cgutils.unpack_tuple(builder, value)
+        self._array = context, builder, kind[0], array
+        self._builder = builder
+
+    def address(self, index: Any) -> Any:
+        return address_of(*self._array, index)
+
+    def load(self, index: Any, kind: ir.Type = FLOAT) -> Any:
+        """A register of elements from one on."""
+        pointer = ir.VectorType(kind, _LANES).as_pointer()
+        return self._builder.load(self._builder.bitcast(self.address(index), pointer), align=1)
 
 
-def by_tokens(num_tokens: int, *, bits: int) -> Any:
-    """(raw, start, scales, groups, step, x, x_start, columns, sums, place): sums[place + t] = the
-    sum of code * scale * x over a row's ``groups`` of codes in 4 or 8 bits, each of ``step`` bytes
-    of raw, whole vectors, from ``start`` on. x is float32, from ``x_start``; its tokens t lie
-    ``columns`` apart."""
-    generate = _dots(num_tokens, halves=bits == 4)
+def _splat(builder: Any, number: Any) -> Any:
+    one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), number, ir.Constant(WORD, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(_WORDS, [0] * _LANES))
+
+
+def codes_by_tokens(num_rows: int, num_tokens: int, *, bits: int) -> Any:
+    """What multiplies so many rows in groups, codes in 4 or 8 bits, by so many tokens. It takes
+
+    - (raw, start, line, height, step): bytes, where rows begin and how far they are apart, how many
+      of them there are, and bytes of a group's codes, whole vectors
+    - (factors, first, wide, groups): float32, where the first row's scale of the first group is,
+      how far those of rows are apart, and groups; minima lie as many rows behind as are together
+    - (x, start, columns): float32, where tokens begin and how far they are apart
+    - (shared, start): of each token the sums of each group's columns, ``wide`` apart, zeros where
+      there is no group
+    - (sums, place, apart): sums[place + apart r + t] becomes the product of row r and token t
+    """
+    generate = _dots(num_rows, num_tokens, halves=bits == 4)
 
     @intrinsic
-    def dots(context, raw, start, scales, groups, step, x, x_start, columns, sums, place):  # type: ignore[no-untyped-def]
-        return _signature(raw, scales, x, sums), generate
-
-    return dots
-
-
-def rows_by_tokens(*, bits: int) -> Any:
-    """The same of two rows, which start at ``starts``, with TOKENS tokens: sums[place + apart
-    r + t], and the scales of the second row follow those of the first."""
-    generate = _dots_of_rows(halves=bits == 4)
-
-    @intrinsic
-    def dots(context, raw, starts, scales, groups, step, x, x_start, columns, sums, place, apart):  # type: ignore[no-untyped-def]
-        kinds = raw, types.UniTuple(_INDEX, 2), scales, _INDEX, _INDEX, x, _INDEX, _INDEX
-        return types.none(*kinds, sums, _INDEX, _INDEX), generate
+    def dots(context, raw, factors, x, shared, target):  # type: ignore[no-untyped-def]
+        return types.none(raw, factors, x, shared, target), generate
 
     return dots

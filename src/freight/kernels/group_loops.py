@@ -82,7 +82,7 @@ def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
         plain_row(raw[row], numbers[row], size, bits, out[row])
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def widen_factors(numbers, start, count, out, place):  # type: ignore[no-untyped-def]
     """``count`` factors from ``start`` on as float32, to out from ``place`` on."""
     whole = count // U(WIDTH) * U(WIDTH)

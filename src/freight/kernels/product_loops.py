@@ -18,9 +18,14 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.exponent_lines import lay_wide
-from freight.kernels.group_blocks import TOKENS as TOKENS_OF_CODES
-from freight.kernels.group_blocks import by_tokens
-from freight.kernels.group_blocks import rows_by_tokens as code_rows_by_tokens
+from freight.kernels.group_blocks import (
+    CODE_ROWS,
+    TOKENS_OF_CODES,
+    codes_by_tokens,
+)
+from freight.kernels.group_blocks import (
+    ROWS_OF_TOKENS as CODE_ROWS_OF_TOKENS,
+)
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.register_blocks import (
@@ -120,39 +125,29 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
             rows_by_token(rows, U(start), wide, x, at, sums, U(place + token), pitch)
 
 
-_ONE, _TWO = (by_tokens(count, bits=4) for count in (1, 2))
-_ONE_BY_BYTES, _TWO_BY_BYTES = (by_tokens(count, bits=8) for count in (1, 2))
-_ROWS, _ROWS_BY_BYTES = (code_rows_by_tokens(bits=bits) for bits in (4, 8))
+_ONE, _TWO = (codes_by_tokens(CODE_ROWS, count, bits=4) for count in (1, 2))
+_ONE_BY_BYTES, _TWO_BY_BYTES = (codes_by_tokens(CODE_ROWS, count, bits=8) for count in (1, 2))
+_FOUR, _FOUR_BY_BYTES = (
+    codes_by_tokens(CODE_ROWS_OF_TOKENS, TOKENS_OF_CODES, bits=bits) for bits in (4, 8)
+)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _codes_by_tokens(count, raw, start, scales, size, bits, x, at, columns, sums, place):  # type: ignore[no-untyped-def]
-    """Codes of a row times one or two tokens."""
-    groups, step, pitch = U(scales.shape[0]), U(size * bits // 8), U(columns)
-    start, at, place = U(start), U(at), U(place)
+def _multiply_codes(bits, count, raw, factors, x, shared, target):  # type: ignore[no-untyped-def]
+    """Some rows' codes times 1, 2 or TOKENS_OF_CODES tokens, as ``codes_by_tokens`` has them."""
     if bits == 4:
-        if count == 2:
-            _TWO(raw, start, scales, groups, step, x, at, pitch, sums, place)
+        if count == 1:
+            _ONE(raw, factors, x, shared, target)
+        elif count == 2:
+            _TWO(raw, factors, x, shared, target)
         else:
-            _ONE(raw, start, scales, groups, step, x, at, pitch, sums, place)
+            _FOUR(raw, factors, x, shared, target)
+    elif count == 1:
+        _ONE_BY_BYTES(raw, factors, x, shared, target)
     elif count == 2:
-        _TWO_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
+        _TWO_BY_BYTES(raw, factors, x, shared, target)
     else:
-        _ONE_BY_BYTES(raw, start, scales, groups, step, x, at, pitch, sums, place)
-
-
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _code_rows_by_tokens(raw, start, line, scales, size, bits, own_x, target):  # type: ignore[no-untyped-def]
-    """Codes of two rows, which begin every ``line``, times four tokens. Of x and of the target are
-    told: numbers, where they begin, and how far those of two tokens, or two rows, are apart."""
-    groups, step = U(scales.shape[0] // 2), U(size * bits // 8)
-    starts = U(start), U(start + line)
-    x, at, columns = own_x[0], U(own_x[1]), U(own_x[2])
-    sums, place, apart = target[0], U(target[1]), U(target[2])
-    if bits == 4:
-        _ROWS(raw, starts, scales, groups, step, x, at, columns, sums, place, apart)
-    else:
-        _ROWS_BY_BYTES(raw, starts, scales, groups, step, x, at, columns, sums, place, apart)
+        _FOUR_BY_BYTES(raw, factors, x, shared, target)
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -164,10 +159,10 @@ def few_tokens(rows, top, bottom, x, bias, adds, out, pitch):  # type: ignore[no
     them, and the sums of each group of a token's columns, flat, each token's followed by zeros to
     whole vectors: what minima add is their product."""
     tokens = x.shape[0] // rows.columns
-    sums = np.empty(ROWS_TOGETHER * tokens, np.float32)
+    sums, room = np.empty(ROWS_TOGETHER * tokens, np.float32), _room_for(rows, tokens)
     for first in range(top, bottom, ROWS_TOGETHER):
         height = min(ROWS_TOGETHER, bottom - first)
-        _add_up(rows, first, height, x, sums)
+        _add_up(rows, first, height, x, sums, room)
         for row in range(height):
             place = first + row
             own = bias[place] if bias.shape[0] else F(0.0)
@@ -242,12 +237,34 @@ def many_together(threads, counters, borders, rows, *others):  # type: ignore[no
     share_ranges(many_tokens, (counters, borders), (rows,), others, threads)
 
 
-def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any) -> None:
+def _room_for(rows: Any, tokens: Any) -> Any:
+    """Numbers that ``_add_up`` wants for itself, zeros at first."""
+
+
+@overload(_room_for, jit_options={"nogil": True, "boundscheck": False})
+def _room_for_of(rows, tokens):  # type: ignore[no-untyped-def]
+    own = {ExponentRows: _room_for_exponents, SummedCodeRows: _room_for_codes}
+    return own.get(kind_of(rows), _no_room)
+
+
+def _no_room(rows, tokens):  # type: ignore[no-untyped-def]
+    return np.zeros(0, np.float32)
+
+
+def _room_for_exponents(rows, tokens):  # type: ignore[no-untyped-def]
+    return np.zeros(ROWS_TOGETHER * rows.columns, np.float32)
+
+
+def _room_for_codes(rows, tokens):  # type: ignore[no-untyped-def]
+    return np.zeros(2 * CODE_ROWS * (rows.sums.shape[0] // tokens), np.float32)
+
+
+def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any, room: Any) -> None:
     """Sums of some rows with each token, all of a row side by side."""
 
 
-@overload(_add_up, jit_options={"nogil": True, "boundscheck": False})
-def _add_up_of(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+@overload(_add_up, jit_options={"nogil": True, "boundscheck": False}, inline="always")
+def _add_up_of(rows, first, height, x, sums, room):  # type: ignore[no-untyped-def]
     own = {
         NumberRows: _add_up_numbers,
         PairRows: _add_up_numbers,
@@ -257,52 +274,48 @@ def _add_up_of(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
     return own[kind_of(rows)]
 
 
-def _add_up_numbers(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+def _add_up_numbers(rows, first, height, x, sums, room):  # type: ignore[no-untyped-def]
     flat, columns = rows
     multiply_few(flat, first * columns, height, columns, x, True, sums, 0)
 
 
-def _add_up_exponents(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+def _add_up_exponents(rows, first, height, x, sums, room):  # type: ignore[no-untyped-def]
     columns = rows.columns
-    plain = np.empty(ROWS_TOGETHER * columns, np.float32)
-    lay_wide(rows, first, height, 0, columns, plain, 0, columns)
-    multiply_few(plain, 0, height, columns, x, False, sums, 0)
+    lay_wide(rows, first, height, 0, columns, room, 0, columns)
+    multiply_few(room, 0, height, columns, x, False, sums, 0)
 
 
-def _add_up_codes(rows, first, height, x, sums):  # type: ignore[no-untyped-def]
+def _add_up_codes(rows, first, height, x, sums, room):  # type: ignore[no-untyped-def]
     """No row is made plain."""
     raw, numbers, size, bits, columns, line, shared = rows
     groups, tokens = columns // size, x.shape[0] // columns
-    wide = shared.shape[0] // tokens
-    scales, minima = np.empty(2 * groups, np.float32), np.zeros(wide, np.float32)
-    scales_of = scales[:groups], scales[groups:]
-    added = np.empty(2 * tokens, np.float32)
-    by_rows = tokens // TOKENS_OF_CODES * TOKENS_OF_CODES
+    wide, start, step = shared.shape[0] // tokens, first * line, size * bits // 8
     for row in range(height):
-        start, number = (first + row) * line, row % 2
-        is_first_of_two = number == 0 and row + 1 < height
-        factors = U((start + columns * bits // 8) // numbers.itemsize)
-        own = scales_of[number]
-        widen_factors(numbers, factors, U(groups), own, U(0))
-        widen_factors(numbers, factors + U(groups), U(groups), minima, U(0))
-        token = by_rows
-        while token < tokens:
-            count = 2 if tokens - token >= 2 else 1
-            at, place = token * columns, row * tokens + token
-            _codes_by_tokens(count, raw, start, own, size, bits, x, at, columns, sums, place)
-            token += count
-        multiply_few(minima, 0, 1, wide, shared, False, added, number * tokens)
-        if is_first_of_two:
-            continue
-        begin, apart = start - number * line, number * line
-        if number == 0:  # a row without another is both, so that its sums are what they would be
-            scales[groups:] = scales[:groups]
-        for token in range(0, by_rows, TOKENS_OF_CODES):
-            place = (row - number) * tokens + token
-            own_x, target = (x, token * columns, columns), (sums, place, number * tokens)
-            _code_rows_by_tokens(raw, begin, apart, scales, size, bits, own_x, target)
-        for place in range((number + 1) * tokens):
-            sums[(row - number) * tokens + place] += added[place]
+        factors = U((start + row * line + columns * bits // 8) // numbers.itemsize)
+        widen_factors(numbers, factors, U(groups), room, U(row * wide))
+        to = U((CODE_ROWS + row) * wide)
+        widen_factors(numbers, factors + U(groups), U(groups), room, to)
+    token = 0
+    while token < tokens:
+        left = tokens - token
+        count = TOKENS_OF_CODES if left >= TOKENS_OF_CODES else min(left, 2)
+        together = CODE_ROWS_OF_TOKENS if count == TOKENS_OF_CODES else CODE_ROWS
+        own_x = x, U(token * columns), U(columns)
+        own_shared = shared, U(token * wide)
+        row = 0
+        while row < height:
+            there = U(start + row * line), U(line), U(min(together, height - row)), U(step)
+            _multiply_codes(
+                bits,
+                count,
+                (raw, *there),
+                (room, U(row * wide), U(wide), U(groups)),
+                own_x,
+                own_shared,
+                (sums, U(row * tokens + token), U(tokens)),
+            )
+            row += together
+        token += count
 
 
 def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, panel: Any) -> None:
