@@ -90,7 +90,10 @@ def test_few_threads_and_small_work_are_left_to_python() -> None:
     with without_team():
         assert team_threads(2) == 0
     torch.set_num_threads(2)
-    assert team_threads(99) == 0
+    assert team_threads(99) == 0 and team_threads(1, is_short=True) == 0
+    assert team_threads(2, is_short=True) == 2  # which would be over before Python's come
+    torch.set_num_threads(1)
+    assert team_threads(99, is_short=True) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -19,6 +19,7 @@ from freight.kernels.product import (
     LEAST_PRODUCTS,
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
+    TOKENS_WORTH_ROWS,
     Product,
     Target,
 )
@@ -44,9 +45,6 @@ _COUNTERS: Final = 3
 """Of tiles that are taken, tiles that are laid, and rows that are multiplied; those of rows that
 are taken follow, one for each product."""
 _ROWS_DONE: Final = 2
-
-_TOKENS_WORTH_ROWS: Final = 16
-"""Tokens whose products with a row take no longer than the row comes from memory."""
 
 _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
@@ -238,7 +236,7 @@ def _shares(x: torch.Tensor, products: Sequence[Product], least: int) -> int:
     """Rows are read, or laid, for few tokens as for more: that is worth another core, too."""
     tokens, columns = x.shape
     numbers = columns * sum(own.rows.shape[0] for own in products)
-    return max(1, numbers * max(tokens, _TOKENS_WORTH_ROWS) // least)
+    return max(1, numbers * max(tokens, TOKENS_WORTH_ROWS) // least)
 
 
 def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:

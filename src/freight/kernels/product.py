@@ -21,6 +21,7 @@ __all__ = [
     "LEAST_PRODUCTS",
     "LEAST_SHARED",
     "LEAST_SHARED_OF_FEW",
+    "TOKENS_WORTH_ROWS",
     "Product",
     "Target",
     "share_targets",
@@ -31,6 +32,8 @@ LEAST_PRODUCTS: Final = 1 << 21
 LEAST_SHARED: Final = 1 << 23
 LEAST_SHARED_OF_FEW: Final = 1 << 22
 """Products of numbers in a share: waking a thread takes as long as some millions of them."""
+TOKENS_WORTH_ROWS: Final = 16
+"""Tokens whose products with a row take about as long as the row comes from memory, or less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +85,13 @@ def share_targets(
     work: Callable[[Target, int, int], None],
     least: int,
     team: Callable[[Target, int, npt.NDArray[np.int64], npt.NDArray[np.int64]], None],
+    *,
+    is_short: bool = False,
 ) -> None:
     """Share the units of all targets out as one row of units, no fewer than ``least`` at a time; or
-    have a ``team`` work on one after the other, as ``Team`` says."""
-    if threads := team_threads(sum(own.units for own in targets) // least):
+    have a ``team``, which work that ``is_short`` wants sooner, work on one after the other, as
+    ``Team`` says."""
+    if threads := team_threads(sum(own.units for own in targets) // least, is_short=is_short):
         for own in targets:
             borders = ranges_alike(own.units, least, in_turns=True)
             team(own, threads, np.zeros(1, np.int64), np.array(borders, np.int64))

@@ -31,6 +31,7 @@ from freight.kernels.product import (
     LEAST_PRODUCTS,
     LEAST_SHARED,
     LEAST_SHARED_OF_FEW,
+    TOKENS_WORTH_ROWS,
     Product,
     Target,
     share_targets,
@@ -325,7 +326,9 @@ def _few_by_loops(loops: Loops, x: torch.Tensor, products: Sequence[Product]) ->
                 sums[own.size] = _group_sums(flat.reshape(x.shape), own.size)
             own = SummedCodeRows(*own, sums[own.size])
         targets.append(Target(product, 1, own))
-    share_targets(targets, multiply_rows, -(-LEAST_SHARED_OF_FEW // x.numel()), in_team)
+    tokens, columns = x.shape
+    least = -(-LEAST_SHARED_OF_FEW // (columns * max(tokens, TOKENS_WORTH_ROWS)))
+    share_targets(targets, multiply_rows, least, in_team, is_short=True)
 
 
 def _group_sums(x: npt.NDArray[np.float32], size: int) -> npt.NDArray[np.float32]:

@@ -31,7 +31,8 @@ __all__ = [
 _SHORTEST = 16
 """Of ranges that cores take in turns: a core's share over this."""
 _MOST_HELPERS = 4
-"""Threads that Python wakes one after the other about as fast as OpenMP wakes them all."""
+"""Threads that Python wakes one after the other about as fast as OpenMP wakes them all: too late
+for work that is short."""
 _WITHOUT_TEAM = [False]
 _TEAM_TURNS = 4
 """Ranges for each of OpenMP's threads, which are all waited for."""
@@ -40,11 +41,13 @@ Team = Callable[[int, npt.NDArray[np.int64], npt.NDArray[np.int64]], None]
 """Work on ranges from each border to the next with so many of OpenMP's threads, by a counter."""
 
 
-def team_threads(shares: int) -> int:
+def team_threads(shares: int, *, is_short: bool = False) -> int:
     """How many of OpenMP's threads are to do the work that is worth so many shares; 0 where
-    Python's are as fast. Always as many as torch has: others would be ended and begun anew."""
+    Python's are as fast. Always as many as torch has: others would be ended and begun anew.
+    ``is_short``: what one thread has done within a few times what it takes to wake another."""
     threads = torch.get_num_threads()
-    is_wanted = shares > 1 and threads > _MOST_HELPERS and not _WITHOUT_TEAM[0]
+    fewest = 1 if is_short else _MOST_HELPERS
+    is_wanted = shares > 1 and threads > fewest and not _WITHOUT_TEAM[0]
     return threads if is_wanted and _has_open_mp() else 0
 
 

@@ -73,7 +73,7 @@ def warm_up(
                 _warm_up_states(dtype)
         _warm_up_single_queries(dtype, None if kv_format is None else _FORMAT)
 
-    if team_threads(_TEAM_SHARES):
+    if team_threads(_TEAM_SHARES, is_short=True):
         with without_team():
             call_all()
     call_all()
