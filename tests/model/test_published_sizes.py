@@ -103,6 +103,19 @@ MPT: dict[str, Any] = {
     "vocab_size": 50_432,
 }
 
+MINICPM: dict[str, Any] = {
+    "dim_model_base": 256,
+    "hidden_size": 2304,
+    "intermediate_size": 5760,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 36,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 36,
+    "scale_depth": 1.4,
+    "scale_emb": 12,
+    "vocab_size": 122_753,
+}
+
 PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt2": ("gpt2", GPT2, 124_439_808),
     "gpt2-xl": ("gpt2", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
@@ -119,6 +132,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int]] = {
     "olmo-7b": ("olmo", OLMO, 6_888_095_744),
     "vaultgemma-1b": ("vaultgemma", VAULT, 1_038_741_120),
     "starcoder": ("gpt_bigcode", STARCODER, 15_517_456_384),
+    "minicpm-2b": ("minicpm", MINICPM, 2_724_880_896),
 }
 
 
@@ -133,6 +147,9 @@ def test_parameters_are_as_many_as_were_published(name: str) -> None:
     [
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+        ("minicpm-2b", {"num_experts": 8}, "num_experts is 8, only 0"),
+        ("minicpm-2b", {"scale_depth": "deep"}, "scale_depth is 'deep'"),
+        ("minicpm-2b", {"dim_model_base": None}, "dim_model_base"),
         ("gpt2", {"n_embd": "768"}, "n_embd is '768'"),
         ("gpt-j-6b", {"rotary_dim": None}, "0 elements of a head"),
         ("gpt-neo-1.3b", {"attention_types": [[["global", "near"], 12]]}, "layer_types is"),

@@ -226,6 +226,7 @@ OWN: dict[str, dict[str, object]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "intermediate_size": 16384},
     "qwen2_moe": {"num_experts": 8},
     "hunyuan_v1_moe": {"num_experts": 8},
+    "minicpm": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "granitemoeshared": {"shared_intermediate_size": 1024},
     "mpt": {"d_model": 4096},
     "biogpt": {"intermediate_size": 16384},
@@ -239,7 +240,7 @@ UNKNOWN = {
     *("deepseek_v32", "glm_moe_dsa", "mistral4", "youtu", "hy_v3", "flint", "afmoe"),
     *("cohere2_moe", "kolibri1", "minimax_m3_vl", "minimax_m3_vl_text"),
     *("ernie4_5_moe", "exaone_moe", "hunyuan_v1_moe", "llama4", "nemotron_h", "solar_open"),
-    *("bamba", "bloom", "falcon_h1", "granitemoeshared", "mpt"),
+    *("flex_olmo", "minicpm3", "bamba", "bloom", "falcon_h1", "granitemoeshared", "mpt"),
     *("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("kimi_linear", "bailing_hybrid", "olmo_hybrid", "gemma4", "mimo_v2_flash"),
 }

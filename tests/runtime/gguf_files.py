@@ -23,7 +23,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 Array = np.ndarray[Any, Any]
 
-_WOVEN: Final = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee", "olmo")
+_WOVEN: Final = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "granitehybrid",
+    "smollm3",
+    "arcee",
+    "olmo",
+    "minicpm",
+)
 _PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
 _NAME: Final = "general.architecture"
 _WITH_STATED_SUMS: Final = ("glm4moe", "dots1")

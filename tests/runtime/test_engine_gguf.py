@@ -395,6 +395,31 @@ def test_types(kind: str, tmp_path: Path) -> None:
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_SIM) == answers
 
 
+@pytest.mark.parametrize("is_older", [False, True])
+def test_minicpm(is_older: bool, tmp_path: Path) -> None:
+    """Granite's factors, by which scores are scaled as usual; without them, those of all models."""
+    width = SIZES["hidden_size"]
+    factors = {**FACTORS, "attention_multiplier": (width / SIZES["num_attention_heads"]) ** -0.5}
+    if is_older:
+        factors |= {"embedding_multiplier": 12.0, "logits_scaling": width / 256}
+        factors["residual_multiplier"] = 1.4 / SIZES["num_hidden_layers"] ** 0.5
+    model = tiny.make_model(tmp_path, config=GraniteConfig(**SIZES, **factors))
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+
+    def forget(writer: Any) -> None:
+        for name in ("embedding_scale", "residual_scale", "logit_scale"):
+            del writer.kv_data[0][f"minicpm.{name}"]
+
+    describe = forget if is_older else lambda _: None
+    write_gguf(model, tmp_path / "tiny.gguf", "minicpm", mixed, describe)
+    found = read_config(find_model(str(tmp_path)))
+    assert found.residual_scale == pytest.approx(factors["residual_multiplier"])
+    assert found.logits_scale == pytest.approx(1 / factors["logits_scaling"])
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    assert answer(tmp_path, tmp_path / "kept", **tiny.ON_CPU) == answers
+
+
 @pytest.mark.parametrize(
     "name", ["llama, biases and tied head", "mixtral", "gpt_oss", "gemma4", "qwen3_next"]
 )

@@ -31,6 +31,7 @@ from transformers import (
     Exaone4Config,
     ExaoneMoeConfig,
     FalconConfig,
+    FlexOlmoConfig,
     FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -54,6 +55,7 @@ from transformers import (
     LlamaConfig,
     MellumConfig,
     MiMoV2FlashConfig,
+    MiniCPM3Config,
     MiniMaxM2Config,
     Ministral3Config,
     Mistral4Config,
@@ -213,6 +215,19 @@ def deepseek(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
     }
     sizes = {**tiny.SIZES, "num_hidden_layers": 3, "pad_token_id": 1, "rope_parameters": yarn}
     return kind(**{**sizes, **latents, **experts, **changes})
+
+
+def minicpm3(**changes: Any) -> PretrainedConfig:
+    latents = {
+        "kv_lora_rank": 32,
+        "q_lora_rank": 40,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "num_key_value_heads": 4,
+    }
+    factors = {"scale_emb": 3.0, "scale_depth": 0.9, "dim_model_base": 24}
+    sizes = {**tiny.SIZES, "num_hidden_layers": 3, "pad_token_id": 1}
+    return MiniCPM3Config(**{**sizes, **latents, **factors, **changes})
 
 
 def four_layers(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfig:
@@ -613,6 +628,20 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "olmoe": OlmoeConfig(
         **{**tiny.SIZES, "intermediate_size": 48}, num_experts=6, num_experts_per_tok=3
     ),
+    "flex-olmo": FlexOlmoConfig(
+        **{**tiny.SIZES, "intermediate_size": 48, "pad_token_id": 1},
+        num_experts=6,
+        num_experts_per_tok=3,
+    ),
+    "flex-olmo, normalised": FlexOlmoConfig(
+        **{**tiny.SIZES, "intermediate_size": 48, "pad_token_id": 1},
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        attention_bias=True,
+    ),
+    "minicpm3": minicpm3(),
+    "minicpm3, queries at once": minicpm3(q_lora_rank=None, tie_word_embeddings=False),
     "qwen2-moe": Qwen2MoeConfig(
         **{**tiny.SIZES, "num_hidden_layers": 3},
         num_experts=6,
@@ -1414,6 +1443,21 @@ def test_internlm_2_is_llama_by_other_names(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     raw = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
     text = json.dumps({**PUBLISHED_SIZES, **raw, "rope_theta": 10_000.0})
+    (tmp_path / "config.json").write_text(text)
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+def test_minicpm(tmp_path: Path) -> None:
+    """Granite's factors by other names, and scores that are scaled as usual."""
+    own = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5}
+    own |= {"attention_multiplier": 0.25, "logits_scaling": 64 / 24}
+    kind = GraniteConfig(**{**tiny.SIZES, **own, "tie_word_embeddings": True})
+    model = tiny.make_model(tmp_path, config=kind)
+    raw = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "num_experts": 0}
+    raw |= {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 24, "rope_theta": 10_000.0}
+    raw |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    text = json.dumps({**tiny.SIZES, **raw})
     (tmp_path / "config.json").write_text(text)
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)

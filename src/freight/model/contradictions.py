@@ -271,9 +271,12 @@ def _expert_problems(config: ModelConfig, experts: Experts) -> list[str]:
         problems.append(f"the width of the MLP beside the experts is {experts.shared_size}")
     if config.activation == "xielu":
         problems.append("experts and activations with weights cannot be combined")
-    if config.norm_place in ("after", "update"):
-        problems.append("experts have norms before them")
-    if config.norms_sum and (experts.shared_size < 1 or experts.shared_gate):
+    if config.norm_place == "after":
+        problems.append("experts have norms before them, or of what they make")
+    if config.experts_see_stream:
+        if experts.shared_size or experts.latent_size:
+            problems.append("where updates alone have norms, experts have nothing beside them")
+    elif config.norms_sum and (experts.shared_size < 1 or experts.shared_gate):
         problems.append(
             "what experts make is normalised only with that of an MLP that has no share"
         )

@@ -383,6 +383,8 @@ class _Builder(Parts):
         x, norms = "aside", list[Step]()
         if experts.beside_mlp:  # there what they make is
             x, norms = "normed", [self.norm(f"{name}.norm", "x", "normed"), Clear(x="aside")]
+        elif self.config.experts_see_stream:
+            x, norms = "x", [Clear(x="aside")]
         elif not experts.shared_size:
             norms = self.put_aside(layer)
         scores = self.project(f"{name}.weight", x, "scores", ("X", "D"))
@@ -415,6 +417,8 @@ class _Builder(Parts):
         if experts.beside_mlp:  # each norms its own tokens, or a third value would be carried
             source, target = target, source
             norms = [self.norm(f"layers.{layer}.experts.norm", "chosen", "chosen")]
+        elif self.config.experts_see_stream:
+            source, target = target, source
         elif experts.latent_size:
             source, target, dim = "narrow", "made", "L"
         elif self.config.norms_sum:
@@ -429,8 +433,10 @@ class _Builder(Parts):
 
     def closing(self, layer: int) -> Unit:
         """What the experts and the MLP beside them have made goes into the stream at once."""
-        prefix = f"layers.{layer}.mlp"
-        steps = (self.norm(f"{prefix}.post_norm", "sum", "sum"), Add(x="x", y="sum"))
+        prefix, made, name = f"layers.{layer}.mlp", "sum", "post_norm"
+        if self.config.experts_see_stream:
+            made, name = "aside", "norm"
+        steps = (self.norm(f"{prefix}.{name}", made, made), Add(x="x", y=made))
         return Unit(name=f"{prefix}.closing", kind="mlp", layer=layer, steps=steps)
 
     def head(self, first_row: int, num_rows: int) -> Unit:

@@ -29,6 +29,7 @@ from freight.model.gguf_spellings import (
     gemma2,
     gemma3,
     gemma4,
+    minicpm,
     perhaps_unrotated,
     scans,
     states,
@@ -246,6 +247,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         woven=WOVEN,
         spells=perhaps_unrotated,
         classes={"": "GraniteForCausalLM"},
+    ),
+    "minicpm": Architecture(
+        families=("minicpm",),
+        tensors=TENSORS,
+        woven=WOVEN,
+        spells=minicpm,
+        classes={"": "MiniCPMForCausalLM"},
     ),
     "granitemoe": Architecture(
         families=("granitemoe", "granitemoeshared", "granitemoehybrid"),

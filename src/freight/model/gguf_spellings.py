@@ -6,6 +6,7 @@ Plain functions of what a file says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,7 +14,16 @@ from freight.model.families import MOST_LAYERS
 from freight.model.gguf import GgufFile
 from freight.model.gguf_names import Numbers
 
-__all__ = ["columns", "gemma2", "gemma3", "gemma4", "perhaps_unrotated", "scans", "states"]
+__all__ = [
+    "columns",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "minicpm",
+    "perhaps_unrotated",
+    "scans",
+    "states",
+]
 
 _GEMMA2_27B_LAYERS: Final = 46
 _GEMMA3_27B_LAYERS: Final = 62
@@ -83,6 +93,16 @@ def perhaps_unrotated(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     """A flag of another name says whether positions are rotated."""
     rotates = own.get("rope.scaling.finetuned", True)
     return {} if rotates else {"rope_layers": [False] * min(own["block_count"], MOST_LAYERS)}
+
+
+def minicpm(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Factors as they are; older files leave out those that all models had."""
+    updates, logits = own.get("residual_scale"), own.get("logit_scale")
+    return {
+        "scale_emb": own.get("embedding_scale", 12.0),
+        "scale_depth": updates * math.sqrt(own["block_count"]) if updates else 1.4,
+        "dim_model_base": own["embedding_length"] / logits if logits else 256,
+    }
 
 
 def states(file: GgufFile, own: Numbers) -> Mapping[str, Any]:

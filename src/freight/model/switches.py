@@ -270,8 +270,13 @@ class ModelConfig:
     def norms_sum(self) -> bool:
         """Whether what the experts of a layer make is normalised together, with what the MLP beside
         them makes, before it goes into the stream."""
-        experts = self.experts
-        return experts is not None and self.norm_place == "both" and not experts.beside_mlp
+        experts, is_behind = self.experts, self.norm_place in ("both", "update")
+        return experts is not None and is_behind and not experts.beside_mlp
+
+    @property
+    def experts_see_stream(self) -> bool:
+        """Whether experts work on the stream as it is: what they make is aside meanwhile."""
+        return self.experts is not None and self.norm_place == "update"
 
     @property
     def carried(self) -> tuple[tuple[str, int], ...]:
@@ -281,7 +286,8 @@ class ModelConfig:
         narrow; what layers have of a token as inputs of their own."""
         experts = self.experts
         has_two = self.attends_aside or experts is not None
-        has_three = self.norms_sum or (self.attends_aside and experts is not None)
+        sums = self.norms_sum and not self.experts_see_stream
+        has_three = sums or (self.attends_aside and experts is not None)
         names = ("x", "aside", "sum")[: 1 + has_two + has_three]
         narrow = ("narrow", "made") if experts is not None and experts.latent_size else ()
         width = experts.latent_size if experts is not None else 0

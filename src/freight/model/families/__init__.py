@@ -50,12 +50,13 @@ from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLA
 from freight.model.families.llama4 import LLAMA4
 from freight.model.families.mellum import MELLUM
 from freight.model.families.mimo import MIMO_V2_FLASH
+from freight.model.families.minicpm import MINICPM, MINICPM3
 from freight.model.families.minimax import MINIMAX_M2, MINIMAX_M3, MINIMAX_M3_TEXT
 from freight.model.families.mistral import MISTRAL, MIXTRAL
 from freight.model.families.mistral4 import MISTRAL4
 from freight.model.families.nemotron import ARCEE, JAIS2, NEMOTRON
 from freight.model.families.nemotron_h import NEMOTRON_H
-from freight.model.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
+from freight.model.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
 from freight.model.families.olmo_hybrid import OLMO_HYBRID
 from freight.model.families.opt import BIOGPT, OPT
 from freight.model.families.palm import PALM
@@ -118,6 +119,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "olmoe": OLMOE,
+    "flex_olmo": FLEX_OLMO,
     "olmo_hybrid": OLMO_HYBRID,
     "granite": GRANITE,
     "smollm3": SMOLLM3,
@@ -130,6 +132,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v32": DEEPSEEK_V32,
     "glm_moe_dsa": GLM_MOE_DSA,
     "youtu": YOUTU,
+    "minicpm": MINICPM,
+    "minicpm3": MINICPM3,
     "kimi_linear": KIMI_LINEAR,
     "bailing_hybrid": LING_3,
     "cohere": COHERE,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from freight.model.families.glm_moe import GLM4_MOE, name_experts
 from freight.model.families.table import Either, Family, fixed, is_number, read, text_part
 
-__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU"]
+__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "GLM4_MOE_LITE", "YOUTU", "spell_out_latents"]
 
 
 def _scalar(raw: Mapping[str, Any], width: int) -> float:
@@ -26,7 +26,7 @@ def _scalar(raw: Mapping[str, Any], width: int) -> float:
     return float(width / (0.1 * share * math.log(max(factor, 1.0)) + 1.0) ** 4)
 
 
-def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def spell_out_latents(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """One key of a latent and what is rotated."""
     raw = name_experts({"moe_intermediate_size": 2048, **raw})
     rank, turned = raw.get("kv_lora_rank", 512), raw.get("qk_rope_head_dim", 64)
@@ -40,7 +40,7 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _spell_out_older(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """All layers have experts unless it is said, and groups count only where these are chosen by
     them."""
-    raw = _spell_out({"first_k_dense_replace": 0, **raw})
+    raw = spell_out_latents({"first_k_dense_replace": 0, **raw})
     if raw.get("topk_method", "greedy") == "greedy":
         return {**raw, "n_group": 1, "topk_group": 1}
     return raw
@@ -84,7 +84,7 @@ _TENSORS: Final = {
 
 def _spell_out_newer(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Three layers have none. Of Kimi K2.5, which also sees, the part that reads."""
-    return _spell_out({"first_k_dense_replace": 3, **text_part(raw)})
+    return spell_out_latents({"first_k_dense_replace": 3, **text_part(raw)})
 
 
 DEEPSEEK_V3: Final = Family(
@@ -111,7 +111,7 @@ GLM4_MOE_LITE: Final = Family(
         "route_scale": read("routed_scaling_factor", 1.8),
     },
     tensors=_TENSORS,
-    prepare=_spell_out,
+    prepare=spell_out_latents,
 )
 
 DEEPSEEK_V2: Final = Family(
@@ -132,7 +132,7 @@ DEEPSEEK_V2: Final = Family(
 
 
 def _spell_out_plain(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _spell_out({"q_lora_rank": 1536, **raw})
+    return spell_out_latents({"q_lora_rank": 1536, **raw})
 
 
 YOUTU: Final = Family(

@@ -1,6 +1,7 @@
 """OLMo: Llama's shape with layer norms that have no weights. OLMo 2 and 3: no norms before the
 parts of a layer, but one of what each returns, and one over all queries and all keys; the third has
-windows, whose layers are rotated without scaling. OLMoE: norms before, and experts."""
+windows, whose layers are rotated without scaling. OLMoE: norms before, and experts. FlexOlmo:
+experts with a norm of what they make together."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from freight.model.families.llama import LLAMA, LLAMA_TENSORS
 from freight.model.families.qwen import QWEN3_MOE
 from freight.model.families.table import BASE_KEYS, Family, Key, fixed, read, rope_by_kind
 
-__all__ = ["OLMO", "OLMO2", "OLMO3", "OLMOE"]
+__all__ = ["FLEX_OLMO", "OLMO", "OLMO2", "OLMO3", "OLMOE"]
 
 _THETA: Final = 500_000.0
 _KEYS: Final = {
@@ -73,6 +74,20 @@ OLMOE: Final = Family(
     },
     tensors={**QWEN3_MOE.tensors},
     demands={"clip_qkv": None},
+)
+
+FLEX_OLMO: Final = Family(
+    architectures=("FlexOlmoForCausalLM",),
+    model_types=("flex_olmo",),
+    keys={
+        **OLMOE.keys,
+        "norm_eps": read("rms_norm_eps", 1e-6),
+        "norm_place": fixed("update"),
+        "rope_theta": read("rope_theta", _THETA),
+        "num_experts": read("num_experts", 7),
+        "experts_per_token": read("num_experts_per_tok", 5),
+    },
+    tensors={**OLMOE.tensors, **_TENSORS},
 )
 
 OLMO3: Final = Family(
