@@ -26,15 +26,12 @@ from freight.kernels.llvm import (
     put_lanes,
     totals,
 )
+from freight.kernels.register_blocks import ROWS_TOGETHER
 
-__all__ = ["CODE_ROWS", "ROWS_OF_TOKENS", "TOKENS_OF_CODES", "codes_by_tokens"]
+__all__ = ["CODE_ROWS_OF_TOKENS", "codes_by_tokens"]
 
-CODE_ROWS: Final = 4
-"""Rows that meet few tokens together; their scales lie side by side, and their minima after those.
-"""
-TOKENS_OF_CODES: Final = 4
-ROWS_OF_TOKENS: Final = 2
-"""Of those rows, as many as meet so many tokens together."""
+CODE_ROWS_OF_TOKENS: Final = 2
+"""Rows that meet TOKENS_TOGETHER at once; fewer tokens meet ROWS_TOGETHER."""
 
 _LANES: Final = WIDTH if HAS_WIDE_REGISTERS else HALF
 """Of a register."""
@@ -82,10 +79,10 @@ def _dots(num_rows: int, num_tokens: int, *, halves: bool) -> Any:
         ]
         rows = [builder.add(start, builder.mul(line, number)) for number in numbers]
         scales = [builder.add(first_factor, builder.mul(wide, number)) for number in numbers]
-        minima = [builder.add(own, builder.mul(wide, at(CODE_ROWS))) for own in scales]
+        minima = [builder.add(own, builder.mul(wide, at(ROWS_TOGETHER))) for own in scales]
         tokens = begins(x.numbers[0], columns, num_tokens)
         shares = begins(shared.numbers[0], wide, num_tokens)
-        ahead = begins(builder.add(start, builder.mul(line, at(CODE_ROWS))), line, num_rows)
+        ahead = begins(builder.add(start, builder.mul(line, at(ROWS_TOGETHER))), line, num_rows)
         kept, found = new_sums(), new_sums()
         with cgutils.for_range(builder, builder.udiv(wide, at(_LANES))) as loop:
             group = builder.mul(loop.index, at(_LANES))
@@ -164,7 +161,7 @@ def codes_by_tokens(num_rows: int, num_tokens: int, *, bits: int) -> Any:
     - (raw, start, line, height, step): bytes, where rows begin and how far they are apart, how many
       of them there are, and bytes of a group's codes, whole vectors
     - (factors, first, wide, groups): float32, where the first row's scale of the first group is,
-      how far those of rows are apart, and groups; minima lie as many rows behind as are together
+      how far those of rows are apart, and groups; minima lie ROWS_TOGETHER rows behind
     - (x, start, columns): float32, where tokens begin and how far they are apart
     - (shared, start): of each token the sums of each group's columns, ``wide`` apart, zeros where
       there is no group

@@ -18,14 +18,7 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.exponent_lines import lay_wide
-from freight.kernels.group_blocks import (
-    CODE_ROWS,
-    TOKENS_OF_CODES,
-    codes_by_tokens,
-)
-from freight.kernels.group_blocks import (
-    ROWS_OF_TOKENS as CODE_ROWS_OF_TOKENS,
-)
+from freight.kernels.group_blocks import CODE_ROWS_OF_TOKENS, codes_by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.register_blocks import (
@@ -125,16 +118,16 @@ def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type:
             rows_by_token(rows, U(start), wide, x, at, sums, U(place + token), pitch)
 
 
-_ONE, _TWO = (codes_by_tokens(CODE_ROWS, count, bits=4) for count in (1, 2))
-_ONE_BY_BYTES, _TWO_BY_BYTES = (codes_by_tokens(CODE_ROWS, count, bits=8) for count in (1, 2))
+_ONE, _TWO = (codes_by_tokens(ROWS_TOGETHER, count, bits=4) for count in (1, 2))
+_ONE_BY_BYTES, _TWO_BY_BYTES = (codes_by_tokens(ROWS_TOGETHER, count, bits=8) for count in (1, 2))
 _FOUR, _FOUR_BY_BYTES = (
-    codes_by_tokens(CODE_ROWS_OF_TOKENS, TOKENS_OF_CODES, bits=bits) for bits in (4, 8)
+    codes_by_tokens(CODE_ROWS_OF_TOKENS, TOKENS_TOGETHER, bits=bits) for bits in (4, 8)
 )
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _multiply_codes(bits, count, raw, factors, x, shared, target):  # type: ignore[no-untyped-def]
-    """Some rows' codes times 1, 2 or TOKENS_OF_CODES tokens, as ``codes_by_tokens`` has them."""
+    """Some rows' codes times 1, 2 or TOKENS_TOGETHER tokens, as ``codes_by_tokens`` has them."""
     if bits == 4:
         if count == 1:
             _ONE(raw, factors, x, shared, target)
@@ -256,7 +249,7 @@ def _room_for_exponents(rows, tokens):  # type: ignore[no-untyped-def]
 
 
 def _room_for_codes(rows, tokens):  # type: ignore[no-untyped-def]
-    return np.zeros(2 * CODE_ROWS * (rows.sums.shape[0] // tokens), np.float32)
+    return np.zeros(2 * ROWS_TOGETHER * (rows.sums.shape[0] // tokens), np.float32)
 
 
 def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any, room: Any) -> None:
@@ -293,13 +286,13 @@ def _add_up_codes(rows, first, height, x, sums, room):  # type: ignore[no-untype
     for row in range(height):
         factors = U((start + row * line + columns * bits // 8) // numbers.itemsize)
         widen_factors(numbers, factors, U(groups), room, U(row * wide))
-        to = U((CODE_ROWS + row) * wide)
+        to = U((ROWS_TOGETHER + row) * wide)
         widen_factors(numbers, factors + U(groups), U(groups), room, to)
     token = 0
     while token < tokens:
         left = tokens - token
-        count = TOKENS_OF_CODES if left >= TOKENS_OF_CODES else min(left, 2)
-        together = CODE_ROWS_OF_TOKENS if count == TOKENS_OF_CODES else CODE_ROWS
+        count = TOKENS_TOGETHER if left >= TOKENS_TOGETHER else min(left, 2)
+        together = CODE_ROWS_OF_TOKENS if count == TOKENS_TOGETHER else ROWS_TOGETHER
         own_x = x, U(token * columns), U(columns)
         own_shared = shared, U(token * wide)
         row = 0
