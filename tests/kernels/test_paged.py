@@ -11,13 +11,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from freight.kernels import attention_choice, paged
 from freight.kernels.attention_choice import loop_attends_faster
+from freight.kernels.attention_steps import PageShape, make_plain
 from freight.kernels.grouped import CompressedRows, dequantise_reference, quantise
 from freight.kernels.paged import (
     append_rows,
@@ -274,6 +277,30 @@ def test_several_queries(case: Case, num_new: int) -> None:
     found, found_sums = run.attend_several()
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
+
+
+@njit
+def _make_plain(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
+    make_plain(raw, halves, first, count, shape, plain, ahead)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", [1, 4, 5])
+@pytest.mark.parametrize("width", [48, 64, 80])
+def test_no_more_is_made_plain_than_there_is_room_for(width: int, count: int, dtype: Any) -> None:
+    """Heads that are an odd number of vectors wide, of an odd number of tokens."""
+    raw = np.arange(8 * width).astype(dtype)
+    sizes = dict.fromkeys(PageShape._fields, np.uintp(0))
+    sizes |= {name: np.uintp(width) for name in ("token_stride", "width", "padded")}
+    plain, first = np.full(count * width + 64, -1.0, np.float32), np.uintp(width)
+    _make_plain(
+        raw, np.zeros(0, np.uint16), first, np.uintp(count), PageShape(**sizes), plain, first
+    )
+    own = raw[width : (count + 1) * width]
+    if dtype is np.uint16:
+        own = (own.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(plain[: count * width], own)
+    assert (plain[count * width :] == -1.0).all()
 
 
 @settings(deadline=None, max_examples=60)

@@ -74,8 +74,12 @@ def _choose_make_plain(raw, halves, first, count, shape, plain, ahead):  # type:
 
 
 def _plain_numbers(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
-    if shape.token_stride == shape.padded:  # a multiple of two vectors, side by side
-        for number in range(0, count * shape.padded, 2 * WIDTH):
+    if shape.token_stride == shape.padded:  # whole vectors, side by side, two at a time
+        numbers = U(count) * shape.padded
+        whole = numbers // U(2 * WIDTH) * U(2 * WIDTH)
+        if whole < numbers:
+            store(plain, whole, load(raw, first + whole))
+        for number in range(0, whole, 2 * WIDTH):
             place = U(number)
             prefetch(raw, ahead + place)
             if raw.itemsize == 4:
