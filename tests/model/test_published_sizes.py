@@ -174,6 +174,15 @@ def test_what_is_not_described_is_refused(name: str, change: dict[str, Any], wor
         parse_config({"model_type": kind, **raw, **change})
 
 
+def test_rows_of_minicpm_end_where_it_would_choose_keys() -> None:
+    raw = {"model_type": "minicpm", **MINICPM, "max_position_embeddings": 32_768}
+    assert parse_config(raw).max_positions == 32_768
+    assert parse_config({**raw, "sparse_config": {"kernel_size": 32}}).max_positions == 8192
+    assert parse_config({**raw, "sparse_config": {"dense_len": 4096}}).max_positions == 4096
+    with pytest.raises(ModelError, match="max_position_embeddings is 'long'"):
+        parse_config({**raw, "sparse_config": {"dense_len": "long"}})
+
+
 def test_heads_are_whole_blocks() -> None:
     raw = {"model_type": "codegen", "n_embd": 64, "n_layer": 2, "rotary_dim": 8, "vocab_size": 96}
     assert parse_config({**raw, "n_head": 4}).qkv_blocks == 4
