@@ -136,12 +136,12 @@ def test_the_first_stage_computes_while_another_batch_is_further_on(
     """It waits for the logits of a call when it has begun that of the other batch."""
     tiny.make_model(tmp_path)
     seen: list[str] = []
-    step = TensorModel.step
+    sweep = TensorModel.sweep
 
-    def noted(self: TensorModel, *arguments: Any, **named: Any) -> torch.Tensor:
+    def noted(self: TensorModel, *arguments: Any, **named: Any) -> list[torch.Tensor]:
         if self.passage.stage.is_first and self.executor.ranks.own == (0,):
             seen.append("computed")
-        return step(self, *arguments, **named)
+        return sweep(self, *arguments, **named)
 
     passage_of = planning.passage_of
 
@@ -157,7 +157,7 @@ def test_the_first_stage_computes_while_another_batch_is_further_on(
             passage.answers.receive = received  # type: ignore[method-assign]
         return passage
 
-    monkeypatch.setattr(TensorModel, "step", noted)
+    monkeypatch.setattr(TensorModel, "sweep", noted)
     monkeypatch.setattr(planning, "passage_of", watched)
     prompts = [[5 + i] * 6 for i in range(4)]
     params = SamplingParams(max_tokens=4)

@@ -1,8 +1,8 @@
 """Keys and values of all rows, on each rank those that the last layout of attention gave it.
 
-When a call's attention is laid out otherwise than the last one's, what is there is moved first, by
-the fewest moves that lead there: where every rank has all keys, its share of them is a slice. Knows
-no model.
+When a call's attention is laid out otherwise than the last one's, a layer's keys are moved before
+it is computed, by the fewest moves that lead there: where every rank has all keys, its share of
+them is a slice. Knows no model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["KVCache"]
 
 class KVCache:
     """Of some ``layers``, and rows of up to ``capacity`` tokens. ``sizes`` has all dims of the
-    layouts but L, which none cuts; ``layout`` is that of [B, L, J, K, D], once there are any."""
+    layouts but L, which none cuts."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class KVCache:
         capacity: int,
         dtype: torch.dtype,
     ) -> None:
-        self.layout: Layout | None = None
         self.capacity = capacity
         self._executor = executor
         self._sizes = {**sizes, "L": 1}
         self._dtype = dtype
         self._longest = 0
         self._kept: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+        self._layouts: dict[int, Layout] = {}
 
     @property
     def num_bytes(self) -> int:
         """Of all own ranks."""
         return sum(own.nbytes for layer in self._kept.values() for own in layer)
 
-    def lay(self, layout: Layout, *, used: int, longest: int) -> None:
-        """Lay all keys out as attention wants them: rows have up to ``used`` tokens, and those of
-        the call come to have up to ``longest``.
+    def lay(self, layer: int, layout: Layout, *, used: int, longest: int) -> None:
+        """Lay a layer's keys [B, L, J, K, D] out as attention wants them: rows have up to ``used``
+        tokens, and those of the call come to have up to ``longest``.
 
         BudgetError where a row is longer than the cache."""
         if longest > self.capacity:
@@ -59,10 +59,10 @@ class KVCache:
                 f"Its keys and values have room for {self.capacity}.",
                 "Make room for longer rows, or shorten them.",
             )
-        if layout != self.layout:
-            for layer, kept in self._kept.items():
-                self._kept[layer] = self._laid(kept, layout, used)
-        self.layout, self._longest = layout, longest
+        before = self._layouts.get(layer)
+        if layout != before:
+            self._kept[layer] = self._laid(self._kept[layer], before, layout, used)
+        self._layouts[layer], self._longest = layout, longest
 
     def append(
         self,
@@ -82,23 +82,23 @@ class KVCache:
         if seats is None:
             kept.permute(1, 3, 0, 2, 4)[rows, places] = new[rows, tokens]
             return kept[:, :, :, : self._longest]
-        here = seats - self._first(index)
+        here = seats - self._first(index, self._layouts[layer])
         kept.permute(1, 3, 0, 2, 4)[here[rows], places] = new[rows, tokens]
         return kept[:, :, :, : self._longest].index_select(1, here)
 
-    def _first(self, index: int) -> int:
+    def _first(self, index: int, layout: Layout) -> int:
         """Of the rows that an own rank has."""
-        assert self.layout is not None
         ranks = self._executor.ranks
-        return own_range(ranks.mesh, ranks.own[index], self._sizes["B"], self.layout.cut("B")).start
+        return own_range(ranks.mesh, ranks.own[index], self._sizes["B"], layout.cut("B")).start
 
-    def _laid(self, before: list[torch.Tensor], layout: Layout, used: int) -> list[torch.Tensor]:
+    def _laid(
+        self, kept: list[torch.Tensor], at: Layout | None, layout: Layout, used: int
+    ) -> list[torch.Tensor]:
         mesh = self._executor.ranks.mesh
         sizes = {**self._sizes, "L": used}
         parts: Parts = []
-        if self.layout is not None and used:
-            at = self.layout
-            parts = [own[:, :, :, : sizes["L"]].permute(1, 3, 0, 2, 4) for own in before]
+        if at is not None and used:
+            parts = [own[:, :, :, : sizes["L"]].permute(1, 3, 0, 2, 4) for own in kept]
             for step in moves_between(at, layout, tuple(self._sizes.items()), mesh):
                 parts = self._executor.move(parts, at, step, "keys and values")
                 at = move(at, step)

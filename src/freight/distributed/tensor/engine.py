@@ -2,10 +2,10 @@
 
 The first rank has the rows, the house's scheduler and sampler; before each call it tells the others
 what the rows bring and which way is taken, and all compute it. Rows take the seats of a batch,
-whose keys every rank keeps its part of; weights are in memory, none is offloaded. Prompts come in
-calls of their own, single tokens of rows of any age in another. A model in stages has as many
-batches: while one is in a later stage the first computes another. A stage is told of a call by the
-one before, and the last sends logits back.
+whose keys every rank keeps its part of. Prompts come in calls of their own, single tokens of rows
+of any age in another. Where weights come from the disk the calls of a sweep are computed together,
+layer by layer. A model in stages has as many batches: while one is in a later stage the first
+computes another. A stage is told of a call by the one before, and the last sends logits back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Final, Self
 
 import torch
 
-from freight.distributed.tensor.model import Batch, TensorModel
+from freight.distributed.tensor.calls import Batch, ModelCall
+from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.names import describe
 from freight.distributed.tensor.seats import Call, Seats
 from freight.distributed.tensor.switch import Switch
@@ -41,7 +42,7 @@ __all__ = ["TensorEngine", "follow"]
 
 _PAGE_TOKENS: Final = 16
 _END, _BEGIN, _STEP = range(3)
-_HEADER: Final = 6
+_HEADER: Final = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,14 +188,19 @@ class TensorEngine:
         calls, free = seats.calls(work)
         batch.lengths[free] = 0
         found = torch.empty(work.num_logits, self.model.config.vocab_size)
-        for call in calls:
-            logits = self._step(batch, call, lane)
-            if call.wanted and self.model.passage.answers is not None:
+        together = len(calls) if self.model.layers.num_away else 1
+        for first in range(0, len(calls), together):
+            some = calls[first : first + together]
+            made = self._sweep(batch, some, lane)
+            answers = self.model.passage.answers
+            wanted = [number for number, call in enumerate(some) if call.wanted]
+            if wanted and answers is not None:
                 yield None
-                (logits,) = self.model.passage.answers.receive([self._like(call)])
-            rows, places = ([pair[own] for pair in call.wanted] for own in range(2))
-            if rows:
-                found[places] = logits[rows].float().cpu()
+                for number in wanted:
+                    (made[number],) = answers.receive([self._like(some[number])])
+            for number in wanted:
+                rows, places = ([pair[own] for pair in some[number].wanted] for own in range(2))
+                found[places] = made[number][rows].float().cpu()
         return found
 
     def _like(self, call: Call) -> torch.Tensor:
@@ -202,8 +208,17 @@ class TensorEngine:
         size = len(call.seats), self.model.config.vocab_size
         return torch.empty(size, dtype=self.model.dtype, device=self.model.executor.ranks.device)
 
-    def _step(self, batch: Batch, call: Call, lane: int) -> torch.Tensor:
-        """Logits of all rows of a call, where all layers are here."""
+    def _sweep(self, batch: Batch, calls: Sequence[Call], lane: int) -> list[torch.Tensor]:
+        """Logits of all rows of each call, where all layers are here."""
+        self.model.passage.allow(len(calls))
+        told = [
+            self._tell_of(batch, call, lane, len(calls) - number)
+            for number, call in enumerate(calls, start=1)
+        ]
+        return self.model.sweep(batch, told)
+
+    def _tell_of(self, batch: Batch, call: Call, lane: int, left: int) -> ModelCall:
+        """What all are told of a call; ``left`` others follow in its sweep."""
         for seat, kv_len, tokens in zip(call.seats, call.kv_lens, call.tokens, strict=True):
             if tokens:
                 batch.lengths[seat] = kv_len
@@ -220,10 +235,10 @@ class TensorEngine:
         way = self._way(call)
         counts = self.taken[way]
         counts[0], counts[1] = counts[0] + call.num_tokens, counts[1] + 1
-        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted), lane]
+        header = [_STEP, rows, width, self.model.ways.index(way), bool(call.wanted), lane, left]
         _tell(self.model, header)
         _from_first(self.model, told.packed)
-        return _compute(self.model, batch, told, header)
+        return _prepared(self.model, batch, told, header)
 
     def _way(self, call: Call) -> Way:
         """By the tokens of a call; but not one that would make twice as many of those of a row."""
@@ -264,6 +279,7 @@ class TensorEngine:
 def follow(model: TensorModel) -> None:
     """On all other ranks: compute what the first one tells, until it ends."""
     batches: list[Batch] = []
+    calls: list[ModelCall] = []
     passage = model.passage
     while True:
         header = _tell(model, [])
@@ -273,20 +289,26 @@ def follow(model: TensorModel) -> None:
         if kind == _BEGIN:
             batches = [model.begin(rows, size) for _ in range(header[3])]
             continue
-        batch, is_wanted = batches[header[5]], bool(header[4])
+        batch, left = batches[header[5]], header[6]
+        if not calls:
+            passage.allow(left + 1)
         count = len(batch.lengths)
         empty = torch.zeros(count + rows * (2 + size), dtype=torch.long)
         told = _Told.of(_from_first(model, empty), count, rows, size)
-        logits = _compute(model, batch, told, header)
-        if is_wanted and passage.answers is not None:
-            passage.answers.send([logits])
+        calls.append(_prepared(model, batch, told, header))
+        if left:
+            continue
+        for call, logits in zip(calls, model.sweep(batch, calls), strict=True):
+            if call.to_logits and passage.answers is not None:
+                passage.answers.send([logits])
+        calls = []
 
 
-def _compute(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int]) -> torch.Tensor:
-    batch.lengths = call.lengths
+def _prepared(model: TensorModel, batch: Batch, call: _Told, header: Sequence[int]) -> ModelCall:
+    batch.lengths = call.lengths.clone()
     way, is_wanted = model.ways[header[3]], bool(header[4])
     seats = call.seats.tolist()
-    return model.step(
+    return model.prepare(
         batch,
         call.tokens(),
         way,

@@ -1,27 +1,30 @@
 """A whole model over ranks: tokens in, logits out, each call computed in a way of its own.
 
-Every rank keeps its part of the weights, and of the keys of a batch of rows. A call may be computed
-otherwise than the one before: weights stay where they are, keys are laid out anew where attention
-wants them otherwise. Knows no sampling and no queue of rows.
+Every rank has its part of the weights, in memory or on its disk, and of the keys of a batch of
+rows. A call may be computed otherwise than the one before: weights stay where they are, keys are
+laid out anew where attention wants them otherwise. A sweep of several calls computes a layer for
+all of them before the next one. Knows no sampling and no queue of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from freight.distributed.tensor.ahead import WeightsAhead, without_gathers
+from freight.distributed.tensor.ahead import WeightsAhead, weights_in_order
 from freight.distributed.tensor.attention import Attention, Rows
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.cache import KVCache, moves_between
+from freight.distributed.tensor.calls import Batch, ModelCall, prepare
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.layers import OnDisk, StoredLayers
 from freight.distributed.tensor.limits import refuse_what_cannot_be_cut
 from freight.distributed.tensor.moves import own_part, own_range
-from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group, own_weight_part
+from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import CheckpointReader, DummyReader, Reader
 from freight.distributed.tensor.regions import Regions
@@ -29,11 +32,11 @@ from freight.distributed.tensor.stages import Passage
 from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.vectors import Vector, Vectors
 from freight.distributed.tensor.ways import Programmes, Way, Ways
-from freight.distributed.tensor.weights import Loader, Stored
+from freight.distributed.tensor.weights import Loader, Stored, given_weights
 from freight.errors import InputError
 from freight.model.checkpoint import imagined_sources, resolve
 from freight.model.config import ModelConfig, read_config
-from freight.model.rope import inverse_frequencies, is_same_up_to
+from freight.model.rope import is_same_up_to
 from freight.model.sources import TensorSource
 from freight.partition.layers import Cut
 from freight.partition.layout import Layout
@@ -42,15 +45,7 @@ from freight.partition.padding import pad
 from freight.partition.sharded import Sharded
 from freight.quantities import align_up
 
-__all__ = ["Batch", "TensorModel", "load_model"]
-
-
-class Batch:
-    """Rows that are computed together, and their keys. ``lengths`` [R] are tokens they have."""
-
-    def __init__(self, num_rows: int, cache: KVCache) -> None:
-        self.cache = cache
-        self.lengths = torch.zeros(num_rows, dtype=torch.long)
+__all__ = ["TensorModel", "load_model"]
 
 
 def load_model(
@@ -64,13 +59,14 @@ def load_model(
     compiles: bool = False,
     dummy_seed: int | None = None,
     passage: Passage | None = None,
+    on_disk: OnDisk | None = None,
     timeline: Timeline | None = None,
 ) -> TensorModel:
     """Read the own ranks' parts of a checkpoint, padded to the mesh, or make them up from a seed.
     ``sources`` are its tensors where they are not read in place: matrices of integers in groups
     are kept and moved as such. InputError where it cannot be cut so. ``passage``: of the layers
-    those of a stage. ``compiles``: between moves, with ``torch.compile``. ``timeline`` is told.
-    """
+    those of a stage; ``on_disk``: some of these are not in memory. ``compiles``: between moves,
+    with ``torch.compile``. ``timeline`` is told."""
     config = read_config(model_dir)
     reader: Reader
     if dummy_seed is None:
@@ -81,7 +77,16 @@ def load_model(
     executor = Executor(
         ranks, looped=looped, regions=Regions() if compiles else None, timeline=timeline
     )
-    return TensorModel(config, reader, executor, ways, dtype=dtype, passage=passage)
+    return TensorModel(
+        config,
+        reader,
+        executor,
+        ways,
+        dtype=dtype,
+        passage=passage,
+        on_disk=on_disk,
+        timeline=timeline,
+    )
 
 
 class TensorModel:
@@ -98,6 +103,8 @@ class TensorModel:
         *,
         dtype: torch.dtype,
         passage: Passage | None = None,
+        on_disk: OnDisk | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         refuse_what_cannot_be_cut(config)
         self.passage = passage or Passage.whole(config.num_layers)
@@ -119,7 +126,14 @@ class TensorModel:
         self.packed = packed = PackedWeights(blueprint, self._ways, reader.sources)
         self.weight_bytes = mean_bytes(reader.sources, dtype.itemsize)
         loader = Loader(ranks, blueprint, reader, dtype=dtype, packed=packed)
-        self._layers = [self._load_layer(loader, layer) for layer in layers]
+        sizes = [
+            [int(size) for size in packed.stored_bytes(layer, self.value_bytes).values()]
+            * len(ranks.own)
+            for layer in layers
+        ]
+        self.layers = StoredLayers(sizes, on_disk, ranks.device, timeline)
+        for layer in layers:
+            self.layers.append(self._load_layer(loader, layer))
         self._ends = self._load_ends(loader)
         self._positions: torch.Tensor | None = None
         if config.learned_positions:
@@ -151,8 +165,8 @@ class TensorModel:
 
     @property
     def stored(self) -> list[Mapping[str, Parts]]:
-        """The matrices that the own ranks keep, by layer, the ends last."""
-        return [own.parts for own in (*self._layers, self._ends)]
+        """The matrices that the own ranks have in memory, by layer, the ends last."""
+        return [own.parts for own in (*self.layers.here, self._ends)]
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -169,9 +183,9 @@ class TensorModel:
 
     @property
     def weights_held(self) -> int:
-        """Bytes of matrices that a rank keeps."""
+        """Bytes of memory that a rank has for matrices."""
         parts = {own[0].data_ptr(): own[0] for layer in self.stored for own in layer.values()}
-        return sum(own.nbytes for own in parts.values())
+        return sum(own.nbytes for own in parts.values()) + self.layers.slot_bytes
 
     def keeps_keys(self, ways: Sequence[Way]) -> bool:
         """Whether keys lie alike in all of some ways."""
@@ -202,9 +216,10 @@ class TensorModel:
         shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
         x = [torch.randn(shape, dtype=self.dtype, device=ranks.device) for _ in ranks.own]
         batch = Batch(int(own.sizes["B"]), self._cache(int(own.sizes["B"]), 0))
-        rows, _ = self._rows(batch, [[0] * int(own.sizes["L"])] * len(batch.lengths), way)
-        attention = Attention(self.padding.config, ranks, rows)
-        return lambda: self._run(own, {"x": x}, self._layers[0], attention)
+        call = self.prepare(batch, [[0] * int(own.sizes["L"])] * len(batch.lengths), way)
+        attention = Attention(self.padding.config, ranks, call.rows)
+        stored = self.layers.read(0)
+        return lambda: self._run(own, {"x": x}, stored, attention)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -230,8 +245,7 @@ class TensorModel:
             dtype=self.dtype,
         )
 
-    @torch.inference_mode()
-    def step(
+    def prepare(
         self,
         batch: Batch,
         tokens: Sequence[Sequence[int]],
@@ -239,86 +253,89 @@ class TensorModel:
         seats: Sequence[int] | None = None,
         *,
         to_logits: bool = True,
-    ) -> torch.Tensor:
-        """Logits [R, V] after the last of the new ``tokens`` of each row, on every rank; of a row
-        that brings none they mean nothing. The rows are the batch's ``seats``, of each of its
-        ``row_parts`` equal parts as many, in their order; or all of them. Where nobody wants what
-        comes ``to_logits`` there are none, nor on a stage that is not the last."""
-        rows, ids = self._rows(batch, tokens, way, seats)
-        programmes = self._ways.programmes(way, len(ids), rows.width)
-        x, layout = self._entering(programmes, ids, rows)
-        used = int(batch.lengths.max())
-        longest = int((rows.kv_lens + rows.num_new).max())
-        layers = self._weights_of([programmes.layers[own] for own in self._kinds])
-        for stored, layer, (own, weights) in zip(
-            self._layers, self.passage.stage.layers, layers, strict=True
-        ):
-            x = self._between(x, layout, own)
-            batch.cache.lay(_layout_of_keys(own), used=used, longest=longest)
-            attention = Attention(
-                self.padding.config, self._ranks, rows, layer=layer, cache=batch.cache
-            )
-            x, layout = self._compute(own, {"x": x, **weights}, stored.vectors, attention)
-        batch.lengths[slice(None) if rows.seats is None else rows.seats.cpu()] += rows.num_new.cpu()
-        if self.passage.after is not None:
-            self.passage.after.send(x)
-        if not to_logits or not self.passage.stage.is_last:
-            return torch.empty(0, self.config.vocab_size)
-        x = [
-            self._last(part, layout, rows, rank)
-            for part, rank in zip(x, self._ranks.own, strict=True)
-        ]
-        x = self._between(x, layout, programmes.logits)
-        logits, layout = self._run(programmes.logits, {"x": x}, self._ends)
-        return self._whole_logits(logits, layout)[: len(tokens)]
+    ) -> ModelCall:
+        """A call that brings new ``tokens`` of each of some rows: the batch's ``seats``, of each of
+        its ``row_parts`` equal parts as many, in their order; or all of them."""
+        return prepare(
+            batch,
+            tokens,
+            way,
+            seats,
+            ways=self._ways,
+            config=self.config,
+            dtype=self.dtype,
+            device=self._ranks.device,
+            to_logits=to_logits,
+        )
 
-    def _rows(
+    def step(
         self,
         batch: Batch,
         tokens: Sequence[Sequence[int]],
         way: Way,
         seats: Sequence[int] | None = None,
-    ) -> tuple[Rows, torch.Tensor]:
-        """The call as a rectangle, padded to what the way can cut."""
-        width = align_up(max(map(len, tokens)), self._ways.token_parts(way))
-        before = batch.lengths if seats is None else batch.lengths[list(seats)]
-        ids = torch.zeros(len(before), width, dtype=torch.long)
-        num_new = torch.zeros(len(ids), dtype=torch.long)
-        for row, own in enumerate(tokens):
-            ids[row, : len(own)] = torch.tensor(own, dtype=torch.long)
-            num_new[row] = len(own)
-        device = self._ranks.device
-        cos = sin = None
-        for rope in self.config.rotations:
-            positions = before[:, None] + torch.arange(width)
-            most = self.config.max_positions
-            frequencies, scale = inverse_frequencies(rope, 1, most)
-            angles = positions[:, :, None].float() * frequencies
-            cos, sin = (
-                (own * scale).to(self.dtype).to(device) for own in (angles.cos(), angles.sin())
-            )
-        rows = Rows(
-            width=width,
-            num_new=num_new.to(device),
-            kv_lens=before.to(device),
-            seats=None if seats is None else torch.tensor(seats, device=device),
-            cos=cos,
-            sin=sin,
-            is_fresh=not bool(before[num_new > 0].any()),
-        )
-        return rows, ids.to(device)
+    ) -> torch.Tensor:
+        """Logits of a sweep of one call."""
+        return self.sweep(batch, [self.prepare(batch, tokens, way, seats)])[0]
 
-    def _entering(
-        self, programmes: Programmes, ids: torch.Tensor, rows: Rows
-    ) -> tuple[Parts, Layout]:
+    @torch.inference_mode()
+    def sweep(self, batch: Batch, calls: Sequence[ModelCall]) -> list[torch.Tensor]:
+        """Of each call logits [R, V] after the last new token of each row, on every rank; of a row
+        that brings none they mean nothing. Where nobody wants what comes ``to_logits`` there are
+        none, nor on a stage that is not the last. Each layer is computed for all calls in turn, so
+        that its weights come once."""
+        streams = [self._entering(call) for call in calls]
+        uses = [
+            (place, call.programmes.layers[kind])
+            for place, kind in enumerate(self._kinds)
+            for call in calls
+        ]
+        weights = weights_in_order(self.layers, uses, self._ranks, self._gatherer)
+        for layer in self.passage.stage.layers:
+            for number, call in enumerate(calls):
+                stored, own, given = next(weights)
+                x, layout = streams[number]
+                x = self._between(x, layout, own)
+                keys = _layout_of_keys(own)
+                batch.cache.lay(layer, keys, used=call.used, longest=call.longest)
+                attention = Attention(
+                    self.padding.config, self._ranks, call.rows, layer=layer, cache=batch.cache
+                )
+                streams[number] = self._compute(own, {"x": x, **given}, stored.vectors, attention)
+        for _ in weights:  # gives the last one back
+            raise AssertionError
+        return [self._leaving(call, *stream) for call, stream in zip(calls, streams, strict=True)]
+
+    def _leaving(self, call: ModelCall, x: Parts, layout: Layout) -> torch.Tensor:
+        """What passes on behind the own layers, and logits where there are to be some."""
+        if self.passage.after is not None:
+            self.passage.after.send(x)
+        if not call.to_logits or not self.passage.stage.is_last:
+            return torch.empty(0, self.config.vocab_size)
+        x = [
+            self._last(part, layout, call.rows, rank)
+            for part, rank in zip(x, self._ranks.own, strict=True)
+        ]
+        programme = call.programmes.logits
+        x = self._between(x, layout, programme)
+        logits, layout = self._run(programme, {"x": x}, self._ends)
+        return self._whole_logits(logits, layout)[: call.num_rows]
+
+    def _gatherer(self) -> WeightsAhead:
+        if self._ahead is None:
+            self._ahead = WeightsAhead(self.executor)
+        return self._ahead
+
+    def _entering(self, call: ModelCall) -> tuple[Parts, Layout]:
         """The stream before the own layers: embedded here, or as the stage before leaves it."""
         if self.passage.before is None:
-            return self._embed(programmes.embedding, ids, rows)
+            return self._embed(call.programmes.embedding, call.ids, call.rows)
         kind = self.config.has_experts(self.passage.stage.layers.start - 1)
-        own = programmes.layers[kind]
+        own = call.programmes.layers[kind]
         layout = next(iter(own.outputs.values()))
         shape = [int(size) for size in layout.shape(own.sizes, own.mesh)]
-        like = [torch.empty(shape, dtype=self.dtype, device=ids.device) for _ in self._ranks.own]
+        device = call.ids.device
+        like = [torch.empty(shape, dtype=self.dtype, device=device) for _ in self._ranks.own]
         return self.passage.before.receive(like), layout
 
     def _embed(self, own: Sharded, ids: torch.Tensor, rows: Rows) -> tuple[Parts, Layout]:
@@ -335,45 +352,6 @@ class TensorModel:
             x = [part + added.along(layout, mesh, rank) for rank, part in pairs]
         return x, layout
 
-    def _weights_of(
-        self, programmes: Sequence[Sharded]
-    ) -> Iterator[tuple[Sharded, Mapping[str, Parts]]]:
-        """Of each layer what is to be computed, and the weights for it; those that are gathered
-        are under way while the layer before is computed."""
-        split = [without_gathers(own) for own in programmes]
-        if not any(early for early, _ in split):
-            for own, stored in zip(programmes, self._layers, strict=True):
-                yield own, self._given(own, stored)
-            return
-        if self._ahead is None:
-            self._ahead = WeightsAhead(self.executor)
-        begun = None
-        for layer in range(len(programmes) + 1):
-            following = None
-            if layer < len(programmes):
-                stored = self._layers[layer]
-                given = self._given(programmes[layer], stored)
-                following = self._ahead.begin(split[layer][0], given, stored.vectors.packed)
-            if begun is not None:
-                yield split[layer - 1][1], self._ahead.take(begun)
-            begun = following
-
-    def _given(self, own: Sharded, stored: Stored) -> dict[str, Parts]:
-        """Weights as a programme wants them: of those that are stored whole and used cut each rank
-        takes its part."""
-        given = {}
-        for name, wanted in own.weights.items():
-            given[name] = stored.parts[name]
-            before, packed = stored.layouts[name], stored.vectors.packed.get(name)
-            if before == wanted:
-                continue
-            pairs = zip(self._ranks.own, stored.parts[name], strict=True)
-            given[name] = [
-                own_weight_part(part, packed, before, wanted, own.mesh, rank)
-                for rank, part in pairs
-            ]
-        return given
-
     def _run(
         self,
         own: Sharded,
@@ -382,7 +360,7 @@ class TensorModel:
         attention: Attention | None = None,
     ) -> tuple[Parts, Layout]:
         """A programme's first output, from stored weights."""
-        given = {**inputs, **self._given(own, stored)}
+        given = {**inputs, **given_weights(self._ranks, own, stored)}
         return self._compute(own, given, stored.vectors, attention)
 
     def _compute(

@@ -54,6 +54,9 @@ class Wire(Protocol):
     def send(self, parts: Parts) -> None:
         """Begin to; nobody waits."""
 
+    def allow(self, num_calls: int) -> None:
+        """As many are in a sweep: what they send is on its way at once."""
+
     def receive(self, like: Parts) -> Parts:
         """What comes next, of these shapes and types."""
 
@@ -68,6 +71,12 @@ class Passage:
     after: Wire | None = None
     answers: Wire | None = None
 
+    def allow(self, num_calls: int) -> None:
+        """Nobody is to wait for what so many calls of a sweep send."""
+        for wire in (self.after, self.answers):
+            if wire is not None:
+                wire.allow(num_calls)
+
     @classmethod
     def whole(cls, num_layers: int) -> Passage:
         """Of a model that is in one stage."""
@@ -76,14 +85,19 @@ class Passage:
 
 class ProcessWire:
     """Between this process and the one of ``peer``; what is sent is kept until it has gone.
-    ``most_unsent`` may be on their way."""
+    What the sweeps of ``num_sweeps`` batches send may be on its way."""
 
-    def __init__(self, exchange: Exchange, peer: int, *, most_unsent: int) -> None:
+    def __init__(self, exchange: Exchange, peer: int, *, num_sweeps: int) -> None:
         self._exchange = exchange
         self._peer = peer
-        self._most_unsent = most_unsent
+        self._num_sweeps = num_sweeps
+        self._most_unsent = 0
+        self.allow(1)
         self._unsent: deque[tuple[torch.Tensor, Sequence[Message]]] = deque()
         self._nothing = torch.empty(0)
+
+    def allow(self, num_calls: int) -> None:
+        self._most_unsent = max(self._most_unsent, _MESSAGES * self._num_sweeps * num_calls)
 
     def send(self, parts: Parts) -> None:
         (part,) = parts
@@ -133,7 +147,7 @@ def passage_of(
     exchange = connect()
 
     def wire(peer: int) -> Wire:
-        return ProcessWire(exchange, peer, most_unsent=_MESSAGES * (count + 1))
+        return ProcessWire(exchange, peer, num_sweeps=count + 1)
 
     last = (count - 1) * size
     ends = {0: last, last: 0}

@@ -25,6 +25,7 @@ from freight.runtime.trace import open_trace
 __all__ = ["Timeline", "TracedRanks"]
 
 _COMPUTATION: Final = 0
+_DISK: Final = 1000
 _MOST_WAITING: Final = 16
 
 
@@ -37,6 +38,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._num_rows = 0
+        self._reads = False
         self._file = open_trace(path)
         self._write({"name": "process_name", "ph": "M", "args": {"name": f"rank {rank}"}}, 0)
         self._name(_COMPUTATION, "computation")
@@ -65,6 +67,14 @@ class Timeline:
         with self._lock:
             self._span(name, row, started_s)
             heappush(self._free, row)
+
+    def note_read(self, name: str, started_s: float) -> None:
+        """It has come from the disk now."""
+        with self._lock:
+            if not self._reads:
+                self._name(_DISK, "disk")
+            self._reads = True
+            self._span(name, _DISK, started_s)
 
     def close(self) -> None:
         """The file is whole. What ends later is left out."""

@@ -15,14 +15,15 @@ import torch
 
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.moves import own_range
-from freight.distributed.tensor.packed import PackedWeight, PackedWeights
+from freight.distributed.tensor.packed import PackedWeight, PackedWeights, own_weight_part
 from freight.distributed.tensor.ranks import Parts, Ranks
 from freight.distributed.tensor.reading import Reader
 from freight.distributed.tensor.vectors import Affine, Vector, Vectors
 from freight.model.number_format import is_widened
 from freight.partition.layout import Layout
+from freight.partition.sharded import Sharded
 
-__all__ = ["Loader", "Stored"]
+__all__ = ["Loader", "Stored", "given_weights"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,22 @@ class Stored:
     parts: Mapping[str, Parts]
     layouts: Mapping[str, Layout]
     vectors: Vectors
+
+
+def given_weights(ranks: Ranks, own: Sharded, stored: Stored) -> dict[str, Parts]:
+    """Weights as a programme wants them: of those that are stored whole and used cut each rank
+    takes its part."""
+    given = {}
+    for name, wanted in own.weights.items():
+        given[name] = stored.parts[name]
+        before, packed = stored.layouts[name], stored.vectors.packed.get(name)
+        if before == wanted:
+            continue
+        pairs = zip(ranks.own, stored.parts[name], strict=True)
+        given[name] = [
+            own_weight_part(part, packed, before, wanted, own.mesh, rank) for rank, part in pairs
+        ]
+    return given
 
 
 class Loader:
