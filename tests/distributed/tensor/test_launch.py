@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from freight.distributed.tensor import launch as launching
-from freight.distributed.tensor.choice import TensorOptions, plan_ways
+from freight.distributed.tensor.choice import plan_ways
 from freight.distributed.tensor.engine import TensorEngine
+from freight.distributed.tensor.fitting import TensorOptions
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.names import name_of
 from freight.distributed.tensor.rates import Rates

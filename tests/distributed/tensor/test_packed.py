@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from freight.demo import MODEL_DIR
 from freight.distributed.ranks import Ranks
-from freight.distributed.tensor.choice import TensorOptions, plan_ways
+from freight.distributed.tensor.choice import plan_ways
+from freight.distributed.tensor.fitting import TensorOptions
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.packed import mean_bytes
 from freight.distributed.tensor.planning import build_cut_engine

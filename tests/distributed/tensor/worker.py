@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bed
 
-from freight.distributed.tensor.choice import TensorOptions
 from freight.distributed.tensor.engine import TensorEngine, follow
+from freight.distributed.tensor.fitting import TensorOptions
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.processes import ProcessRanks

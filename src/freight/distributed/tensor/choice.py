@@ -1,29 +1,34 @@
 """Which mesh and which ways a model is computed in over ranks, and how many rows at once.
 
 The planner's fastest at the ranks' rates, or the one layout that was named; as many rows, and as
-many tokens in a call, as there is memory for. Every rank comes to the same plan. Starts nothing.
+many tokens in a call, as there is memory for. Where layers may lie on the ranks' disks, those rows
+and layers in memory that take the least time. Every rank comes to the same plan. Starts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Final
 
 import torch
 
-from freight.distributed.tensor.blueprint import Blueprint
-from freight.distributed.tensor.footprint import Footprint, footprint
+from freight.distributed.tensor.fitting import (
+    STORED,
+    Chosen,
+    Fits,
+    Planned,
+    TensorOptions,
+    layers_s,
+)
 from freight.distributed.tensor.names import NAMES, SCHEMES, check_name, name_of
-from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group
-from freight.distributed.tensor.rates import Rates, predicted_s
+from freight.distributed.tensor.packed import mean_bytes
+from freight.distributed.tensor.rates import Rates
 from freight.distributed.tensor.ways import Way, Ways
 from freight.errors import BudgetError, InputError
 from freight.hardware.chip import Chip
 from freight.model.config import ModelConfig
-from freight.model.sources import TensorSource
 from freight.partition.cost import Cost, Setting, Step
 from freight.partition.efficiency import Efficiency, Phase
 from freight.partition.layers import Cut
@@ -33,7 +38,7 @@ from freight.partition.planner import best_plan, candidates, cuts, meshes
 from freight.plan.workload import Workload
 from freight.quantities import align_up, format_bytes
 
-__all__ = ["NOMINAL", "Planned", "TensorOptions", "plan_ways"]
+__all__ = ["NOMINAL", "NOMINAL_DISK", "plan_ways"]
 
 _MOST_ROWS: Final = 256
 _MOST_CALL: Final = 4096
@@ -43,56 +48,11 @@ _PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 _LEAST_GAIN: Final = 0.05
 """Of two ways over one, as a share of all time."""
 _ENDLESS: Final = 1 << 60
-_STORED: Final = Cut(width="", inner="x")
-"""How schemes keep weights."""
 
 NOMINAL: Final = Rates(flops=1e11, memory_bytes_per_s=1e10, link_bytes_per_s=1e9, collective_s=1e-4)
 """Of no ranks in particular: what is pinned must not follow from a measurement."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorOptions:
-    """``memory_bytes`` is what each rank may hold of weights, keys and what a call takes.
-    ``sources`` are the model's tensors where some are kept as integers; None: its own numbers.
-    ``pin`` names the layout that all calls are computed in: their sums are made in one order.
-    ``rows`` are computed together, of which up to ``batch_tokens`` are in a call; None: as many as
-    there is memory for. ``cache_dir`` keeps what calibration has measured, of ranks connected by
-    ``network``. ``dummy_seed`` asks for random weights. ``compiles``: with ``torch.compile``."""
-
-    memory_bytes: int
-    sources: Mapping[str, TensorSource] | None = None
-    pin: str | None = None
-    rows: int | None = None
-    batch_tokens: int | None = None
-    batches: int = 1
-    cache_dir: Path | None = None
-    network: str = ""
-    dummy_seed: int | None = None
-    compiles: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A mesh of all ranks, how prompts and how single tokens are computed on it, how many rows
-    together, and the most tokens of a call. ``footprint`` is what a rank then holds."""
-
-    mesh: Mesh
-    prefill: Way
-    decode: Way
-    rows: int
-    call_tokens: int
-    footprint: Footprint
-
-    @property
-    def ways(self) -> tuple[Way, ...]:
-        return tuple(dict.fromkeys((self.decode, self.prefill)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    mesh: Mesh
-    prefill: Way
-    decode: Way
+NOMINAL_DISK: Final = 1e9
+"""Bytes per second."""
 
 
 def plan_ways(
@@ -102,23 +62,50 @@ def plan_ways(
     workload: Workload,
     dtype: torch.dtype,
     options: TensorOptions,
+    disk_bytes_per_s: float = NOMINAL_DISK,
 ) -> Planned:
     """The planner's choice on chips of these rates: for a prefill of as many prompts as are in a
     call and a step of decoding of all rows. BudgetError where nothing fits; InputError where
     nothing divides, or no layout of the name is there."""
+    fits = Fits(config, workload, dtype, options)
+    planned = _in_memory(fits, num_ranks, rates)
+    if planned is None or planned.rows < max(_row_counts(workload, options)):
+        if options.disk_dir is not None:
+            planned = _offloaded(fits, num_ranks, rates, disk_bytes_per_s) or planned
+    if planned is not None:
+        return planned
+    # What is fastest does not fit: what takes least might, in calls as small as there are.
+    rows = min(_row_counts(workload, options))
+    endless = _setting(rates, dtype, options, _ENDLESS)
+    fastest = _choose(config, num_ranks, rows, workload, endless, options)
+    found = [fastest]
+    for chosen in _stationary(config, num_ranks) if options.pin is None else ():
+        with suppress(InputError):  # a dim does not divide by what is to cut it
+            fits.whole(chosen, rows, _LEAST_CALL)
+            found.append(chosen)
+    leanest = min(found, key=lambda own: fits.least(own, rows, _LEAST_CALL).total)
+    least = fits.least(leanest, rows, _LEAST_CALL)
+    if options.disk_dir is None and least.total <= options.memory_bytes:
+        return fits.whole(leanest, rows, _LEAST_CALL)
+    ways_out = ["raise --cpu-memory", "start more ranks", "shorten the rows"]
+    if options.disk_dir is None:
+        ways_out.append("name a directory on a fast disk for the layers (--disk-dir)")
+    if options.rows is not None:
+        ways_out.append("lower --micro-batch-size")
+    advice = f"{', '.join(ways_out[:-1])}, or {ways_out[-1]}."
+    raise BudgetError(
+        f"A {config.family} model was to be cut over {num_ranks} ranks, {rows} "
+        f"row{'s' if rows > 1 else ''} of {workload.max_total_tokens} tokens at once.",
+        f"Each rank needs {format_bytes(int(least.total))} at least ({least}) and has "
+        f"{format_bytes(options.memory_bytes)} beside what the process takes for itself.",
+        advice[0].upper() + advice[1:],
+    )
 
-    def fit(chosen: _Chosen, rows: int, call_tokens: int) -> Planned:
-        held = _footprint(config, chosen, rows, call_tokens, workload, dtype, options)
-        return Planned(
-            mesh=chosen.mesh,
-            prefill=chosen.prefill,
-            decode=chosen.decode,
-            rows=rows,
-            call_tokens=call_tokens,
-            footprint=held,
-        )
 
-    setting = _setting(rates, dtype, options, options.memory_bytes)
+def _in_memory(fits: Fits, num_ranks: int, rates: Rates) -> Planned | None:
+    """The fastest of those with most rows; None where nothing that is fastest fits."""
+    config, workload, options = fits.config, fits.workload, fits.options
+    setting = _setting(rates, fits.dtype, options, options.memory_bytes)
     for rows in _row_counts(workload, options):
         try:
             cut = _choose(config, num_ranks, rows, workload, setting, options)
@@ -129,37 +116,45 @@ def plan_ways(
             fast = [*_schemes(config, num_ranks, rows, workload, setting, rates, cut), cut]
         for chosen in fast:
             for call_tokens in _call_sizes(options, rows):
-                planned = fit(chosen, rows, call_tokens)
+                planned = fits.whole(chosen, rows, call_tokens)
                 if planned.footprint.total <= options.memory_bytes:
                     return planned
-    # What is fastest does not fit: what takes least might, in calls as small as there are.
-    rows = min(_row_counts(workload, options))
-    endless = _setting(rates, dtype, options, _ENDLESS)
-    fastest = _choose(config, num_ranks, rows, workload, endless, options)
-    found = [fit(fastest, rows, _LEAST_CALL)]
-    for chosen in _stationary(config, num_ranks) if options.pin is None else ():
-        with suppress(InputError):  # a dim does not divide by what is to cut it
-            found.append(fit(chosen, rows, _LEAST_CALL))
-    leanest = min(found, key=lambda planned: planned.footprint.total)
-    least = leanest.footprint
-    if least.total <= options.memory_bytes:
-        return leanest
-    raise BudgetError(
-        f"A {config.family} model was to be cut over {num_ranks} ranks, {rows} "
-        f"row{'s' if rows > 1 else ''} of {workload.max_total_tokens} tokens at once.",
-        f"Each rank needs {format_bytes(int(least.total))} at least ({least}) and has "
-        f"{format_bytes(options.memory_bytes)} beside what the process takes for itself.",
-        "Raise --cpu-memory, start more ranks, or shorten the rows"
-        f"{'' if options.rows is None else '; or lower --micro-batch-size'}.",
-    )
+    return None
 
 
-def _stationary(config: ModelConfig, num_ranks: int) -> Iterator[_Chosen]:
+def _offloaded(fits: Fits, num_ranks: int, rates: Rates, disk_bytes_per_s: float) -> Planned | None:
+    """The rows and the layers in memory that take a row least time: in the ways that are fastest
+    where memory is no matter, else in those that move no weights."""
+    config, workload, options = fits.config, fits.workload, fits.options
+    endless = _setting(rates, fits.dtype, options, _ENDLESS)
+    found: list[tuple[float, Planned]] = []
+
+    def look(chosen: Chosen, rows: int, least_call: int) -> None:
+        steps = {step.phase: step for step, _ in _steps(num_ranks, rows, workload)}
+        for call_tokens in _call_sizes(options, rows, least_call):
+            found.extend(fits.spread(chosen, rows, call_tokens, steps, rates, disk_bytes_per_s))
+
+    for rows in _row_counts(workload, options):
+        cut = _choose(config, num_ranks, rows, workload, endless, options)
+        fast = [cut]
+        if options.pin is None:
+            fast = [*_schemes(config, num_ranks, rows, workload, endless, rates, cut), cut]
+        for chosen in fast:
+            look(chosen, rows, _GOOD_CALL)
+    if not found:
+        rows = min(_row_counts(workload, options))
+        for chosen in (cut, *(_stationary(config, num_ranks) if options.pin is None else ())):
+            with suppress(InputError):  # a dim does not divide by what is to cut it
+                look(chosen, rows, _LEAST_CALL)
+    return min(found, key=lambda own: own[0])[1] if found else None
+
+
+def _stationary(config: ModelConfig, num_ranks: int) -> Iterator[Chosen]:
     """All ways that move no weights: a rank then holds its own alone."""
     for mesh in meshes(num_ranks):
         for cut in cuts(mesh, config):
             if not cut.gathered:
-                yield _Chosen(mesh, cut, cut)
+                yield Chosen(mesh, cut, cut)
 
 
 def _row_counts(workload: Workload, options: TensorOptions) -> Iterator[int]:
@@ -172,12 +167,12 @@ def _row_counts(workload: Workload, options: TensorOptions) -> Iterator[int]:
         rows //= 2
 
 
-def _call_sizes(options: TensorOptions, rows: int) -> Iterator[int]:
+def _call_sizes(options: TensorOptions, rows: int, least: int = _LEAST_CALL) -> Iterator[int]:
     """The largest first; small ones only where there are no fewer rows to be had."""
     size = _MOST_CALL if options.batch_tokens is None else min(_MOST_CALL, options.batch_tokens)
     can_shrink = rows > 1 and options.rows is None
     yield size
-    while size > (_GOOD_CALL if can_shrink else _LEAST_CALL):
+    while size > (_GOOD_CALL if can_shrink else least):
         size //= 2
         yield size
 
@@ -209,16 +204,16 @@ def _choose(
     workload: Workload,
     setting: Setting,
     options: TensorOptions,
-) -> _Chosen:
+) -> Chosen:
     steps = _steps(num_ranks, rows, workload)
     if options.pin is None:
         return _fewest(_alike(best_plan(config, num_ranks, steps, setting), steps))
     check_name(options.pin)
     if options.pin in SCHEMES:
         scheme = SCHEMES[options.pin]
-        return _Chosen(Mesh.of(x=num_ranks), scheme, scheme)
+        return Chosen(Mesh.of(x=num_ranks), scheme, scheme)
     mesh, cut = _pinned(options.pin, config, num_ranks, steps, setting)
-    return _Chosen(mesh, cut, cut)
+    return Chosen(mesh, cut, cut)
 
 
 def _steps(num_ranks: int, rows: int, workload: Workload) -> list[tuple[Step, float]]:
@@ -243,32 +238,20 @@ def _schemes(
     workload: Workload,
     setting: Setting,
     rates: Rates,
-    cut: _Chosen,
-) -> Iterator[_Chosen]:
+    cut: Chosen,
+) -> Iterator[Chosen]:
     """The schemes of Ong & Kwon that are fastest for each phase, where all layers take clearly less
     time than by the planner's cuts; both by the counts that borders are reckoned from."""
     mesh = Mesh.of(x=num_ranks)
     steps = _steps(num_ranks, rows, workload)
 
     def seconds(ways: Ways, way: Way, step: Step) -> float:
-        count = align_up(step.rows, ways.row_parts)
-        width = align_up(step.new_tokens, ways.token_parts(way))
-        layers = ways.programmes(way, count, width).layers.values()
-        return sum(
-            predicted_s(
-                own,
-                rates,
-                weight_bytes=setting.weight_bytes,
-                value_bytes=setting.activation_bytes,
-                ahead=True,
-            )
-            for own in layers
-        )
+        return layers_s(ways, way, step, rates, setting.weight_bytes, setting.activation_bytes)
 
     try:
-        ways = Ways(pad(config, mesh, _STORED).config, mesh, [*SCHEMES.values()])
+        ways = Ways(pad(config, mesh, STORED).config, mesh, [*SCHEMES.values()])
         times = [{way: seconds(ways, way, step) for way in ways.ways} for step, _ in steps]
-        first = cut.decode if isinstance(cut.decode, Cut) else _STORED
+        first = cut.decode if isinstance(cut.decode, Cut) else STORED
         others = Ways(pad(config, cut.mesh, first).config, cut.mesh, (cut.decode, cut.prefill))
         cuts_s = [
             seconds(others, way, step)
@@ -280,7 +263,7 @@ def _schemes(
     least = times[0][prefill] * steps[0][1] + times[1][decode] * steps[1][1]
     by_cuts = sum(own * count for own, (_, count) in zip(cuts_s, steps, strict=True))
     if least < (1 - _LEAST_GAIN) * by_cuts:
-        yield _Chosen(mesh, prefill, decode)
+        yield Chosen(mesh, prefill, decode)
 
 
 def _alike(found: list[Cost], steps: Sequence[tuple[Step, float]]) -> list[tuple[Cost, float]]:
@@ -320,7 +303,7 @@ def _seconds(costs: Sequence[tuple[Cost, float]]) -> float:
     return sum(own.even_seconds * count for own, count in costs)
 
 
-def _fewest(found: Sequence[tuple[Cost, float]]) -> _Chosen:
+def _fewest(found: Sequence[tuple[Cost, float]]) -> Chosen:
     """The best ways of both phases; one for both where that is hardly slower, for then keys never
     move, and rows may enter at any time."""
     least = _seconds(found)
@@ -336,8 +319,8 @@ def _fewest(found: Sequence[tuple[Cost, float]]) -> _Chosen:
     if alone:
         one, cut = min(alone, key=lambda own: own[0])
         if one <= (1 + _LEAST_GAIN) * least:
-            return _Chosen(prefill.mesh, cut, cut)
-    return _Chosen(prefill.mesh, prefill.cut, decode.cut)
+            return Chosen(prefill.mesh, cut, cut)
+    return Chosen(prefill.mesh, prefill.cut, decode.cut)
 
 
 def _pinned(
@@ -372,28 +355,3 @@ def _pinned(
         "So many are not cut that way.",
         f"Use one of {', '.join(own for own in NAMES if own in names)}.",
     )
-
-
-def _footprint(
-    config: ModelConfig,
-    chosen: _Chosen,
-    rows: int,
-    call_tokens: int,
-    workload: Workload,
-    dtype: torch.dtype,
-    options: TensorOptions,
-) -> Footprint:
-    first = chosen.decode if isinstance(chosen.decode, Cut) else _STORED
-    sources = options.sources or {}
-    padded = pad(config, chosen.mesh, first, group=mlp_group(sources)).config
-    ways = Ways(padded, chosen.mesh, tuple(dict.fromkeys((chosen.decode, chosen.prefill))))
-    held = footprint(
-        ways,
-        PackedWeights(Blueprint(config, padded), ways, sources),
-        rows=rows,
-        longest=workload.max_total_tokens,
-        call_tokens=call_tokens,
-        prompt=workload.max_prompt_tokens,
-        dtype_bytes=dtype.itemsize,
-    )
-    return replace(held, keys=held.keys * options.batches)

@@ -76,7 +76,8 @@ class TensorEngine:
 
     ``rows`` are computed together, of at most the workload's longest tokens each, in each of as
     many batches as there are stages; a call has up to ``call_tokens``. Rows bring up to
-    ``batch_tokens`` of their prompts to a sweep (None: all).
+    ``batch_tokens`` of their prompts to a sweep (None: all), whose calls are computed ``together``,
+    layer by layer, or one after the other.
     ``taken`` counts tokens and calls by way.
     """
 
@@ -91,6 +92,7 @@ class TensorEngine:
         call_tokens: int,
         batch_tokens: int | None = None,
         admission: Admission | None = None,
+        together: bool = False,
     ) -> None:
         self.model = model
         self.taken: dict[Way, list[int]] = {way: [0, 0] for way in switch.ways}
@@ -99,6 +101,7 @@ class TensorEngine:
         self._tokenizer = tokenizer
         self._longest = workload.max_total_tokens
         self._call_tokens = call_tokens
+        self._together = together
         # Where ways want keys otherwise, going from one to the other moves those of all rows.
         rule: Admission = "refill" if model.keeps_keys(switch.ways) else "zigzag"
         self.policy = Policy(
@@ -188,7 +191,7 @@ class TensorEngine:
         calls, free = seats.calls(work)
         batch.lengths[free] = 0
         found = torch.empty(work.num_logits, self.model.config.vocab_size)
-        together = len(calls) if self.model.layers.num_away else 1
+        together = len(calls) if self._together else 1
         for first in range(0, len(calls), together):
             some = calls[first : first + together]
             made = self._sweep(batch, some, lane)
@@ -251,12 +254,15 @@ class TensorEngine:
         """What a rank holds."""
         mesh, stage = self.model.executor.ranks.mesh, self.model.passage.stage
         held = format_bytes(self.model.weights_held)
-        if stage.count == 1:
-            return f"{held} of weights on each of {mesh.num_chips} ranks ({mesh})"
-        return (
-            f"{held} of weights on each of {mesh.num_chips} ranks ({mesh}) of the first of "
-            f"{stage.count} stages, layers {stage.layers.start}-{stage.layers.stop - 1}"
-        )
+        status = f"{held} of weights on each of {mesh.num_chips} ranks ({mesh})"
+        if stage.count > 1:
+            status += (
+                f" of the first of {stage.count} stages, "
+                f"layers {stage.layers.start}-{stage.layers.stop - 1}"
+            )
+        if away := self.model.layers.num_away:
+            status += f"; {away} of {len(stage.layers)} layers come from its disk in every sweep"
+        return status
 
     def summary(self) -> str:
         """How rows were computed: together, and in which ways."""

@@ -1,4 +1,5 @@
 """What a rank holds of a model that is cut: weights, keys, and the most that a call takes besides.
+Where layers lie on the disk, also those that come from there, and what waits in a sweep.
 
 A call is walked through as the executor runs it, with what each step makes and forgets, what comes
 in messages and what a function copies. Experts are taken to be chosen at most twice as often as on
@@ -7,44 +8,87 @@ average. Knows programmes, no machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import ceil, prod
 from typing import Final
 
 from freight.distributed.tensor.attention import MOST_SCORES, is_fused_attention
 from freight.distributed.tensor.executor import last_uses
+from freight.distributed.tensor.layers import layer_bytes, slots_bytes
 from freight.distributed.tensor.packed import PackedWeights
 from freight.distributed.tensor.ways import Way, Ways
 from freight.partition.layout import Layout
 from freight.partition.sharded import Compute, Sharded, Transfer
 from freight.quantities import align_up, format_bytes
 
-__all__ = ["Footprint", "footprint"]
+__all__ = ["Footprint", "WeightSizes", "footprint", "weight_sizes"]
 
 _WIDE: Final = 4
 _UNEVEN: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSizes:
+    """Bytes of one rank: of each of the ``layers`` as they lie in a file, of all ``vectors`` and
+    ends, and what ``reading`` the model takes besides."""
+
+    layers: tuple[int, ...]
+    ends: float
+    reading: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Bytes of one rank. ``call``: of the largest call, and of reading the model before it."""
+    """Bytes of one rank. ``call``: of the largest call, and of reading the model before it.
+    ``waiting``: of the calls of a sweep that are not being computed; ``token`` of a token of
+    these."""
 
     weights: float
     keys: float
     call: float
+    waiting: float = 0.0
+    token: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.weights + self.keys + self.call
+        return self.weights + self.keys + self.call + self.waiting
+
+    def offloaded(self, sizes: WeightSizes, *, kept: int, slots: int, tokens: int) -> Footprint:
+        """With ``kept`` layers in memory and ``slots`` for the others, in sweeps of so many
+        tokens. Rows that bring fewer tokens than others of a call are padded, to twice as many at
+        most."""
+        weights = sizes.ends + kept * max(sizes.layers) + slots_bytes(sizes.layers, slots)
+        return replace(self, weights=weights, waiting=_UNEVEN * tokens * self.token)
 
     def __str__(self) -> str:
         parts = {"weights": self.weights, "keys and values": self.keys, "a call": self.call}
+        if self.waiting:
+            parts["other calls of a sweep"] = self.waiting
         return ", ".join(f"{name} {format_bytes(int(size))}" for name, size in parts.items())
+
+
+def weight_sizes(ways: Ways, packed: PackedWeights, dtype_bytes: int) -> WeightSizes:
+    """Of a model that is computed with in numbers of so many bytes."""
+    config = ways.config
+    layers = range(config.num_layers)
+    parts = [packed.stored_bytes(layer, dtype_bytes) for layer in layers]
+    read = [packed.stored_bytes(layer, _WIDE) for layer in layers]
+    ends = []
+    for plain in (dtype_bytes, _WIDE):
+        own = packed.stored_bytes(None, plain)
+        ends.append({"embedding": own["embedding"]} if config.tied_embeddings else own)
+    small = config.hidden_size + config.num_heads * config.head_dim + config.intermediate_size
+    return WeightSizes(
+        layers=tuple(layer_bytes([*map(ceil, own.values())]) for own in parts),
+        ends=sum(ends[0].values()) + 4 * _WIDE * small * config.num_layers,
+        reading=3 * max(max(own.values()) for own in (*read, ends[1])),
+    )
 
 
 def footprint(
     ways: Ways,
     packed: PackedWeights,
+    sizes: WeightSizes,
     *,
     rows: int,
     longest: int,
@@ -58,20 +102,11 @@ def footprint(
     rows = align_up(rows, ways.row_parts)
     width = max(1, min(prompt, call_tokens // ways.row_parts))
     together = min(rows, max(1, call_tokens // width // ways.row_parts) * ways.row_parts)
-    layers = range(config.num_layers)
-    parts = [packed.stored_bytes(layer, dtype_bytes) for layer in layers]
-    read = [packed.stored_bytes(layer, _WIDE) for layer in layers]
-    for own, plain in ((parts, dtype_bytes), (read, _WIDE)):
-        ends = packed.stored_bytes(None, plain)
-        own.append({"embedding": ends["embedding"]} if config.tied_embeddings else ends)
-    small = config.hidden_size + config.num_heads * config.head_dim + config.intermediate_size
-    weights = sum(sum(own.values()) for own in parts) + 4 * _WIDE * small * config.num_layers
     calls = [
         _call(ways, packed, way, count, tokens, longest, dtype_bytes)
         for way in ways.ways
         for count, tokens in ((rows, 1), (together, width))
     ]
-    reading = 3 * max(max(own.values()) for own in read)
     keys = max(
         _keys(own, rows, longest, mesh_size=dtype_bytes)
         for way in ways.ways
@@ -79,7 +114,26 @@ def footprint(
     )
     # Where they are laid out anew a layer of them is there twice.
     held = keys * (config.num_layers + (len(ways.ways) > 1))
-    return Footprint(weights=weights, keys=held, call=max(*calls, reading))
+    return Footprint(
+        weights=sum(sizes.layers) + sizes.ends,
+        keys=held,
+        call=max(*calls, sizes.reading),
+        token=_token(ways, rows, dtype_bytes),
+    )
+
+
+def _token(ways: Ways, rows: int, dtype_bytes: int) -> float:
+    """Of a token that waits for others of its sweep: the stream, as most of it as any way has on a
+    rank, and the rotation of its place; and a row's logits, which more than bring tokens."""
+    config = ways.config
+    stream = 0.0
+    for way in ways.ways:
+        tokens = ways.token_parts(way)
+        own = next(iter(ways.programmes(way, rows, tokens).layers.values()))
+        lain = (*own.inputs.values(), *own.outputs.values())
+        most = max(layout.elements(own.sizes, own.mesh) for layout in lain)
+        stream = max(stream, most / (rows * tokens))
+    return (stream + config.head_dim) * dtype_bytes
 
 
 def _keys(own: Sharded, rows: int, longest: int, mesh_size: int) -> float:

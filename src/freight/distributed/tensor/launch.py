@@ -13,10 +13,12 @@ from typing import Final
 
 import torch
 
-from freight.distributed.tensor.choice import NOMINAL, Planned, TensorOptions, plan_ways
+from freight.distributed.tensor.choice import NOMINAL, NOMINAL_DISK, plan_ways
+from freight.distributed.tensor.fitting import Planned, TensorOptions
+from freight.distributed.tensor.layers import OnDisk
 from freight.distributed.tensor.model import TensorModel, load_model
 from freight.distributed.tensor.ranks import Ranks
-from freight.distributed.tensor.rates import Rates, measure_rates
+from freight.distributed.tensor.rates import Rates, measure_disk, measure_rates
 from freight.distributed.tensor.stages import Passage, largest_part
 from freight.distributed.tensor.switch import Switch, calibrated, pinned, reckoned
 from freight.distributed.tensor.tracing import Timeline
@@ -25,7 +27,10 @@ from freight.model.decoder import count_parameters
 from freight.partition.layout import Mesh
 from freight.plan.workload import Workload
 
-__all__ = ["launch"]
+__all__ = ["Measured", "launch"]
+
+Measured = tuple[Rates, float]
+"""What ranks reach, and bytes per second of their disks."""
 
 _WORTH_MEASURING_S: Final = 60.0
 
@@ -39,7 +44,7 @@ def launch(
     dtype: torch.dtype,
     options: TensorOptions,
     passage: Passage | None = None,
-    agree: Callable[[Rates], Rates] = lambda own: own,
+    agree: Callable[[Measured], Measured] = lambda own: own,
     timeline: Timeline | None = None,
 ) -> tuple[TensorModel, Switch, Planned]:
     """Read this process's parts of the model, and find out when which way is faster.
@@ -49,13 +54,21 @@ def launch(
     where no cut fits, InputError where none divides.
     """
     config = read_config(model_dir)
-    rates = NOMINAL
+    rates, disk = NOMINAL, NOMINAL_DISK
     if options.pin is None:
-        rates = agree(measure_rates(make_ranks(Mesh.of(x=num_ranks)), dtype))
+        every = make_ranks(Mesh.of(x=num_ranks))
+        rates = measure_rates(every, dtype)
+        if options.disk_dir is not None:
+            disk = measure_disk(every, options.disk_dir)
+        rates, disk = agree((rates, disk))
     passage = passage or Passage.whole(config.num_layers)
     part = largest_part(config, passage.stage.count)
-    planned = plan_ways(part, num_ranks, rates, workload, dtype, options)
+    planned = plan_ways(part, num_ranks, rates, workload, dtype, options, disk)
     ranks = make_ranks(planned.mesh)
+    on_disk = None
+    if planned.kept is not None and options.disk_dir is not None:
+        kept = min(planned.kept, len(passage.stage.layers))
+        on_disk = OnDisk(directory=options.disk_dir, kept=kept, slots=planned.slots)
     model = load_model(
         model_dir,
         ranks,
@@ -65,6 +78,7 @@ def launch(
         compiles=options.compiles,
         dummy_seed=options.dummy_seed,
         passage=passage,
+        on_disk=on_disk,
         timeline=timeline,
     )
     switch = pinned(planned.decode)

@@ -21,13 +21,13 @@ from freight.distributed.tensor.tracing import Timeline
 from freight.distributed.tensor.weights import Stored
 from freight.memory.disk import BLOCK, DirectFile, Traffic, create_scratch
 from freight.memory.tier import Arena, host_arena
-from freight.memory.transfer import copy_bytes, host_view
-from freight.quantities import align_up
+from freight.memory.transfer import host_view
+from freight.quantities import MIB, align_up
 
-__all__ = ["OnDisk", "StoredLayers", "is_kept", "slots_of"]
+__all__ = ["OnDisk", "StoredLayers", "is_kept", "layer_bytes", "slots_bytes"]
 
-_SLOTS: Final = 2
-"""One is computed with while the other is read."""
+_PAGE: Final = 2 * MIB
+"""Slots are taken in huge pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,17 @@ class OnDisk:
 
     directory: Path
     kept: int
-    slots: int = _SLOTS
+    slots: int
 
 
-def slots_of(*, gathers: bool) -> int:
-    """Where weights are gathered ahead the next layer is in use too."""
-    return _SLOTS + gathers
+def layer_bytes(sizes: Sequence[int]) -> int:
+    """Of a layer in the file, of whose parts these are the sizes."""
+    return sum(align_up(size, BLOCK) for size in sizes)
+
+
+def slots_bytes(layers: Sequence[int], slots: int) -> int:
+    """Memory for so many of these layers at a time."""
+    return align_up(slots * max(layers), _PAGE)
 
 
 def is_kept(place: int, kept: int, count: int) -> bool:
@@ -109,7 +114,7 @@ class StoredLayers:
         self._reader: ThreadPoolExecutor | None = None
         self._filled = 0
         if on_disk is not None and self._order:
-            most = [sum(align_up(size, BLOCK) for size in sizes[place]) for place in self._order]
+            most = [layer_bytes(sizes[place]) for place in self._order]
             self._file = create_scratch(on_disk.directory, sum(most), self.traffic)
             num_slots = min(on_disk.slots, len(self._order) + 1)
             self._arena = host_arena(num_slots * max(most))
@@ -187,8 +192,7 @@ class StoredLayers:
             pieces[name] = []
             for part in parts:
                 dense, size = _dense(part), part.nbytes
-                turned = _turned(dense).cpu().reshape(-1).view(torch.uint8)
-                copy_bytes(turned, slot[begin : begin + size])
+                slot[begin : begin + size].view(dense.dtype).copy_(_turned(dense).reshape(-1))
                 like = torch.empty_strided(
                     dense.size(), dense.stride(), dtype=dense.dtype, device="meta"
                 )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freight.distributed.ranks import Ranks
-from freight.distributed.tensor.choice import Planned, TensorOptions
 from freight.distributed.tensor.engine import TensorEngine, follow
 from freight.distributed.tensor.executor import Moved
+from freight.distributed.tensor.fitting import Planned, TensorOptions
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.processes import ProcessRanks
@@ -101,6 +101,7 @@ def build_cut_engine(
         cache_dir=cache_dir,
         network=ranks.network,
         dummy_seed=options.dummy_seed,
+        disk_dir=options.disk_dir,
     )
     connect, size = connector(ranks), ranks.size // stages
     first = ranks.rank // size * size if size else 0
@@ -152,8 +153,9 @@ def _leading(
         tokenizer=opened.tokenizer,
         rows=planned.rows,
         call_tokens=planned.call_tokens,
-        batch_tokens=options.batch_tokens,
+        batch_tokens=planned.sweep_tokens or options.batch_tokens,
         admission=options.rule,
+        together=planned.sweep_tokens is not None,
     )
 
 
@@ -210,6 +212,12 @@ def _open(
             "Raise --cpu-memory.",
         )
     if device.tier == "gpu":
+        if options.disk_dir is not None:
+            raise InputError(
+                "--disk-dir was given with --split tensor for a GPU.",
+                "Layers of parts come from the disk into the CPU's memory only.",
+                "Leave it out, use --device cpu, or --split layers.",
+            )
         room = device.room_bytes(options.gpu_memory_bytes, config.hidden_size)
     path = options.trace_path
     timeline = None if path is None else Timeline(path, ranks.rank)
@@ -229,7 +237,6 @@ def refuse_options(options: EngineOptions) -> None:
         "--weights": options.weights_percent is not None,
         "--kv": options.kv_percent is not None,
         "--activations": options.activations_percent is not None,
-        "--disk-dir": options.disk_dir is not None,
         "--num-micro-batches": options.num_micro_batches is not None,
         "--cpu-attention": options.cpu_attention_percent is not None,
         "--recompute-kv": options.recompute_percent is not None,
@@ -246,8 +253,9 @@ def refuse_options(options: EngineOptions) -> None:
     if given:
         raise InputError(
             f"{', '.join(given)} was given with --split tensor.",
-            "Weights, keys and activations are then in memory, each rank's part of all layers: "
-            "matrices may be integers in groups of a row (--weight-bits), nothing else is.",
+            "Keys and activations are then in memory, and each rank's part of all layers there or "
+            "on its disk: matrices may be integers in groups of a row (--weight-bits), nothing "
+            "else is.",
             "Leave it out, or use --split layers or rows.",
         )
 
@@ -296,7 +304,11 @@ class CutEngine:
             if size
         )
         summary = "" if self.engine is None else self.engine.summary()
+        read = sum(self._ranks.exchange("read", self.model.layers.traffic.moved["disk read"]))
+        if read:
+            sent += f"\nread by all ranks from their disks: {format_bytes(read)}"
         return f"{summary}\nsent by all ranks: {sent or 'nothing'}"
 
     def close(self) -> None:
-        """Nothing: what is held goes with the process."""
+        """Give what lies on the disk back; what else is held goes with the process."""
+        self.model.layers.close()

@@ -9,16 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 
 from freight.distributed.tensor.ranks import Ranks
+from freight.memory.disk import Traffic, create_scratch
+from freight.memory.tier import host_arena
+from freight.memory.transfer import host_view
 from freight.partition.sharded import Sharded
 
-__all__ = ["Rates", "measure_rates", "predicted_s", "slowest"]
+__all__ = ["Rates", "measure_disk", "measure_rates", "predicted_s", "slowest"]
 
 _TIMES: Final = 5
+_DISK_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,20 @@ def measure_rates(ranks: Ranks, dtype: torch.dtype) -> Rates:
         link_bytes_per_s=max(sent, 1.0) / max(gathered - latency, 1e-9),
         collective_s=latency,
     )
+
+
+def measure_disk(ranks: Ranks, directory: Path) -> float:
+    """Bytes per second that a rank reads past the page cache while all others do; the slowest's.
+    BudgetError where nothing can be written there."""
+    room = host_arena(_DISK_BYTES).take(_DISK_BYTES, "probe")
+    room.random_()  # some disks make nothing of zeros
+    file = create_scratch(directory, _DISK_BYTES, Traffic())
+    try:
+        file.write(0, host_view(room))
+        seconds = _least(lambda: file.read(0, host_view(room)), ranks)
+    finally:
+        file.close()
+    return _DISK_BYTES / slowest(ranks, [seconds])[0]
 
 
 def predicted_s(
