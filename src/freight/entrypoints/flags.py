@@ -158,7 +158,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpu-memory", metavar="SIZE", help="most memory taken of the GPU")
     group.add_argument(
-        "--disk-dir", metavar="DIR", help="where KV cache and activations offload to"
+        "--disk-dir",
+        metavar="DIR",
+        help="where KV cache and activations offload to; with --split tensor, layers",
     )
     group.add_argument("--device", default="auto", help="auto, cuda, cpu or sim (a simulated GPU)")
     group.add_argument(

@@ -153,6 +153,9 @@ def _agree(
     """Refuse ranks that would not compute the same."""
     own = identify(options, model_dir)
     own |= {f"--{flag.replace('_', '-')}": str(getattr(arguments, flag)) for flag in _SAME_FLAGS}
+    # Each host has directories of its own; whether layers may lie there decides how they are cut.
+    if arguments.split == "tensor":
+        own["--disk-dir"] = str(options.disk_dir is not None)
     told = ranks.exchange("identity", own)
     for rank, theirs in enumerate(told):
         names = [name for name in {**told[0], **theirs} if told[0].get(name) != theirs.get(name)]

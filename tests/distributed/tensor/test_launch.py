@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ import torch
 from freight.distributed.tensor import launch as launching
 from freight.distributed.tensor.choice import plan_ways
 from freight.distributed.tensor.engine import TensorEngine
-from freight.distributed.tensor.fitting import TensorOptions
+from freight.distributed.tensor.fitting import Planned, TensorOptions
+from freight.distributed.tensor.footprint import Footprint, WeightSizes
 from freight.distributed.tensor.launch import launch
 from freight.distributed.tensor.names import name_of
+from freight.distributed.tensor.offloading import Pace, spreads
 from freight.distributed.tensor.rates import Rates
 from freight.distributed.tensor.virtual import VirtualRanks
 from freight.errors import BudgetError, InputError
@@ -58,14 +61,14 @@ def test_what_is_planned_runs(name: str, num_ranks: int, tmp_path: Path) -> None
     assert [tokens[index] for index in range(len(prompts))] == wanted
 
 
-def work(rows: int, prompt: int) -> Workload:
+def work(rows: int, prompt: int, new: int = 64) -> Workload:
     return Workload(
         num_rows=rows,
         max_prompt_tokens=prompt,
-        max_new_tokens=64,
-        max_total_tokens=prompt + 64,
+        max_new_tokens=new,
+        max_total_tokens=prompt + new,
         total_prompt_tokens=rows * prompt,
-        total_new_tokens=rows * 64,
+        total_new_tokens=rows * new,
     )
 
 
@@ -138,6 +141,81 @@ def test_the_fastest_way_gives_place_to_one_that_fits(tmp_path: Path) -> None:
         found = plan_ways(config, 2, rates, asked, torch.float32, own)
         assert found.footprint.total <= memory_bytes
         assert isinstance(found.prefill, Cut) and bool(found.prefill.gathered) == are_gathered
+
+
+def test_what_memory_lacks_is_on_the_disk(tmp_path: Path) -> None:
+    """As many layers as the memory of rows that are worth more: a slow disk has fewer of them. With
+    enough memory nothing is there, and a refusal names what is enough with a disk."""
+    model, _, _ = few_wide_layers(tmp_path, 10)
+    config, asked = read_config(model), work(256, 32, 512)
+    options = replace(OPTIONS, disk_dir=tmp_path)
+
+    def planned(memory_bytes: int, disk: float = 1e9, **changes: Any) -> Planned:
+        own = replace(options, memory_bytes=memory_bytes, **changes)
+        found = plan_ways(config, 2, RATES, asked, torch.float32, own, disk)
+        assert found.footprint.total <= memory_bytes
+        assert (found.kept is None) == (found.sweep_tokens is None)
+        return found
+
+    assert planned(1 << 34).kept is None
+    with pytest.raises(BudgetError) as refused:
+        planned(1 << 20)
+    needed = re.search(r"needs ([\d.]+) MiB at least", refused.value.limit)
+    assert needed is not None and "--disk-dir" not in refused.value.advice
+    least = int((float(needed[1]) + 0.01) * 2**20)
+    assert planned(least).kept == 0
+    with pytest.raises(BudgetError, match="--disk-dir"):
+        planned(least, disk_dir=None)
+    slow, fast = planned(1 << 29, 1e7), planned(1 << 29, 1e10)
+    assert slow.kept is None or (fast.kept is not None and slow.kept > fast.kept)
+    assert slow.rows < fast.rows
+    # Where that is asked for, so many rows and tokens.
+    own = planned(1 << 29, 1e9, rows=8, batch_tokens=64)
+    assert (own.rows, own.sweep_tokens) in ((8, 64), (8, None))
+
+
+@pytest.mark.parametrize("memory_mib", [40, 60, 100, 160, 400])
+def test_plans_that_offload_are_the_fastest_of_all(memory_mib: int) -> None:
+    """Of all layers that might be kept and all lengths of sweeps, by their own count."""
+    asked = work(100, 48)
+    sizes = WeightSizes(layers=(8 << 20, 6 << 20) * 6, ends=5e6, reading=1e6)
+    pace = Pace(prompt_token_s=0.001, decode_s=0.02, disk_bytes_per_s=2e8)
+    held = Footprint(weights=sum(sizes.layers) + 5e6, keys=8e6, call=4e6, token=4000.0)
+    memory = memory_mib << 20
+
+    def fits(kept: int, tokens: int) -> bool:
+        own = held.offloaded(sizes, kept=kept, slots=2, tokens=tokens)
+        return own.total <= memory
+
+    found = [
+        *spreads(
+            held,
+            sizes,
+            pace,
+            rows=32,
+            slots=2,
+            call_tokens=64,
+            sweep_tokens=None,
+            memory_bytes=memory,
+            workload=asked,
+        )
+    ]
+    lengths = [64 << turn for turn in range(6)]
+    pairs = [(kept, tokens) for kept in range(12) for tokens in lengths if fits(kept, tokens)]
+    assert bool(found) == bool(pairs)
+    if found:
+        best = min(found, key=lambda own: own.row_s)
+        read_s = [
+            ((12 - kept) / 12 * sum(sizes.layers) / 2e8, -(-32 * 48 // tokens), tokens)
+            for kept, tokens in pairs
+        ]
+        wanted = min(
+            (max(sweeps * own, 32 * 48 * 0.001) + 64 * max(own, 0.02)) / 32
+            for own, sweeps, _ in read_s
+        )
+        if held.total <= memory:
+            wanted = min(wanted, (32 * 48 * 0.001 + 64 * 0.02) / 32)
+        assert best.row_s == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", ["1d-weight-stationary", "xy-weight-gathered", "mlp-gathered"])

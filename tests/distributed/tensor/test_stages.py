@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 from freight.demo import MODEL_DIR
 from freight.distributed.ranks import Ranks
+from freight.distributed.tensor import launch as launching
 from freight.distributed.tensor import planning
+from freight.distributed.tensor.choice import plan_ways
+from freight.distributed.tensor.fitting import Planned
 from freight.distributed.tensor.model import TensorModel
 from freight.distributed.tensor.planning import CutEngine, build_cut_engine
 from freight.distributed.tensor.stages import Stage, largest_part
@@ -87,6 +91,40 @@ def test_two_stages_of_two_ranks_answer_as_one_machine(
     assert [*layers[0], *layers[2]] == [*range(engines[0].model.config.num_layers)]
     status = engines[0].status()
     assert "on each of 2 ranks" in status and "of the first of 2 stages, layers 0-0" in status
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(("name", "pin"), [("llama", None), ("mixtral", "x-weight-gathered")])
+def test_layers_come_from_the_disk_stage_by_stage(
+    name: str, pin: str | None, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but one of each stage's, once for all calls of a sweep; those of seven layers are not
+    equally many. Prompts of a sweep come in several calls, which pass on together."""
+    config = deepcopy(CONFIGS[name])
+    config.num_hidden_layers = 7
+    model = tiny.make_model(tmp_path, config=config)
+
+    def planned(*arguments: Any) -> Planned:
+        return replace(
+            plan_ways(*arguments), kept=1, slots=3, sweep_tokens=30, call_tokens=8, rows=4
+        )
+
+    monkeypatch.setattr(launching, "plan_ways", planned)
+    prompts, params = tiny.prompts(11, 17), SamplingParams(max_tokens=STEPS)
+    found, engines = run(tmp_path, 2 * stages, stages, prompts, params, pin, disk_dir=tmp_path)
+    wanted = tiny.tokens(tiny.reference(model, prompts, STEPS))
+    assert [list(own.token_ids) for own in found] == wanted
+    away = [engine.model.layers.num_away for engine in engines[::2]]
+    assert sum(away) == 7 - stages and min(away) >= 1
+    status = engines[0].status()
+    assert f"{away[0]} of {away[0] + 1} layers come from its disk in every sweep" in status
+    first = engines[0].engine
+    assert first is not None
+    calls = sum(count for _, count in first.taken.values())
+    layers = engines[0].model.layers
+    each = layers.traffic.moved["disk write"]
+    sweeps = layers.traffic.moved["disk read"] / each
+    assert sweeps <= 0.7 * calls, "a sweep has several calls"
 
 
 def test_three_stages(tmp_path: Path) -> None:

@@ -96,6 +96,38 @@ tell(status)
 """
 
 
+def test_layers_that_do_not_fit_come_from_the_ranks_disks(forks: Forks, tmp_path: Path) -> None:
+    """Within the budget, and the tokens of ranks that have all in memory."""
+    model, rows, weights = few_wide_layers(tmp_path, 10)
+    script = tmp_path / "telling.py"
+    script.write_text(TELLING)
+
+    def run(output: str, *more: str) -> tuple[int, str]:
+        flags = ["--model", str(model), "--dummy-weights", "--pin-layout", "megatron", *more]
+        command = cut(rows, tmp_path / output, *flags, "--max-tokens", "3")
+        return forks.finish(2, [str(script), *command[2:]])
+
+    status, told = run("whole.jsonl")
+    assert status == 0, told
+    error = refused(run("none.jsonl", "--cpu-memory", "450MiB"))
+    assert "--disk-dir" in error
+    needed = re.search(r"needs ([\d.]+) MiB at least .* has ([\d.]+) MiB beside", error)
+    assert needed is not None, error
+    budget = int(450 + float(needed[1]) - float(needed[2]) - weights / 2**20 / 4)
+    limits = ["--cpu-memory", f"{budget}MiB", "--disk-dir", str(tmp_path)]
+    status, told = run("disk.jsonl", *limits)
+    assert status == 0, told
+    away = re.search(r"(\d+) of 10 layers come from its disk in every sweep", told)
+    assert away is not None and 2 <= int(away[1]) <= 8, told
+    assert re.search(r"read by all ranks from their disks: [\d.]+ [MG]iB", told), told
+    held = [int(size) / 2**10 for size in re.findall(r"held (\d+)", told)]
+    assert len(held) == 2 and max(held) <= budget, (held, budget)
+    assert (tmp_path / "disk.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    budget = 450 - int(float(needed[2])) + 9
+    error = refused(run("least.jsonl", "--cpu-memory", f"{budget}MiB", *limits[2:]))
+    assert "--disk-dir" not in error and "Raise --cpu-memory" in error
+
+
 def test_ranks_hold_what_one_cannot_and_no_more_than_they_may(forks: Forks, tmp_path: Path) -> None:
     """Under the same budget for each process."""
     model, rows, weights = few_wide_layers(tmp_path, 10)

@@ -15,6 +15,8 @@ import torch
 from freight.distributed.ranks import Ranks
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
+from freight.distributed.tensor.layers import OnDisk
+from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.planning import build_cut_engine
 from freight.distributed.tensor.tracing import Timeline, TracedRanks
 from freight.distributed.tensor.vectors import Vectors
@@ -33,6 +35,38 @@ from .bed import config
 
 def spans(path: Path) -> list[dict[str, Any]]:
     return [event for event in json.loads(path.read_text()) if event.get("ph") == "X"]
+
+
+def test_layers_that_come_from_the_disk_are_there(tmp_path: Path) -> None:
+    """In a row of their own, those that came first among them."""
+    tiny.make_model(tmp_path, num_hidden_layers=4)
+    path = tmp_path / "trace.json"
+    timeline = Timeline(path, 0)
+    model = load_model(
+        tmp_path,
+        TracedRanks(VirtualRanks(Mesh.of(x=2)), timeline),
+        [Cut(width="", inner="x")],
+        dtype=torch.float32,
+        on_disk=OnDisk(directory=tmp_path, kept=1, slots=2),
+        timeline=timeline,
+    )
+    batch = model.begin(2, 8)
+    for _ in range(2):
+        model.step(batch, [[5, 6], [7, 8]], model.ways[0])
+    model.layers.close()
+    timeline.close()
+    events = json.loads(path.read_text())
+    (row,) = {
+        event["tid"]
+        for event in events
+        if event.get("name") == "thread_name" and event["args"]["name"] == "disk"
+    }
+    reads = [event for event in spans(path) if event["tid"] == row]
+    sizes = [int(event["name"].split()[2]) for event in reads]
+    assert sum(sizes) == model.layers.traffic.moved["disk read"]
+    assert [event["name"].split(",")[0] for event in reads][:6] == [
+        "layer 0", "layer 1", "layer 2", "layer 0", "layer 1", "layer 2",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("looped", [False, True])
