@@ -104,8 +104,8 @@ def test_a_batch_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
-    other = Logprob(token_id=4, text="b", logprob=-2.0, rank=2)
-    token = Logprob(token_id=3, text="a", logprob=-0.5, rank=1, top=(other,))
+    other = Logprob(token_id=4, text="b", raw=b"b", logprob=-2.0, rank=2)
+    token = Logprob(token_id=3, text="a", raw=b"a", logprob=-0.5, rank=1, top=(other,))
     output = CompletionOutput(
         text="a", token_ids=(3,), finish_reason="stop", logprobs=(token,), cumulative_logprob=-0.5
     )
@@ -122,8 +122,9 @@ def test_log_probabilities_have_the_shape_of_their_endpoint() -> None:
         "top_logprobs": [{"b": -2.0}],
     }
     (content,) = choice("chat")["content"]
-    assert (content["token"], content["logprob"]) == ("a", -0.5)
-    assert content["top_logprobs"] == [{"token": "b", "token_id": 4, "logprob": -2.0}]
+    assert (content["token"], content["bytes"], content["logprob"]) == ("a", [97], -0.5)
+    best = {"token": "b", "token_id": 4, "logprob": -2.0, "bytes": [98]}
+    assert content["top_logprobs"] == [best]
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,7 @@ def test_stop_strings(with_text: Path) -> None:
         items = completion.outputs[0].logprobs or ()
         assert len(items) == len(completion.token_ids)
         assert [item.text for item in items] == [tokenizer.token_text(i.token_id) for i in items]
+        assert [item.raw for item in items] == [tokenizer.token_bytes(i.token_id) for i in items]
     late = SamplingParams(max_tokens=12, ignore_eos=True, stop=stop, min_tokens=11)
     for completion in run(with_text, late, **chosen):
         assert len(completion.token_ids) == 12

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from freight.jobs.api_names import Batch
 from freight.jobs.formats import dump_row, logprob_record, prompt_logprobs_record
-from freight.runtime.request import Completion, CompletionOutput
+from freight.runtime.request import Completion, CompletionOutput, Logprob
 
 __all__ = ["batch_error_row", "batch_row"]
 
@@ -56,10 +56,17 @@ def _usage(completion: Completion) -> Record:
 
 
 def _chat_choice(output: CompletionOutput) -> Record:
-    logprobs = (
-        None if output.logprobs is None else {"content": list(map(logprob_record, output.logprobs))}
-    )
+    logprobs = None if output.logprobs is None else {"content": [*map(_content, output.logprobs)]}
     return {"message": {"role": "assistant", "content": output.text}, "logprobs": logprobs}
+
+
+def _content(item: Logprob) -> Record:
+    """With the bytes of each token, as OpenAI has it: a character may be several tokens'."""
+    record = logprob_record(item)
+    record["bytes"] = [*item.raw]
+    for other, own in zip(record["top_logprobs"], item.top, strict=True):
+        other["bytes"] = [*own.raw]
+    return record
 
 
 def _text_choice(output: CompletionOutput) -> Record:

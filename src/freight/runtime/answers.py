@@ -209,12 +209,14 @@ class Answer:
             Logprob(
                 token_id=token_id,
                 text=self._text(token_id),
+                raw=self._raw(token_id),
                 logprob=float(scores.logprobs[i]),
                 rank=int(scores.ranks[i]) or None,
                 top=tuple(
                     Logprob(
                         token_id=int(other),
                         text=self._text(int(other)),
+                        raw=self._raw(int(other)),
                         logprob=float(logprob),
                         rank=rank,
                     )
@@ -228,3 +230,6 @@ class Answer:
 
     def _text(self, token_id: int) -> str:
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def _raw(self, token_id: int) -> bytes:
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)

@@ -61,13 +61,14 @@ class Request:
 class Logprob:
     """A token's natural log-probability, by the model's own logits in float32.
 
-    ``text`` is the token by itself, "" without a tokenizer. ``rank`` is 1 for the most likely
-    token; of a prompt's token it is known only within the alternatives, ``None`` beyond them.
-    ``top`` are the alternatives that were asked for, the most likely first.
+    ``text`` is the token by itself and ``raw`` its bytes, empty without a tokenizer. ``rank`` is 1
+    for the most likely token; of a prompt's token it is known only within the alternatives,
+    ``None`` beyond them. ``top`` are the alternatives that were asked for, the most likely first.
     """
 
     token_id: int
     text: str
+    raw: bytes = b""
     logprob: float
     rank: int | None
     top: tuple[Logprob, ...] = ()

@@ -18,6 +18,7 @@ import tokenizers
 from freight.errors import ModelError
 from freight.runtime.chat_template import ChatTemplate, read_chat_template
 from freight.runtime.guide import Guides
+from freight.runtime.token_bytes import TokenBytes
 
 __all__ = ["Detokenizer", "Tokenizer", "has_tokenizer", "open_tokenizer"]
 
@@ -51,6 +52,8 @@ class Tokenizer:
         self.prefix_token_id = self._find_prefix(named)
         self.token_text: Callable[[int], str] = lru_cache(_KEPT_TEXTS)(self._token_text)
         """One token by itself, special or not; part of a character is U+FFFD."""
+        self.token_bytes: Callable[[int], bytes] = lru_cache(_KEPT_TEXTS)(self._token_bytes)
+        """What a token stands for; of a character that tokens share each has some."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -88,6 +91,13 @@ class Tokenizer:
     def _token_text(self, token_id: int) -> str:
         text: str = self._backend.decode([token_id], skip_special_tokens=False)
         return text
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        return self._bytes_of(token_id)
+
+    @cached_property
+    def _bytes_of(self) -> TokenBytes:
+        return TokenBytes(self._backend)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None = None
