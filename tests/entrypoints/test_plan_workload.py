@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freight.demo import EXAMPLES, MODEL_DIR
+from freight.entrypoints.bench.work import parse_shape
 from freight.entrypoints.cli import main
 from freight.jobs.dataset import dataset_workload
 from freight.jobs.formats import RowLimits
+from freight.plan import forecast as forecasts
 from freight.runtime.params import SamplingParams
 from freight.runtime.tokenizer import Tokenizer
 
 LIMITS = RowLimits(max_positions=512, vocab_size=1024)
+OPT = ("-m", "opt-6.7b", "--machine", "t4")
+POLICY = ("--weights", "20/80", "--kv", "0/100", "--micro-batch-size", "64")
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -29,6 +35,39 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def write_rows(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.mark.parametrize("shape", ["64:8", "16-64:2-8"])
+def test_a_billion_rows_take_a_thousand_times_a_million(
+    shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told by as many numbers."""
+    work = parse_shape(shape, 10**9).workload()
+    assert work.num_rows == 10**9 and len(work.lengths) < 10**5
+    assert sum(count * prompt for count, prompt, _ in work.lengths) == work.total_prompt_tokens
+    one, other = (
+        planned(capsys, *OPT, *POLICY, "--workload", shape, "--rows", rows)
+        for rows in ("1000000", "1000000000")
+    )
+    assert other["policy"] == one["policy"]
+    times = [own["seconds"]["generate"] for own in (one, other)]
+    assert times[1] == pytest.approx(1000 * times[0], rel=0.01)
+    moved = [own["moved_bytes"]["host to device"] for own in (one, other)]
+    assert moved[1] == pytest.approx(1000 * moved[0], rel=0.01)
+
+
+@given(count=st.integers(1, 3000), most=st.integers(1, 50), size=st.integers(1, 9))
+def test_of_many_blocks_some_count_for_others(count: int, most: int, size: int) -> None:
+    starts = range(0, count * size, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecasts, "_MOST_COUNTED", most)
+        found = [*forecasts._counted(starts)]
+    assert sum(times for _, times in found) == count and len(found) <= most + 1
+    assert found[-1] == (starts[-1], 1)
+    begin = 0
+    for start, times in found:
+        assert starts[begin] <= start <= starts[begin + times - 1]
+        begin += times
 
 
 def test_a_dataset_is_counted_as_a_run_would(

@@ -65,6 +65,16 @@ def test_held_tokens_are_those_of_all_lengths(
     )
 
 
+@given(lengths=groups, ends=st.booleans(), data=st.data())
+def test_some_rows_are_those_of_all(
+    lengths: tuple[tuple[int, int, int], ...], ends: bool, data: st.DataObject
+) -> None:
+    work = _workload(lengths, ends_early=ends)
+    first = data.draw(st.integers(0, work.num_rows + 2))
+    last = data.draw(st.integers(first, work.num_rows + 5))
+    assert work.row_lengths(first, last) == work.row_lengths(0, work.num_rows)[first:last]
+
+
 def test_known_answers_are_as_long_as_told() -> None:
     work = _workload(((3, 5, 7), (2, 4, 9)), ends_early=False)
     assert work.row_lengths(0, 5) == [RowLength(5, 7)] * 3 + [RowLength(4, 9)] * 2

@@ -6,9 +6,11 @@ A plain value. It does not know the rows themselves, their order, or any machine
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -21,6 +23,26 @@ __all__ = ["RowLength", "Workload", "evenly"]
 _ALIKE: Final = 1.2
 _GOLDEN: Final = (5**0.5 - 1) / 2
 """Multiples of it fill an interval evenly, whichever stretch of them is taken."""
+
+
+_Given = ParamSpec("_Given")
+_Value = TypeVar("_Value")
+
+
+def _kept(
+    reckon: Callable[Concatenate[Workload, _Given], _Value],
+) -> Callable[Concatenate[Workload, _Given], _Value]:
+    """Reckons a workload's number once: a search asks a thousand times, of as many groups."""
+
+    def found(self: Workload, /, *given: _Given.args, **named: _Given.kwargs) -> _Value:
+        key = (reckon.__name__, *given, *named.values())
+        if key not in self._known:
+            self._known[key] = reckon(self, *given, **named)
+        value: _Value = self._known[key]
+        return value
+
+    found.__name__, found.__doc__ = reckon.__name__, reckon.__doc__
+    return found
 
 
 class RowLength(NamedTuple):
@@ -92,6 +114,9 @@ class Workload:
     ends_early: bool = False
     beginnings: Beginnings | None = None
     is_structured: bool = False
+    _known: dict[tuple[Any, ...], Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -196,6 +221,10 @@ class Workload:
     @property
     def mean_row_prompt_tokens(self) -> float:
         """That a row has keys of."""
+        return self._mean_row_prompt_tokens()
+
+    @_kept
+    def _mean_row_prompt_tokens(self) -> float:
         if self.lengths and self.min_samples < self.max_samples:
             return sum(count * prompt for count, prompt, _ in self.lengths) / self.num_rows
         return self.mean_prompt_tokens * self.samples
@@ -224,11 +253,13 @@ class Workload:
         every request has, or 1 where they have different numbers."""
         return self.min_samples if self.min_samples == self.max_samples else 1
 
+    @_kept
     def mean_shared_tokens(self, page_tokens: int) -> float:
         """Tokens of a row's beginning, in whole pages; 0 of none: nothing is shared."""
         groups = self._groups()
         return sum(group[0] * _whole(group[3], page_tokens) for group in groups) / self.num_rows
 
+    @_kept
     def mean_computed_tokens(self, page_tokens: int) -> float:
         """Tokens of a row's prompt that are computed where beginnings are computed once, those of
         its beginning in proportion."""
@@ -276,6 +307,7 @@ class Workload:
         """What is known of the answers' lengths before any is there."""
         return Lengths(expected=self.mean_new_tokens, longest=self.max_new_tokens)
 
+    @_kept
     def held_tokens(self, page_tokens: int, shared_page: int = 0) -> float:
         """Tokens of a row's pages on average over the sweeps that rows of all ages are in, but for
         what it shares in whole pages of so many: the page in progress is half full, and rows with
@@ -296,8 +328,12 @@ class Workload:
         whole pages of ``page_tokens``, 0: not at all. Beginnings are numbered from the first row's
         on."""
         found: list[RowLength] = []
-        begin = num_begun = 0
-        for count, prompt, new, shared, begun in self._groups():
+        groups, begins, begun_before = self._ordered()
+        for number in range(max(0, bisect_right(begins, first) - 1), len(groups)):
+            count, prompt, new, shared, begun = groups[number]
+            begin, num_begun = begins[number], begun_before[number]
+            if begin >= last:
+                break
             inside = range(max(first, begin) - begin, min(last, begin + count) - begin)
             prompt, new = int(prompt), int(new)
             row = RowLength(prompt, new, min(_whole(shared, page_tokens), prompt - 1))
@@ -305,14 +341,20 @@ class Workload:
                 found += evenly(row, count, begun, inside, num_begun)
             else:
                 found += [row] * len(inside)
-            begin += count
-            num_begun += begun
         if (shares := next((row for row in found if row.shared), None)) is not None:
             least = shares.beginning
             found = [r._replace(beginning=r.beginning - least) if r.shared else r for r in found]
         if self.ends_early:
             return [r._replace(new=_expected(r.new, row)) for row, r in enumerate(found, first)]
         return found
+
+    @_kept
+    def _ordered(self) -> tuple[list[tuple[int, float, float, int, int]], list[int], list[int]]:
+        """The groups, the first row of each, and how many beginnings those before have."""
+        groups = [*self._groups()]
+        begins = [0, *accumulate(count for count, *_ in groups)]
+        begun = [0, *accumulate(begun for *_, begun in groups)]
+        return groups, begins[:-1], begun[:-1]
 
     def _groups(self, *, is_exact: bool = False) -> Iterator[tuple[int, float, float, int, int]]:
         """(rows, prompt, new, shared, begun) of groups of rows; means of all are rounded unless

@@ -19,6 +19,7 @@ __all__ = ["Work", "check_work", "make_rows", "parse_shape"]
 
 _SHAPE: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+):(?:([0-9]+)-)?([0-9]+)")
 _MOST_TOKENS: Final = 10**7
+_MOST_DRAWN: Final = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,13 @@ class Work:
         """Whether answers end where no system is told before."""
         return self.least_new_tokens not in (None, self.new_tokens)
 
-    def lengths(self) -> list[tuple[int, int]]:
-        """(prompt, new) tokens of each row, the same for the same work."""
+    def lengths(self, most: int | None = None) -> list[tuple[int, int]]:
+        """(prompt, new) tokens of each row, the same for the same work; of the first ``most``."""
         draw = random.Random(1)
         prompts = self.least_prompt_tokens or self.prompt_tokens, self.prompt_tokens
         answers = self.least_new_tokens or self.new_tokens, self.new_tokens
-        return [(draw.randint(*prompts), draw.randint(*answers)) for _ in range(self.num_rows)]
+        count = self.num_rows if most is None else min(most, self.num_rows)
+        return [(draw.randint(*prompts), draw.randint(*answers)) for _ in range(count)]
 
     @cached_property
     def total_prompt_tokens(self) -> int:
@@ -66,16 +68,20 @@ class Work:
         return sum(new for _, new in self.lengths())
 
     def workload(self) -> Workload:
-        """What a planner may know: all answers may be as long as the longest."""
-        prompts = [prompt for prompt, _ in self.lengths()]
+        """What a planner may know: all answers may be as long as the longest. Behind very many rows
+        others are taken to be like these."""
+        prompts = [prompt for prompt, _ in self.lengths(_MOST_DRAWN)]
+        groups = [(1, prompt) for prompt in prompts]
+        if left := self.num_rows - len(prompts):
+            groups.append((left, round(sum(prompts) / len(prompts))))
         return Workload(
             num_rows=self.num_rows,
             max_prompt_tokens=max(prompts),
             max_new_tokens=self.new_tokens,
             max_total_tokens=max(prompts) + self.new_tokens,
-            total_prompt_tokens=sum(prompts),
+            total_prompt_tokens=sum(count * prompt for count, prompt in groups),
             total_new_tokens=self.num_rows * self.new_tokens,
-            lengths=tuple((1, prompt, self.new_tokens) for prompt in prompts),
+            lengths=tuple((count, prompt, self.new_tokens) for count, prompt in groups),
             ends_early=self.is_ragged,
         )
 
