@@ -180,6 +180,10 @@ def test_samples_share_their_prompt(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--workload", "16:4", "--max-tokens", "9"], ["--max-tokens 9", "a file with rows"]),
         (["--workload", "16:4", "--rows", "0"], ["--rows 0", "Give 1 or more"]),
         (["--workload", "16:4", "--samples", "0"], ["--samples 0", "Give 1 or more"]),
+        (
+            ["--workload", "16:4", "--samples", "2", "--rows", "10000001"],
+            ["--samples 2 was given for 10000001 rows", "Give fewer rows"],
+        ),
         (["--workload", "{rows}", "--samples", "5"], ["--samples 5", "Leave --samples out"]),
         (["--workload", "{rows}", "--rows", "5"], ["--rows 5", "Leave --rows out"]),
         (["--workload", "{rows}", "--shared-prefix", "5"], ["--shared-prefix 5"]),

@@ -18,6 +18,7 @@ from freight.plan.workload import Workload
 __all__ = ["read_workload"]
 
 _NUM_ROWS = 1000
+_MOST_SAMPLED = 10_000_000
 
 
 def read_workload(arguments: argparse.Namespace, config: ModelConfig) -> Workload:
@@ -70,6 +71,12 @@ def _of_lengths(arguments: argparse.Namespace) -> Workload:
         workload = work.workload()
     else:
         workload = Workload.of_alike(num_rows, work.prompt_tokens, work.new_tokens)
+    if arguments.samples > 1 and num_rows > _MOST_SAMPLED:
+        raise InputError(
+            f"--samples {arguments.samples} was given for {num_rows} rows.",
+            f"What samples share is counted row by row, of {_MOST_SAMPLED} at most.",
+            "Give fewer rows: time and cost grow as these do.",
+        )
     samples = workload.with_samples(arguments.samples)
     # A row has one beginning: that which spares more.
     spared = (workload.mean_prompt_tokens - 1) * (1 - 1 / arguments.samples)
