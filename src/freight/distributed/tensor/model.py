@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -127,8 +128,7 @@ class TensorModel:
         self.weight_bytes = mean_bytes(reader.sources, dtype.itemsize)
         loader = Loader(ranks, blueprint, reader, dtype=dtype, packed=packed)
         sizes = [
-            [int(size) for size in packed.stored_bytes(layer, self.value_bytes).values()]
-            * len(ranks.own)
+            [*map(ceil, packed.stored_bytes(layer, self.value_bytes).values())] * len(ranks.own)
             for layer in layers
         ]
         self.layers = StoredLayers(sizes, on_disk, ranks.device, timeline)
