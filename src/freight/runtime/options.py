@@ -50,7 +50,8 @@ class EngineOptions:
     along their ``group_dim``, both kept in ``compressed_dir`` for later runs; ``kv_bits`` keys and
     values in groups of a head; ``compute`` "int8" makes products of 8-bit integers, on CPUs that
     are fast at it, of weights that are kept likewise. Of the keys of a single query the share
-    ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache and activations.
+    ``sparse_attention`` counts. ``disk_dir`` holds offloaded KV cache and activations, or a rank's
+    parts of layers.
     ``sim_bytes_per_s`` caps the links of the simulated device.
     ``dummy_seed`` asks for random weights, made from config.json alone with this seed. ``verify``
     proves every operation legal before it runs. ``trace_path`` is where the times of all operations
