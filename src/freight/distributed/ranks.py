@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
@@ -38,6 +39,7 @@ Value = TypeVar("Value")
 _POLL_S: Final = 0.02
 _CONNECT_S: Final = 120.0
 _FAREWELL_S: Final = 20.0
+_ASK_S: Final = 1.0
 _NO_LIMIT: Final = timedelta(days=365)
 _AT_ONCE: Final = timedelta(milliseconds=1)
 _BEAT_S: Final = 1.0
@@ -252,16 +254,27 @@ class Ranks:
     def loss(self) -> RankError:
         """Which rank was lost first, and why if it has said so."""
         rank = self.lost[0]
-        key = f"failed/{rank}"
-        try:
-            why = self._store.get(key).decode() if self._store.check([key]) else ""
-        except RuntimeError:  # the store was on that rank's host
-            why = ""
+        why = self._reason(rank)
         return RankError(
             f"{self.size} ranks were at work.",
             f"Rank {rank} ({self.hosts[rank]}) has ended{f': {why}' if why else ''}.",
             "Look at that rank's own messages, and start all of them again.",
         )
+
+    def _reason(self, rank: int) -> str:
+        """The word that a rank has left. Whoever waits in the store keeps all others out of it,
+        also for something of a rank that is gone: then there is none."""
+        key, found = f"failed/{rank}", [""]
+
+        def ask() -> None:
+            with suppress(RuntimeError):  # the store was on that rank's host
+                if self._store.check([key]):
+                    found[0] = self._store.get(key).decode()
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_ASK_S)
+        return found[0]
 
     def close(self) -> None:
         """Say farewell: from now on nobody is missed. Waits until the others have said so too."""

@@ -256,7 +256,8 @@ def _build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--pin-layout",
         metavar="NAME",
-        help="with --split tensor, compute everything in one layout, for reproducible last bits",
+        help="with --split tensor, compute everything in one layout, for last bits that are "
+        "reproducible of as many rows together (--micro-batch-size)",
     )
     run.add_argument(
         "--torch-compile",

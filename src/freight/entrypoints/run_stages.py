@@ -82,7 +82,7 @@ _SAME_FLAGS: Final = (
     "torch_compile",
     "weight_bits",
 )
-"""What a plan follows from that all ranks must have alike."""
+"""What a plan follows from that all ranks must have alike; and whether layers may be on disks."""
 
 
 class _Stopped(BaseException):
@@ -153,9 +153,7 @@ def _agree(
     """Refuse ranks that would not compute the same."""
     own = identify(options, model_dir)
     own |= {f"--{flag.replace('_', '-')}": str(getattr(arguments, flag)) for flag in _SAME_FLAGS}
-    # Each host has directories of its own; whether layers may lie there decides how they are cut.
-    if arguments.split == "tensor":
-        own["--disk-dir"] = str(options.disk_dir is not None)
+    own["--disk-dir"] = str(arguments.split == "tensor" and options.disk_dir is not None)
     told = ranks.exchange("identity", own)
     for rank, theirs in enumerate(told):
         names = [name for name in {**told[0], **theirs} if told[0].get(name) != theirs.get(name)]
@@ -425,7 +423,9 @@ def _follow(arguments: argparse.Namespace, place: Place) -> NoReturn:
                     engine.summary()
         ranks.close()
         _leave(0)
-    except (FreightError, ConnectionLost):
+    except (FreightError, ConnectionLost) as error:
+        if isinstance(error, FreightError):  # it may have come before any is shared
+            ranks.note_failure(str(error))
         ranks.wait_for_loss(_LINGER_S)  # the first rank tells it, and ends
     except BaseException as error:
         traceback.print_exc()

@@ -163,10 +163,13 @@ def _place(buffer: memoryview, request: DiskRequest) -> memoryview:
 
 
 def _disk_full(path: Path, num_bytes: int, error: OSError) -> BudgetError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return BudgetError(
         f"{format_bytes(num_bytes)} was to be written to {path.parent}.",
         f"The system refused: {error.strerror}.",
-        "Free some space there, name another directory with --disk-dir, or give the disk less.",
+        "Free some space there, name another directory with --disk-dir, or give the disk less."
+        if is_full
+        else "Name a directory that can be written to with --disk-dir.",
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from freight.demo import MODEL_DIR
+from freight.distributed.ranks import Place, Ranks
 
 from ..commands import (
     DIFFERING,
@@ -202,3 +204,21 @@ def test_two_ranks_hold_what_one_cannot(forks: Forks, tmp_path: Path) -> None:
     status, told = run(1, "4GiB", "one.jsonl")
     assert status == 0, told
     assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
+def test_a_lost_rank_is_told_while_somebody_waits_in_the_store() -> None:
+    """For something of a rank that is gone: all others are kept out of the store until then."""
+    told = threading.Event()
+
+    class Held:
+        def check(self, keys: list[str]) -> bool:
+            assert told.wait(20.0), "the loss waited for the store"
+            return False
+
+    ranks = Ranks.__new__(Ranks)
+    ranks.place = Place(rank=0, size=2, local_rank=0, local_size=2)
+    ranks.hosts, ranks.lost = ["here", "there"], [1]
+    ranks._store = Held()
+    error = ranks.loss()
+    assert not told.is_set() and "Rank 1 (there) has ended." in error.limit
+    told.set()

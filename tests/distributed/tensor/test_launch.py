@@ -169,6 +169,8 @@ def test_what_memory_lacks_is_on_the_disk(tmp_path: Path) -> None:
     slow, fast = planned(1 << 29, 1e7), planned(1 << 29, 1e10)
     assert slow.kept is None or (fast.kept is not None and slow.kept > fast.kept)
     assert slow.rows < fast.rows
+    # More tokens than there are take no more memory.
+    assert planned(least, batch_tokens=1 << 20).kept == 0
     # Where that is asked for, so many rows and tokens.
     own = planned(1 << 29, 1e9, rows=8, batch_tokens=64)
     assert (own.rows, own.sweep_tokens) in ((8, 64), (8, None))
@@ -200,7 +202,7 @@ def test_plans_that_offload_are_the_fastest_of_all(memory_mib: int) -> None:
             workload=asked,
         )
     ]
-    lengths = [64 << turn for turn in range(6)]
+    lengths = [64, 128, 256, 512, 1024, 32 * 48]
     pairs = [(kept, tokens) for kept in range(12) for tokens in lengths if fits(kept, tokens)]
     assert bool(found) == bool(pairs)
     if found:

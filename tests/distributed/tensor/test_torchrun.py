@@ -80,13 +80,36 @@ def test_ranks_that_differ_refuse(rows: Path, forks: Forks, tmp_path: Path) -> N
     assert not output.exists()
 
 
+def test_what_is_wrong_with_another_rank_is_told(rows: Path, forks: Forks, tmp_path: Path) -> None:
+    """Hosts have directories of their own: one may lack what was named, or not have been given any,
+    and then would cut otherwise."""
+    script, output = tmp_path / "differing.py", tmp_path / "answers.jsonl"
+    named = "sys.argv.index('--disk-dir')"
+    for change, told in (
+        (f"sys.argv[{named} + 1] = '/nowhere'", ("Rank 1", "/nowhere", "no such directory")),
+        (f"del sys.argv[{named} :]", ("Rank 1", "--disk-dir")),
+    ):
+        script.write_text(DIFFERING.format(change=change))
+        command = cut(rows, output, "--disk-dir", str(tmp_path))
+        error = refused(forks.finish(2, [str(script), *command[2:]]))
+        assert all(part in error for part in told), error
+    assert not output.exists()
+
+
 # Says at the end what each rank has held at most.
 TELLING = """
 import os, re, sys
 import freight.entrypoints.run_stages as run_stages
+import freight.distributed.tensor.planning as planning
 from freight.entrypoints.cli import main
-leave = run_stages._leave
+leave, room, compiled = run_stages._leave, planning.room_on_cpu, []
+def counted(*budget):
+    compiled.append("numba" in sys.modules)
+    return room(*budget)
+planning.room_on_cpu = counted
 def tell(status):
+    if compiled:
+        sys.stderr.write(f"counted {compiled[0] or 'numba' not in sys.modules}\\n")
     with open("/proc/self/status") as file:
         sys.stderr.write("held " + re.search(r"VmHWM:\\s+(\\d+)", file.read())[1] + "\\n")
     leave(status)
@@ -147,6 +170,7 @@ def test_ranks_hold_what_one_cannot_and_no_more_than_they_may(forks: Forks, tmp_
     assert budget < 450 - float(needed[2]) + weights / 2**20
     status, told = run(f"{int(budget)}MiB", "two.jsonl")
     assert status == 0, told
+    assert told.count("counted True") == 2, "what compiles loops is there before memory is planned"
     held = [int(size) / 2**10 for size in re.findall(r"held (\d+)", told)]
     assert len(held) == 2 and max(held) <= budget, held
     assert len((tmp_path / "two.jsonl").read_text().splitlines()) == 4

@@ -92,6 +92,8 @@ def plan_ways(
         ways_out.append("name a directory on a fast disk for the layers (--disk-dir)")
     if options.rows is not None:
         ways_out.append("lower --micro-batch-size")
+    if options.batch_tokens is not None and options.disk_dir is not None:
+        ways_out.append("lower --batch-tokens")
     advice = f"{', '.join(ways_out[:-1])}, or {ways_out[-1]}."
     raise BudgetError(
         f"A {config.family} model was to be cut over {num_ranks} ranks, {rows} "

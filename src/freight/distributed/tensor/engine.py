@@ -273,8 +273,9 @@ class TensorEngine:
             for way, (tokens, calls) in self.taken.items()
         )
         count = self.model.passage.stage.count
-        rows = f"{count} x {policy.micro_batch_size}" if count > 1 else policy.micro_batch_size
-        return f"{self.status()}, {rows} rows together, which enter {when}\nlayouts: {ways}"
+        rows = "1 row" if policy.micro_batch_size == 1 else f"{policy.micro_batch_size} rows"
+        together = f"{count} x {rows}" if count > 1 else rows
+        return f"{self.status()}, {together} together, which enter {when}\nlayouts: {ways}"
 
     def close(self) -> None:
         if self._is_open:

@@ -15,7 +15,7 @@ import torch
 from freight.distributed.tensor.ahead import gathers_weights
 from freight.distributed.tensor.blueprint import Blueprint
 from freight.distributed.tensor.footprint import Footprint, WeightSizes, footprint, weight_sizes
-from freight.distributed.tensor.offloading import Pace, spreads
+from freight.distributed.tensor.offloading import Pace, spreads, sweep_lengths
 from freight.distributed.tensor.packed import PackedWeights, mean_bytes, mlp_group
 from freight.distributed.tensor.rates import Rates, predicted_s
 from freight.distributed.tensor.ways import Way, Ways
@@ -196,7 +196,8 @@ class Fits:
         held, laid = self.whole(chosen, rows, call_tokens).footprint, self._laid(chosen)
         if self.options.disk_dir is None:
             return held
-        return held.offloaded(laid.sizes, kept=0, slots=laid.slots, tokens=max(call_tokens, rows))
+        tokens = sweep_lengths(rows, call_tokens, self.options.batch_tokens, self.workload)[0]
+        return held.offloaded(laid.sizes, kept=0, slots=laid.slots, tokens=tokens)
 
     def _laid(self, chosen: Chosen) -> _Laid:
         if chosen not in self._known:

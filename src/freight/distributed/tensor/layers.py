@@ -88,7 +88,8 @@ class _Away:
 class StoredLayers:
     """Of a stage with as many layers as ``sizes``: what each takes at most, in bytes of the own
     ranks' parts. They come in by ``append``, in order; ``take`` gives one and ``release`` says that
-    it has been used. BudgetError where the disk has no room for them.
+    it has been used. Traces number them from ``first`` on. BudgetError where the disk has no room
+    for them.
     """
 
     def __init__(
@@ -97,12 +98,15 @@ class StoredLayers:
         on_disk: OnDisk | None,
         device: torch.device,
         timeline: Timeline | None = None,
+        *,
+        first: int = 0,
     ) -> None:
         count = len(sizes)
         kept = count if on_disk is None else on_disk.kept
         self.traffic = Traffic()
         self._device = device
         self._timeline = timeline
+        self._first = first
         self._layers: list[Stored | _Away] = []
         self._is_kept = [is_kept(place, kept, count) for place in range(count)]
         self._order = [place for place, is_here in enumerate(self._is_kept) if not is_here]
@@ -224,7 +228,8 @@ class StoredLayers:
         started_s = time.perf_counter()
         self._file.read(own.offset, host_view(slot[: own.num_bytes]))
         if self._timeline is not None:
-            self._timeline.note_read(f"layer {place}, {own.num_bytes} bytes", started_s)
+            name = f"layer {self._first + place}, {own.num_bytes} bytes"
+            self._timeline.note_read(name, started_s)
 
 
 def _turned(part: torch.Tensor) -> torch.Tensor:

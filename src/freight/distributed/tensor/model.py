@@ -131,7 +131,7 @@ class TensorModel:
             [*map(ceil, packed.stored_bytes(layer, self.value_bytes).values())] * len(ranks.own)
             for layer in layers
         ]
-        self.layers = StoredLayers(sizes, on_disk, ranks.device, timeline)
+        self.layers = StoredLayers(sizes, on_disk, ranks.device, timeline, first=layers.start)
         for layer in layers:
             self.layers.append(self._load_layer(loader, layer))
         self._ends = self._load_ends(loader)

@@ -13,7 +13,7 @@ from math import ceil
 from freight.distributed.tensor.footprint import Footprint, WeightSizes
 from freight.plan.workload import Workload
 
-__all__ = ["Pace", "Spread", "spreads"]
+__all__ = ["Pace", "Spread", "spreads", "sweep_lengths"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +37,20 @@ class Spread:
     row_s: float
 
 
+def sweep_lengths(
+    rows: int, call_tokens: int, sweep_tokens: int | None, workload: Workload
+) -> list[int]:
+    """The most tokens that a sweep may have: so many where that is asked for, else those of a call
+    and twice as many, until all prompts of the rows are in one. Never more than these."""
+    most = rows * workload.max_prompt_tokens
+    if sweep_tokens is not None:
+        return [min(most, sweep_tokens)]
+    found = [min(most, max(call_tokens, rows))]
+    while found[-1] < most:
+        found.append(min(most, 2 * found[-1]))
+    return found
+
+
 def spreads(
     held: Footprint,
     sizes: WeightSizes,
@@ -49,14 +63,12 @@ def spreads(
     memory_bytes: int,
     workload: Workload,
 ) -> Iterator[Spread]:
-    """Those that fit: ``held`` is what a rank has of so many rows where nothing is on the disk.
-    A sweep has ``sweep_tokens``, or of the powers of two of a call's those that prompts fill."""
-    count, prompts = len(sizes.layers), rows * workload.max_prompt_tokens
+    """Those that fit: ``held`` is what a rank has of so many rows where nothing is on the disk."""
+    count = len(sizes.layers)
     if held.total <= memory_bytes:
-        row_s = _row_s(pace, 0.0, rows, prompts, workload)
+        row_s = _row_s(pace, 0.0, rows, rows * workload.max_prompt_tokens, workload)
         yield Spread(kept=count, tokens=None, footprint=held, row_s=row_s)
-    tokens = sweep_tokens or max(call_tokens, rows)
-    while True:
+    for tokens in sweep_lengths(rows, call_tokens, sweep_tokens, workload):
         empty = held.offloaded(sizes, kept=0, slots=slots, tokens=tokens)
         kept = min(count - 1, int((memory_bytes - empty.total) // max(sizes.layers)))
         if kept >= 0:
@@ -67,9 +79,6 @@ def spreads(
                 footprint=held.offloaded(sizes, kept=kept, slots=slots, tokens=tokens),
                 row_s=_row_s(pace, read_s, rows, tokens, workload),
             )
-        if kept < 0 or tokens >= prompts or sweep_tokens is not None:
-            return
-        tokens *= 2
 
 
 def _row_s(pace: Pace, read_s: float, rows: int, tokens: int, workload: Workload) -> float:

@@ -190,6 +190,9 @@ def _open(
         say(fit)
     sources = kept_sources(config, sources, options, say)
     kept = {source.dtype for source in sources.values()}
+    # Loops of ours count before the rest is planned: the compiler alone takes 100 MiB.
+    if device.tier == "cpu":
+        warm_up(torch_dtype(dtype), weights=kept, kv_format=None)
     if any(map(find_compressed, kept)):
         if compiles:
             raise InputError(
@@ -197,7 +200,6 @@ def _open(
                 "Their products are loops and kernels of their own, which it cannot compile.",
                 "Leave it out.",
             )
-        warm_up(torch_dtype(dtype), weights=kept, kv_format=None)
         weights = set(map(find_compressed, kept))
         choose_kernels(device.torch_device, torch_dtype(dtype), weights=weights, steps=(), say=say)
     # Before what is left is asked for: a large vocabulary takes 100 MiB.
