@@ -102,14 +102,17 @@ import os, re, sys
 import freight.entrypoints.run_stages as run_stages
 import freight.distributed.tensor.planning as planning
 from freight.entrypoints.cli import main
-leave, room, compiled = run_stages._leave, planning.room_on_cpu, []
+leave, room, warm_up, done = run_stages._leave, planning.room_on_cpu, planning.warm_up, []
+def warmed(*arguments, **named):
+    done.append("warm")
+    warm_up(*arguments, **named)
 def counted(*budget):
-    compiled.append("numba" in sys.modules)
+    done.append("counted")
     return room(*budget)
-planning.room_on_cpu = counted
+planning.warm_up, planning.room_on_cpu = warmed, counted
 def tell(status):
-    if compiled:
-        sys.stderr.write(f"counted {compiled[0] or 'numba' not in sys.modules}\\n")
+    if done:
+        sys.stderr.write(f"{' and '.join(done)}\\n")
     with open("/proc/self/status") as file:
         sys.stderr.write("held " + re.search(r"VmHWM:\\s+(\\d+)", file.read())[1] + "\\n")
     leave(status)
@@ -170,7 +173,7 @@ def test_ranks_hold_what_one_cannot_and_no_more_than_they_may(forks: Forks, tmp_
     assert budget < 450 - float(needed[2]) + weights / 2**20
     status, told = run(f"{int(budget)}MiB", "two.jsonl")
     assert status == 0, told
-    assert told.count("counted True") == 2, "what compiles loops is there before memory is planned"
+    assert told.count("warm and counted") == 2, "loops are compiled before memory is planned"
     held = [int(size) / 2**10 for size in re.findall(r"held (\d+)", told)]
     assert len(held) == 2 and max(held) <= budget, held
     assert len((tmp_path / "two.jsonl").read_text().splitlines()) == 4

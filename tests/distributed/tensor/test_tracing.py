@@ -15,12 +15,13 @@ import torch
 from freight.distributed.ranks import Ranks
 from freight.distributed.tensor.executor import Executor
 from freight.distributed.tensor.functions import LayerFunctions
-from freight.distributed.tensor.layers import OnDisk
+from freight.distributed.tensor.layers import OnDisk, StoredLayers
 from freight.distributed.tensor.model import load_model
 from freight.distributed.tensor.planning import build_cut_engine
 from freight.distributed.tensor.tracing import Timeline, TracedRanks
 from freight.distributed.tensor.vectors import Vectors
 from freight.distributed.tensor.virtual import VirtualRanks
+from freight.distributed.tensor.weights import Stored
 from freight.errors import InputError
 from freight.partition.layers import Cut, feed_forward, layer_sizes
 from freight.partition.layout import Mesh
@@ -67,6 +68,21 @@ def test_layers_that_come_from_the_disk_are_there(tmp_path: Path) -> None:
     assert [event["name"].split(",")[0] for event in reads][:6] == [
         "layer 0", "layer 1", "layer 2", "layer 0", "layer 1", "layer 2",
     ]  # fmt: skip
+
+
+def test_layers_of_a_later_stage_have_their_numbers(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "trace.json", 0)
+    on_disk = OnDisk(directory=tmp_path, kept=0, slots=2)
+    layers = StoredLayers([[16], [16]], on_disk, torch.device("cpu"), timeline, first=6)
+    for number in range(2):
+        own = [torch.full((4,), float(number))]
+        layers.append(Stored(parts={"weight": own}, layouts={}, vectors=Vectors()))
+    for place in range(2):
+        layers.take(place)
+    layers.close()
+    timeline.close()
+    reads = [event["name"].split(",")[0] for event in spans(tmp_path / "trace.json")]
+    assert reads == ["layer 6", "layer 7"]
 
 
 @pytest.mark.parametrize("looped", [False, True])
