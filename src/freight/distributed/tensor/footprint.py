@@ -29,8 +29,8 @@ _UNEVEN: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSizes:
-    """Bytes of one rank: of each of the ``layers`` as they lie in a file, of all ``vectors`` and
-    ends, and what ``reading`` the model takes besides."""
+    """Bytes of one rank: of each of the ``layers`` as they lie in a file, of the ``ends`` and all
+    vectors, and what ``reading`` the model takes besides."""
 
     layers: tuple[int, ...]
     ends: float
@@ -124,7 +124,7 @@ def footprint(
 
 def _token(ways: Ways, rows: int, dtype_bytes: int) -> float:
     """Of a token that waits for others of its sweep: the stream, as most of it as any way has on a
-    rank, and the rotation of its place; and a row's logits, which more than bring tokens."""
+    rank, and the rotation of its place. Logits of all rows count in a call."""
     config = ways.config
     stream = 0.0
     for way in ways.ways:

@@ -125,9 +125,6 @@ class StoredLayers:
             self._slots = [self._arena.take(max(most), "layers") for _ in range(num_slots)]
             self._reader = ThreadPoolExecutor(1, "freight layers")
 
-    def __len__(self) -> int:
-        return len(self._layers)
-
     @property
     def here(self) -> list[Stored]:
         """Those that are kept."""
