@@ -15,16 +15,14 @@ from freight.errors import ModelError
 from freight.model.contradictions import contradictions
 from freight.model.families import ACTIVATIONS, FAMILIES, MOST_LAYERS, Family, Key
 from freight.model.heads import OtherHeads, Sharing
+from freight.model.layer_kinds import Experts, Latent, Recurrence
 from freight.model.packing import read_packing
 from freight.model.raw_config import RawConfig
 from freight.model.rope_config import RopeConfig, read_ropes
 from freight.model.slope_steps import SLOPE_COLUMNS
 from freight.model.switches import (
     DTYPE_BYTES,
-    Experts,
-    Latent,
     ModelConfig,
-    Recurrence,
     refusal,
 )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from freight.model.families import ACTIVATIONS
+from freight.model.layer_kinds import Experts
 from freight.model.number_format import DTYPE_BYTES
 from freight.model.slope_steps import MOST_POSITIONS
-from freight.model.switches import Experts, ModelConfig
+from freight.model.switches import ModelConfig
 
 __all__ = ["contradictions"]
 

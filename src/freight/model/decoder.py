@@ -13,42 +13,37 @@ from math import prod
 from typing import Any, Final
 
 from freight.model.activations import activation_step
-from freight.model.decoder_parts import Parts
 from freight.model.expert_latents import narrow, widen
 from freight.model.expert_layers import join_experts, route
 from freight.model.factors import with_factors
 from freight.model.head_unit import head_unit
-from freight.model.latent_steps import AbsorbKeys, ExpandValues, JoinLatent, SplitLatent
+from freight.model.latent_steps import ExpandValues
 from freight.model.layer_inputs import add_inputs, make_inputs
+from freight.model.layer_kinds import Experts
 from freight.model.number_format import GROUP_SIZES
 from freight.model.programme import (
     Add,
     AddPositions,
     Attend,
     Clear,
-    Clip,
     Combine,
     Dispatch,
     Embed,
     Gate,
-    Level,
     Multiply,
     Programme,
     Project,
-    Rotate,
     Scale,
     ScaleBy,
-    Split,
     Step,
     Unit,
     UnitKind,
     Weigh,
 )
+from freight.model.projections import Projections
 from freight.model.recurrent_layers import recurrent_steps
-from freight.model.recurrent_steps import Deal, Dealt, deal_blocks
-from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import WIDE, Narrow, Widen, widened
-from freight.model.switches import Experts, Latent, ModelConfig
+from freight.model.switches import ModelConfig
 from freight.quantities import align_down, align_up
 
 __all__ = ["build_programme", "count_parameters", "tensor_shapes"]
@@ -106,7 +101,7 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(counted.values())
 
 
-class _Builder(Parts):
+class _Builder(Projections):
     """Makes the units of one model."""
 
     def entered(self, layer: int, part: str) -> tuple[list[Step], str]:
@@ -216,111 +211,6 @@ class _Builder(Parts):
         steps += [*inner, *self.left(layer, "attention", last)]
         steps += [Add(x="x", y=self.config.beside)] if own.is_beside else []
         return Unit(name=prefix, kind="recurrence", layer=layer, steps=tuple(steps))
-
-    def gated_queries(self, prefix: str, x: str) -> list[Step]:
-        """Queries and gates, which take turns head by head."""
-        c = self.config
-        width, columns = c.head_dim, c.num_heads * c.head_dim
-        parts = tuple(
-            Dealt(out=out, begin=begin, width=width, first=0, num_columns=columns)
-            for out, begin in (("q", 0), ("gates", width))
-        )
-        return [
-            self.project(f"{prefix}.q", x, "queries", ("2NH", "D"), c.qkv_bias),
-            Deal(x="queries", num_groups=c.num_heads, parts=parts),
-        ]
-
-    def head_dims(self, layer: int) -> str:
-        """Key/value heads of a layer, and how wide all its heads are."""
-        own = self.config.other_heads
-        return "KH" if own is None or not own.layers[layer] else "kh"
-
-    def queries_keys_values(self, prefix: str, x: str, layer: int) -> list[Step]:
-        c, rope = self.config, self.config.ropes[layer]
-        num_kv_heads, dims = c.heads(layer).num_kv, self.head_dims(layer)
-        # Keys are normed into a value of their own where values are made of them too.
-        keys = "v" if dims == "kh" and c.other_heads and c.other_heads.keys_are_values else "k"
-        steps: list[Step] = []
-        if c.qkv_blocks is not None:
-            product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)
-            steps += [product, deal_blocks("qkv", "qvk", c.qkv_blocks, c.num_heads * c.head_dim)]
-        elif c.fused_qkv:
-            split = Split(
-                x="qkv",
-                q="q",
-                k="k",
-                v="v",
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.projected_width,
-            )
-            steps += [self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias), split]
-        else:
-            names = [("q", "q", f"N{dims[1]}")]
-            names += [("k", keys, dims)] if c.keeping[layer] else []
-            if keys == "k" and c.keeping[layer]:
-                names.append(("v", "v", dims if c.value_width is None else f"{dims[0]}U"))
-            if c.gated_attention and c.gates_apart:
-                names.append(("gates", "gates", f"N{dims[1]}"))
-            elif c.gated_attention:
-                steps += self.gated_queries(prefix, x)
-                del names[0]
-            for name, out, rows in names:
-                biased = c.qkv_bias and name != "gates"
-                steps.append(self.project(f"{prefix}.{name}", x, out, (rows, "D"), biased))
-        if c.qkv_limit is not None:
-            steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
-        heads = {"q": c.num_heads, "k": num_kv_heads} if c.keeping[layer] else {"q": c.num_heads}
-        for name, count in heads.items():
-            turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
-            if c.qk_norm in ("none", "rotated"):
-                steps += turns
-                if c.qk_norm == "rotated" and turns:
-                    steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
-                continue
-            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count, dims[1])
-            if name == "k":
-                norm = replace(norm, x=keys)
-            steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
-        if c.value_norm and c.keeping[layer]:
-            steps.append(Level(x="v", num_heads=num_kv_heads, eps=c.norm_eps))
-        return steps
-
-    def latent_queries_keys(
-        self, prefix: str, x: str, latent: Latent, rope: RopeConfig | None
-    ) -> list[Step]:
-        c = self.config
-        turned = (("q", c.num_heads), ("turned", 1))
-        turns = [] if rope is None else [Rotate(x=y, num_heads=n, rope=rope) for y, n in turned]
-        widths = {"latent_width": latent.rank, "turned_width": c.head_dim - latent.rank}
-        steps: list[Step] = []
-        source, dims = x, "D"
-        if latent.query_rank is not None:
-            name = f"{prefix}.q_down"
-            steps.append(self.project(name, x, "narrow", ("Q", "D"), c.qkv_bias))
-            steps.append(self.latent_norm(f"{name}_norm", "narrow", "Q"))
-            source, dims = "narrow", "Q"
-        return [
-            *steps,
-            self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
-            AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
-            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gated_attention),
-            self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
-            SplitLatent(x="kept", latent="latent", turned="turned", **widths),
-            self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),
-            *turns,
-            JoinLatent(x="latent", turned="turned", k="k", v="v", **widths),
-        ]
-
-    def of_heads(self, prefix: str, latent: Latent) -> dict[str, Any]:
-        """What makes keys and values of a latent."""
-        return {
-            "weight": self.matrix(f"{prefix}.kv_up", "NB", "C"),
-            "num_heads": self.config.num_heads,
-            "key_width": latent.key_width,
-            "value_width": latent.value_width,
-            "turned_width": self.config.head_dim - latent.rank,
-        }
 
     def mlp_units(self, layer: int) -> list[Unit]:
         experts = self.config.experts

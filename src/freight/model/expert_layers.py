@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freight.model.expert_steps import Route, Weigh
+from freight.model.layer_kinds import Experts
 from freight.model.programme import Add, Project, Scale, Step
-from freight.model.switches import Experts
 from freight.model.weight import Weight
 
 __all__ = ["join_experts", "route"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from freight.model.layer_kinds import Recurrence
 from freight.model.programme import Activate, Multiply, Norm, Project, Step, Weigh
 from freight.model.recurrent_steps import Convolve, Deal, Dealt, DeltaRule, Scan
-from freight.model.switches import Recurrence
 from freight.model.weight import Weight
 
 __all__ = ["recurrent_sizes", "recurrent_steps"]

@@ -10,121 +10,13 @@ from functools import cached_property
 
 from freight.errors import ModelError
 from freight.model.heads import Heads, OtherHeads, Sharing
+from freight.model.layer_kinds import Experts, Latent, Recurrence
 from freight.model.number_format import DTYPE_BYTES, Grouped
 from freight.model.packing import Packing
 from freight.model.rope_config import RopeConfig
 from freight.model.slope_steps import SLOPE_COLUMNS
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "ModelConfig", "Recurrence", "refusal"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experts:
-    """An MLP as ``num_experts`` small ones, of which each token takes ``per_token``.
-
-    ``layers`` says for each layer whether it has them. Which a token takes goes by its ``scores``,
-    "softmax" or "sigmoid" of the router's, which may have a bias (``has_bias``), and what is added
-    to them for the choice alone (``has_corrections``), which may go by what the router says before
-    these are taken (``by_logits``); of ``num_groups`` of neighbours those count
-    that are among the ``groups_per_token`` whose ``best_of_group``, one or two, are highest. With
-    ``normalised`` the weights of a token's experts sum to one; all are multiplied by ``scale``.
-    They weigh what an expert makes, or with ``weighs_input`` what it works on. With a ``margin``
-    experts are chosen one by one, each weighed against those near it (see ``Route``).
-    Beside them is an MLP
-    of width ``shared_size`` that all tokens take, where that is not 0, by a share of its own with
-    ``shared_gate``, or times ``shared_scale``. With ``beside_mlp`` it is the layer's own MLP:
-    router, experts and MLP have a norm each before them, experts and MLP one behind, and their sum
-    the layer's (Gemma 4). There the router's scores are divided by the root of the stream's width,
-    and with ``has_gains`` an expert's weights are multiplied by a number of its own. With a
-    ``latent_size`` the experts work on so many numbers: a matrix makes them of what that MLP works
-    on, and another one brings what they make together into the stream.
-    """
-
-    num_experts: int
-    per_token: int
-    intermediate_size: int
-    normalised: bool
-    layers: tuple[bool, ...]
-    scores: str = "softmax"
-    scale: float = 1.0
-    has_bias: bool = False
-    has_corrections: bool = False
-    by_logits: bool = False
-    num_groups: int = 1
-    groups_per_token: int = 1
-    best_of_group: int = 2
-    shared_size: int = 0
-    shared_gate: bool = False
-    shared_scale: float = 1.0
-    weighs_input: bool = False
-    margin: float | None = None
-    beside_mlp: bool = False
-    has_gains: bool = False
-    latent_size: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Latent:
-    """Keys and values of all heads as one vector of ``rank`` numbers for each token, beside a key
-    that is rotated, where any is (DeepSeek-V2). Of a query ``key_width`` numbers meet what that
-    becomes for a head, whose values have ``value_width``; queries are made of ``query_rank``
-    numbers, where there is such a rank."""
-
-    rank: int
-    key_width: int
-    value_width: int
-    query_rank: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recurrence:
-    """Layers that keep a state for each row instead of its keys: ``layers`` says of each layer
-    whether it is one. Of ``num_heads`` each has a matrix of ``key_width`` by ``value_width``
-    numbers, written and read by keys and queries that ``num_key_heads`` make, by the ``rule``
-    "delta" (the gated delta rule) or "scan" (Mamba-2); what makes these is convolved over the last
-    ``taps`` tokens, ``has_bias`` says whether with a bias. By the rule "gates" there are no
-    matrices, and what is convolved is the values alone, between two gates. With ``is_dealt``
-    queries, keys, values and gates are one matrix, stacked by key head; with ``is_apart``
-    queries, keys and values are made and convolved by weights of their own. By the delta rule a
-    token corrects at most the share ``strength``: above one, what was there may change its sign.
-    Where it decays ``by_row`` each row of a matrix has a rate of its own (Kimi Linear), and gates
-    count by their sigmoids; both are made of ``rate_rank`` numbers, where there is such a rank.
-    Logarithms of what is left are no further below 0 than ``rate_bound``, where there is one.
-    What is read has a norm of its own where it ``is_normed``, with ``read_eps``, or as others where
-    that is None. A recurrence that ``is_beside`` attention works on the same as that, in layers
-    that have both."""
-
-    layers: tuple[bool, ...]
-    num_key_heads: int
-    num_heads: int
-    key_width: int
-    value_width: int
-    taps: int
-    rule: str
-    has_bias: bool
-    is_dealt: bool
-    is_apart: bool = False
-    strength: float = 1.0
-    by_row: bool = False
-    rate_rank: int | None = None
-    rate_bound: float | None = None
-    read_eps: float | None = None
-    is_normed: bool = True
-    is_beside: bool = False
-
-    @property
-    def mixed_columns(self) -> int:
-        """Queries, keys and values of a token."""
-        return 2 * self.num_key_heads * self.key_width + self.num_heads * self.value_width
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Those of a row in one layer, in float32."""
-        return 4 * self.num_heads * self.key_width * self.value_width
-
-    def state_bytes(self, bytes_per_element: int = 2) -> int:
-        """What one row keeps in one layer: its matrices, and columns of its last tokens."""
-        return self.matrix_bytes + (self.taps - 1) * self.mixed_columns * bytes_per_element
+__all__ = ["DTYPE_BYTES", "ModelConfig", "refusal"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import torch
 from freight.memory.kv_cache import KVCache
 from freight.model.config import ModelConfig
 from freight.model.frame import Frame, LayerStates
+from freight.model.layer_kinds import Recurrence
 from freight.model.layers import run_unit
 from freight.model.programme import Unit
-from freight.model.switches import Recurrence
 from freight.model.workspace import Workspace
 from freight.plan.operation import Operation
 from freight.runtime.batches import PreparedBatch
