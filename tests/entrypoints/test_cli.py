@@ -197,6 +197,8 @@ def wait_for(file: io.StringIO, text: str) -> None:
 def test_a_missing_disk_dir(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     assert desk.run("--disk-dir", "/nowhere/at/all") == 2
     assert "There is no such directory" in capfd.readouterr().err and not desk.sink.exists()
+    assert desk.run("--disk-dir", __file__) == 2
+    assert "It is a file" in capfd.readouterr().err and not desk.sink.exists()
 
 
 def test_every_flag_reaches_the_engine(desk: Desk, tmp_path: Path) -> None:

@@ -999,6 +999,121 @@ def test_mimo_has_the_published_number_of_parameters_and_layers_of_two_kinds(
     assert parse_config({**raw, "dtype": "bfloat16"}) == config
 
 
+def step(**changes: Any) -> dict[str, Any]:
+    path = bundled_path("step-3.5-flash")
+    assert path is not None
+    return {**json.loads(path.read_text()), **changes}
+
+
+def test_step_has_the_published_number_of_parameters_and_layers_of_two_kinds() -> None:
+    config = parse_config(step())
+    assert round(count_parameters(config) / 1e9) == 197
+    assert (config.query_heads(4), config.query_heads(5)) == (64, 96)
+    assert config.heads(4) == config.heads(5) == (8, 128)
+    assert config.sliding_windows[:6] == (None, 512, 512, 512, None, 512)
+    whole, window = config.ropes[4], config.ropes[5]
+    assert whole is not None and window is not None
+    assert (whole.theta, whole.rotary_dim, whole.kind) == (5e6, 64, "llama3")
+    assert (window.theta, window.rotary_dim, window.kind) == (1e4, 128, "default")
+    assert config.experts is not None and [*config.experts.layers] == [False] * 3 + [True] * 42
+    assert config.mlp_limits == (*[None] * 43, 16.0, 16.0)
+    assert config.experts.limits == (*[None] * 43, 7.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attention_other_setting": {"num_attention_groups": 4}}, "'num_attention_groups': 4"),
+        ({"attention_other_setting": {"head_dim": 64}}, "'head_dim': 64"),
+        ({"attention_other_setting": {"num_attention_heads": 36}}, "36 query heads cannot be"),
+        ({"num_attention_heads": 36}, "36 query heads cannot share 8"),
+        ({"num_attention_heads": "x"}, "other_num_heads is 'x'"),
+        ({"yarn_only_types": ["sliding_attention"]}, "yarn_only_types is"),
+        ({"use_rope_layers": [True, False]}, "use_rope_layers is"),
+        ({"moe_router_activation": "softmax"}, "moe_router_activation is 'softmax'"),
+        ({"zero_centered": False}, "zero_centered is False"),
+        ({"layer_types": ["full_attention"]}, "1 attention windows are given for 45"),
+        ({"layer_types": ["conv"] * 45}, "layer_types is"),
+        ({"rope_theta": [1e4]}, "rope_theta is 'missing'"),
+        ({"swiglu_limits": [0.1] * 45}, "a limit of 0.1"),
+        ({"swiglu_limits": ["x"] * 45}, "44 is 'x'"),
+        ({"swiglu_limits_shared": [7.0] * 3}, "3 limits of gates are given for 45"),
+    ],
+)
+def test_what_step_is_not_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config(step(**change))
+
+
+LAGUNA: dict[str, Any] = {
+    "model_type": "laguna",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 48,
+    "num_attention_heads_per_layer": [48, 64, 64, 64] * 10,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 100_352,
+    "max_position_embeddings": 262_144,
+    "gating": "per-head",
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 10,
+    "mlp_layer_types": ["dense", *["sparse"] * 39],
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "moe_routed_scaling_factor": 2.5,
+    "sliding_window": 512,
+    "tie_word_embeddings": False,
+}
+"""XS 2, of 33 billion parameters."""
+
+
+def test_laguna_has_the_published_number_of_parameters_and_layers_of_two_kinds() -> None:
+    config = parse_config(LAGUNA)
+    assert round(count_parameters(config) / 1e9) == 33
+    assert (config.query_heads(0), config.query_heads(1)) == (48, 64)
+    assert (config.sliding_windows[0], config.sliding_windows[1]) == (None, 512)
+    ropes = [rope.rotary_dim for rope in config.rotations]
+    assert (config.attention_gates, config.gate_function, ropes) == ("heads", "softplus", [64, 128])
+    alike = parse_config({**LAGUNA, "num_attention_heads_per_layer": [48] * 40, "gating": False})
+    assert (alike.other_heads, alike.attention_gates) == (None, "apart")
+    own = dict.fromkeys(("layer_types", "mlp_layer_types", "num_attention_heads_per_layer"))
+    plain = parse_config({**LAGUNA, **own})
+    assert (plain.other_heads, plain.num_window_layers) == (None, 0)
+    assert plain.experts == config.experts
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads_per_layer": [48, 64] * 3}, "6 of 40 layers say what heads"),
+        ({"num_attention_heads_per_layer": [48, 64, 72, 64] * 10}, "only None is supported"),
+        ({"num_attention_heads_per_layer": 48}, "only None is supported"),
+        ({"num_attention_heads_per_layer": [48, 60] * 20}, "60 query heads cannot share 8"),
+        ({"moe_router_logit_softcapping": 3.0}, "moe_router_logit_softcapping is 3.0"),
+        ({"moe_apply_router_weight_on_input": True}, "weight_on_input is True"),
+        ({"mlp_layer_types": ["dense"]}, "1 of 40 layers say what MLP"),
+    ],
+)
+def test_what_laguna_is_not_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**LAGUNA, **change})
+
+
+def test_lfm3_has_the_published_number_of_parameters_and_layers_of_three_kinds() -> None:
+    """As a configuration that says nothing is read."""
+    config = parse_config({"model_type": "lfm3"})
+    assert round(count_parameters(config) / 1e9, 1) == 1.7
+    kinds = [config.keeps_state(i) for i in range(5)], config.sliding_windows[:5]
+    assert kinds == ([True, True, False, True, False], (None, None, None, None, 256))
+    whole, window = config.ropes[2], config.ropes[4]
+    assert whole is not None and window is not None and config.ropes[3] is None
+    assert (whole.kind, whole.theta, whole.share) == ("proportional", 1e6, 0.5)
+    assert (window.kind, window.theta, config.gate_function) == ("default", 1e4, "sigmoid")
+
+
 def test_of_mimo_layers_that_see_all_may_have_sinks_too() -> None:
     config = parse_config(mimo(add_full_attention_sink_bias=True))
     assert config.has_sinks(0) and config.has_sinks(1)

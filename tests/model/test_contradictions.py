@@ -29,12 +29,18 @@ def test_a_model_without_contradictions() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gated_attention": True, "fused_qkv": True}, "gates of what is attended are not stacked"),
-        ({"gated_attention": True, "qkv_blocks": 2}, "gates of what is attended are not stacked"),
+        (
+            {"attention_gates": "queries", "fused_qkv": True},
+            "gates of what is attended are not stacked",
+        ),
+        (
+            {"attention_gates": "queries", "qkv_blocks": 2},
+            "gates of what is attended are not stacked",
+        ),
         ({"parallel": True, "residual_scale": 0.5}, "parts side by side"),
         ({"parallel": True, "norm_place": "both"}, "parts side by side"),
         ({"slope_span": 8.0, "qkv_blocks": 2}, "sink with the distance"),
-        ({"slope_span": 8.0, "gated_attention": True}, "sink with the distance"),
+        ({"slope_span": 8.0, "attention_gates": "queries"}, "sink with the distance"),
         ({"norm": "rms_minus_one"}, "supported are rms"),
     ],
     ids=str,

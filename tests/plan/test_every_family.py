@@ -29,7 +29,7 @@ def test_what_it_takes_can_be_told(name: str) -> None:
     raw = {key: value for key, value in raw.items() if key != "architectures" or value}
     config = parse_config(raw)
     is_near = config.sharing is not None  # keys that several layers attend stay there
-    shares = (0.0,) if config.gated_attention or is_near else (0.0, 1.0)
+    shares = (0.0,) if is_near else (0.0, 1.0)
     for share in shares:
         planner = Planner(
             config=config,

@@ -96,3 +96,22 @@ def test_halves_of_a_unit_pass_over_what_the_whole_does(config: dict[str, Any]) 
     whole = sum(bytes_passed(unit, 2, {}, gates_apart=False))
     assert sum(map(sum, of_halves)) == pytest.approx(whole)
     assert whole > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "named"),
+    [("laguna", ["norm", "gates", "out"]), ("qwen3_5_text", ["norm", "q", "out"])],
+)
+def test_the_second_half_of_a_unit_makes_its_gates_for_itself(
+    family: str, named: list[str]
+) -> None:
+    """With the norm before them; where the matrix of queries makes them, of that."""
+    own = {"model_type": family, "layer_types": ["full_attention"], "num_key_value_heads": 2}
+    config = {**CONFIG, **own, "head_dim": 24}
+    programme = build_programme(parse_config(config))
+    (unit,) = (unit for unit in programme.units if unit.kind == "attention")
+    first, second = unit.halves()
+    names = [weight.name.removeprefix("layers.0.attention.") for weight in second.weights]
+    assert names == named
+    assert ("gates" in [weight.name.rpartition(".")[2] for weight in first.weights]) is False
+    assert {*first.weights} | {*second.weights} == {*unit.weights}

@@ -32,6 +32,7 @@ from transformers import (
 )
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.laguna.modeling_laguna import LagunaTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.pytorch_utils import Conv1D
 
@@ -45,7 +46,15 @@ from freight.runtime.engine import build_engine
 from freight.runtime.options import EngineOptions
 
 from . import tiny
-from .test_engine_parity import GEMMA4_EXPERTS, GEMMA4_SMALL, afmoe, deepseek, gemma4, glm4_moe
+from .test_engine_parity import (
+    GEMMA4_EXPERTS,
+    GEMMA4_SMALL,
+    afmoe,
+    deepseek,
+    gemma4,
+    glm4_moe,
+    laguna,
+)
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 8
@@ -82,7 +91,8 @@ def compress(
 ) -> PreTrainedModel:
     """Every matrix but those that rows are looked up in, and what is beside these."""
     beside = "per_layer_model_projection"
-    kinds = (torch.nn.Linear, DeepseekV3TopkRouter, Glm4MoeTopkRouter, Qwen3MoeTopKRouter)
+    routers = (DeepseekV3TopkRouter, Glm4MoeTopkRouter, LagunaTopKRouter, Qwen3MoeTopKRouter)
+    kinds = (torch.nn.Linear, *routers)
     matrices = [
         own.weight
         for name, own in model.named_modules()
@@ -198,6 +208,12 @@ CONFIGS = {
         max_position_embeddings=256,
     ),
     "norms of what experts make": afmoe(head_dim=32, moe_intermediate_size=64),
+    "heads of two numbers, with a gate each": laguna(
+        head_dim=32,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_attention_heads_per_layer=[4, 6, 4, 6],
+    ),
     "turned": GPT2Config(**tiny.SIZES),
     "a bias of the head": PhiConfig(**{**tiny.SIZES, "intermediate_size": 128}),
     "an MLP beside experts": glm4_moe(moe_intermediate_size=64),
@@ -236,8 +252,6 @@ def test_families(name: str, dim: str, tmp_path: Path) -> None:
     answers = tiny.tokens(tiny.reference(compress(made, 4, 64, dim), PROMPTS[:5], STEPS))
     options = {**tiny.ON_SIM, "weight_bits": 4, "group_dim": dim}
     options["compressed_dir"] = tmp_path / "kept"
-    if read_config(tmp_path).gated_attention:
-        options["cpu_attention_percent"] = 0.0
     if read_config(tmp_path).sharing is not None:
         options = tiny.with_keys_near(options)
     with tiny.engine(tmp_path, PROMPTS[:5], STEPS, **options) as engine:

@@ -51,6 +51,7 @@ from transformers import (
     HunYuanMoEV1Config,
     HYV3Config,
     Kolibri1Config,
+    LagunaConfig,
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
@@ -78,6 +79,7 @@ from transformers import (
     SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
+    Step3p7TextConfig,
     YoutuConfig,
 )
 from transformers.models.gemma4_unified.configuration_gemma4_unified import (
@@ -269,6 +271,23 @@ def mimo(**changes: Any) -> PretrainedConfig:
     sizes = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
     more = {"head_dim": 24, "v_head_dim": 16, "sliding_window": 9}
     return four_layers(MiMoV2FlashConfig, **{**sizes, **more, **changes})
+
+
+def laguna(**changes: Any) -> PretrainedConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"shared_expert_intermediate_size": 40, "head_dim": 24, "sliding_window": 9}
+    kinds = {"layer_types": ["full_attention", "sliding_attention"] * 2}
+    return four_layers(LagunaConfig, **{**sizes, **more, **kinds, **changes})
+
+
+def step(**changes: Any) -> PretrainedConfig:
+    """Only as a part of a model that also sees. With gains near two roundings grow from layer to
+    layer."""
+    sizes = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    more = {"share_expert_dim": 40, "head_dim": 24, "sliding_window": 9}
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    given = {"num_hidden_layers": 3, "layer_types": kinds, "pad_token_id": 1}
+    return Step3p7TextConfig(**{**tiny.SIZES, **sizes, **more, **given, **changes})
 
 
 GRANITE_FACTORS: dict[str, Any] = {
@@ -596,6 +615,10 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama4": llama4(),
     "llama4, plain layers between": llama4(
         interleave_moe_layer_step=2, use_qk_norm=False, num_experts_per_tok=2, attention_bias=True
+    ),
+    "laguna": laguna(num_attention_heads_per_layer=[4, 6, 4, 6], moe_routed_scaling_factor=1.5),
+    "laguna, gates as wide as heads": laguna(
+        gating="per-element", attention_bias=True, mlp_layer_types=["sparse", "dense"] * 2
     ),
     "afmoe": afmoe(),
     "afmoe, mostly plain layers": afmoe(
@@ -1140,8 +1163,6 @@ PUBLISHED |= {
 def compare(
     directory: Path, prompts: list[list[int]], answers: list[tiny.Answer], **options: Any
 ) -> None:
-    if read_config(directory).gated_attention:  # what is attended stays where its gates are
-        options["cpu_attention_percent"] = 0.0
     if read_config(directory).sharing is not None:  # keys that several layers attend stay near
         options = tiny.with_keys_near(options)
     with tiny.engine(directory, prompts, STEPS, **options) as engine:
@@ -1303,6 +1324,20 @@ QWEN_VISION: dict[str, Any] = {
             },
         ),
         (
+            step(
+                num_sliding_attention_heads=6,
+                moe_router_scaling_factor=1.5,
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                swiglu_limits=[None, 0.0, 0.4],
+                swiglu_limits_shared=[0.5, 0.4, 0.0],
+            ),
+            {
+                "architectures": ["Step3p7ForConditionalGeneration"],
+                "model_type": "step3p7",
+                "vision_config": {"model_type": "step3p5_vision"},
+            },
+        ),
+        (
             minimax_m3(),
             {
                 "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
@@ -1372,6 +1407,7 @@ QWEN_VISION: dict[str, Any] = {
         "ministral3",
         "mistral4",
         "exaone4.5",
+        "step 3.7",
         "minimax m3",
         "llama4",
         "qwen2-vl",
@@ -1391,6 +1427,66 @@ def test_of_a_model_that_also_sees_the_part_that_reads(
     model = tiny.make_model(tmp_path, config=config)
     prompts = tiny.prompts(4, 40)
     compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_CPU)
+
+
+STEP_3_5: dict[str, Any] = {
+    **{key: value for key, value in PUBLISHED_SIZES.items() if key != "num_key_value_heads"},
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 6,
+        "num_attention_groups": 2,
+        "head_dim": 24,
+        "true_head_dim": 24,
+    },
+    "head_dim": 24,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "moe_intermediate_size": 48,
+    "moe_layers_enum": "1,2",
+    "moe_num_experts": 6,
+    "moe_router_activation": "sigmoid",
+    "moe_router_scaling_factor": 1.5,
+    "moe_top_k": 3,
+    "need_fp32_gate": True,
+    "norm_expert_weight": True,
+    "num_attention_groups": 2,
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "rope_theta": [5000.0, 500.0, 5000.0, 500.0],
+    "share_expert_dim": 40,
+    "sliding_window": 9,
+    "swiglu_limits": [0.0, 0.0, 0.4, 0.0],
+    "swiglu_limits_shared": [0.0, 0.5, 0.0, 0.0],
+    "use_head_wise_attn_gate": True,
+    "use_moe_router_bias": True,
+    "use_rope_layers": [],
+    "yarn_only_types": ["full_attention"],
+}
+
+
+def test_of_step_3_5_the_decoder_alone_as_it_was_published(tmp_path: Path) -> None:
+    """Lists go on for a layer that guesses, which is not there; transformers reads it as a part."""
+    text = {**STEP_3_5, "model_type": "step3p5"}
+    whole = {"architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7"}
+    parts = {"text_config": text, "vision_config": vision(model_type="step3p5_vision")}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, **parts}))
+    model = tiny.make_model(tmp_path, config=AutoConfig.from_pretrained(tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    names = {name: name.replace("model.language_model.", "model.") for name in tensors}
+    tensors = {names[name]: own for name, own in tensors.items() if "vision" not in name}
+    assert "model.layers.1.moe.gate_proj.weight" in tensors
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    alone = {**text, "architectures": ["Step3p5ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(alone))
+    prompts = tiny.prompts(4, 40)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **tiny.ON_SIM)
 
 
 def test_of_kimi_k2_5_the_part_that_reads(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     NemotronHConfig,
     PretrainedConfig,
     Qwen3NextConfig,
@@ -172,6 +173,16 @@ CONFIGS: dict[str, PretrainedConfig] = {
         moe_intermediate_size=48,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
+    "lfm3": Lfm3Config(**{**SIZES, "num_hidden_layers": 5}, sliding_window=9, pad_token_id=1),
+    "lfm3, neither norms nor gates": Lfm3Config(
+        **SIZES,
+        sliding_window=9,
+        pad_token_id=1,
+        conv_L_cache=4,
+        use_sandwich_norm=False,
+        use_attention_gate=False,
+        layer_types=["conv", "full_attention", "conv", "sliding_attention"],
+    ),
     "granite 4, dense": granite(num_local_experts=0, mamba_n_groups=2, tie_word_embeddings=True),
     "granite 4": granite(
         num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope"
@@ -244,10 +255,7 @@ def is_kept(buffer: str) -> bool:
     return "bias" in buffer
 
 
-ON_SIM = {**tiny.ON_SIM, "cpu_attention_percent": 0.0}
-
-
-@pytest.mark.parametrize("options", [tiny.ON_CPU, ON_SIM], ids=["cpu", "sim"])
+@pytest.mark.parametrize("options", [tiny.ON_CPU, tiny.ON_SIM], ids=["cpu", "sim"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_tokens(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=CONFIGS[name])
@@ -312,7 +320,7 @@ def test_layers_of_one_part_without_states(tmp_path: Path) -> None:
     prompts = tiny.prompts(5, 30)
     wanted = tiny.tokens(tiny.reference(model, prompts, FEW))
     for more in ({"draft_tokens": 2}, {"recompute_percent": 50.0}, {"admission": "diagonal"}):
-        with tiny.engine(tmp_path, prompts, FEW, **ON_SIM, **more) as built:
+        with tiny.engine(tmp_path, prompts, FEW, **tiny.ON_SIM, **more) as built:
             assert tiny.run(built, prompts, FEW) == wanted
 
 
@@ -322,7 +330,7 @@ def test_layers_that_keep_something_one_after_another(pattern: str, tmp_path: Pa
     model = tiny.make_model(tmp_path, config=nemotron(pattern))
     prompts = tiny.prompts(5, 30)
     wanted = tiny.tokens(tiny.reference(model, prompts, FEW))
-    for options in (tiny.ON_CPU, tiny.ON_SIM, {**ON_SIM, "admission": "refill"}):
+    for options in (tiny.ON_CPU, tiny.ON_SIM, {**tiny.ON_SIM, "admission": "refill"}):
         options = {**options, "micro_batch_size": 5, "num_micro_batches": 1}
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             assert tiny.run(built, prompts, FEW) == wanted
@@ -377,7 +385,7 @@ def one_by_one(
     return out, None
 
 
-@pytest.mark.parametrize("options", [tiny.ON_CPU, ON_SIM], ids=["cpu", "sim"])
+@pytest.mark.parametrize("options", [tiny.ON_CPU, tiny.ON_SIM], ids=["cpu", "sim"])
 def test_logits_are_those_of_float64(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,7 +564,7 @@ def test_compressed_weights_give_the_same_answers_wherever_they_are(
     tiny.make_model(tmp_path, config=CONFIGS[name])
     prompts = tiny.prompts(5, 30)
     found = []
-    for options in (tiny.ON_CPU, ON_SIM, {"device": "cpu"}):
+    for options in (tiny.ON_CPU, tiny.ON_SIM, {"device": "cpu"}):
         options = {**options, "weight_bits": bits, "compressed_dir": tmp_path / "kept"}
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             found.append(tiny.run(built, prompts, FEW))
@@ -582,6 +590,6 @@ def test_a_model_of_states_alone(tmp_path: Path) -> None:
                 logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
             tokens.append(int(logits.argmax()))
         answers.append(tokens[len(prompt) :])
-    for options in (tiny.ON_CPU, ON_SIM, {"device": "cpu"}):
+    for options in (tiny.ON_CPU, tiny.ON_SIM, {"device": "cpu"}):
         with tiny.engine(tmp_path, prompts, FEW, **options) as built:
             assert tiny.run(built, prompts, FEW) == answers

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from transformers import (
     Gemma2Config,
     GptOssConfig,
+    LagunaConfig,
     MiMoV2FlashConfig,
     MistralConfig,
     PretrainedConfig,
@@ -75,6 +76,18 @@ MODELS: dict[str, PretrainedConfig] = {
         n_routed_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=48,
+        pad_token_id=0,
+    ),
+    # Layers with a window have more query heads, and a gate for each.
+    "laguna": LagunaConfig(
+        **SIZES,
+        sliding_window=WINDOW,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        num_attention_heads_per_layer=[4, 6, 4, 6],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=40,
         pad_token_id=0,
     ),
     # With sinks, and experts.

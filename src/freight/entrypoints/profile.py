@@ -83,7 +83,7 @@ def profile_machine(arguments: argparse.Namespace) -> int:
     if not directory.is_dir():
         raise InputError(
             f"--disk-dir {directory} was given.",
-            "There is no such directory.",
+            "It is a file." if directory.exists() else "There is no such directory.",
             "Name one on the disk that models are read from.",
         )
 

@@ -235,7 +235,7 @@ def _existing_directory(text: str | None) -> Path | None:
         return _parse_path(text)
     raise InputError(
         f"--disk-dir {text} was given.",
-        "There is no such directory.",
+        "It is a file." if Path(text).exists() else "There is no such directory.",
         "Make it first, or name another one on a fast disk.",
     )
 

@@ -60,8 +60,6 @@ _FLAGS: Final = (
     "embedding_norm",
     "attention_sinks",
     "window_sinks",
-    "gated_attention",
-    "gates_apart",
     "value_norm",
     "layer_scales",
 )
@@ -78,7 +76,7 @@ _NUMBERS: Final = (
     "attention_softcap",
     "logits_softcap",
 )
-_TEXTS: Final = ("norm", "norm_place", "qk_norm")
+_TEXTS: Final = ("norm", "norm_place", "qk_norm", "attention_gates", "gate_function")
 _LAYER_KINDS: Final = ("full_attention", "sliding_attention")
 _RECURRENT_KIND: Final = "linear_attention"
 _Windows = tuple[int | None, ...]
@@ -153,6 +151,7 @@ def _parse(raw: Mapping[str, Any], place: str, name: str, family: Family) -> Mod
     switches["recurrence"] = _read_recurrence(config, keys)
     parts = config.raw.get("layer_parts")
     switches["factors"] = _read_factors(config)
+    switches["mlp_limits"] = _read_limits(config, "mlp_limits")
     switches["sharing"] = _read_sharing(config, keys, switches)
     switches["layer_inputs"] = switches["layer_inputs"] or None
     switches["parts"] = tuple(parts) if isinstance(parts, list) else None
@@ -249,9 +248,10 @@ def _read_windows(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
     kinds = config.raw.get("layer_types")
     if kinds is None:
         return tuple(window if index >= first else None for index in range(num_layers))
-    if not isinstance(kinds, list) or any(kind not in _LAYER_KINDS for kind in kinds):
-        known = ", ".join(_LAYER_KINDS)
-        config.problems.append(f"layer_types is {kinds!r}, it must list {known} layers")
+    recurrent = () if config.count(keys["recurrent_taps"]) is None else (_RECURRENT_KIND,)
+    known = (*_LAYER_KINDS, *recurrent)
+    if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+        config.problems.append(f"layer_types is {kinds!r}, it must list {', '.join(known)} layers")
         return ()
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
@@ -285,22 +285,28 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         beside_mlp=config.flag(keys["beside_mlp"]),
         has_gains=config.flag(keys["route_gains"]),
         latent_size=config.count(keys["expert_latent"]) or 0,
+        sums_normed=config.flag(keys["expert_sums_normed"]),
+        limits=_read_limits(config, "expert_limits"),
     )
 
 
 def _read_other_heads(
     config: RawConfig, keys: Mapping[str, Key], switches: Mapping[str, Any]
 ) -> OtherHeads | None:
-    """Those of layers that see all, where they differ from the others'."""
-    width, num_kv_heads = (
-        config.count(keys[f"other_{own}"]) for own in ("head_dim", "num_kv_heads")
+    """Those of layers that see all, or of those that are listed, where they differ from the
+    others'."""
+    width, num_kv_heads, num_heads = (
+        config.count(keys[f"other_{own}"]) for own in ("head_dim", "num_kv_heads", "num_heads")
     )
     keys_are_values = config.flag(keys["keys_are_values"])
-    if width is None and num_kv_heads is None and not keys_are_values:
+    if (width, num_kv_heads, num_heads) == (None, None, None) and not keys_are_values:
         return None
-    kinds = config.raw.get("layer_types")
+    kinds, layers = config.raw.get("layer_types"), config.raw.get("other_head_layers")
+    if layers is None and isinstance(kinds, list):
+        layers = [kind == "full_attention" for kind in kinds]
     return OtherHeads(
-        layers=tuple(kind == "full_attention" for kind in kinds) if isinstance(kinds, list) else (),
+        layers=tuple(layers or ()),
+        num_heads=(switches["num_heads"] or 0) if num_heads is None else num_heads,
         num_kv_heads=(switches["num_kv_heads"] or 0) if num_kv_heads is None else num_kv_heads,
         head_dim=(switches["head_dim"] or 0) if width is None else width,
         keys_are_values=keys_are_values,
@@ -360,6 +366,16 @@ def _read_recurrence(config: RawConfig, keys: Mapping[str, Key]) -> Recurrence |
         is_normed=config.flag(keys["recurrent_norm"]),
         is_beside=config.flag(keys["recurrent_beside"]),
     )
+
+
+def _read_limits(config: RawConfig, name: str) -> tuple[float | None, ...]:
+    """A number for each layer, None where it has none; nothing where no layer has one."""
+    limits = config.raw.get(name)
+    if not isinstance(limits, list):
+        return ()
+    given = RawConfig({str(i): limit for i, limit in enumerate(limits)}, config.problems)
+    found = tuple(given.number(Key(names=(str(i),))) for i in range(len(limits)))
+    return found if any(limit is not None for limit in found) else ()
 
 
 def _read_factors(config: RawConfig) -> tuple[tuple[str, float], ...]:

@@ -12,6 +12,8 @@ from freight.model.switches import ModelConfig
 
 __all__ = ["contradictions"]
 
+_LEAST_LIMIT: Final = 0.3
+"""Functions before gates make nothing below its negative."""
 _COUNTS: Final = (
     "num_layers",
     "hidden_size",
@@ -37,6 +39,8 @@ _CHOICES: Final = {
     "dtype": tuple(sorted(DTYPE_BYTES)),
     "norm": ("rms", "rms_plus_one", "layer", "layer_plus_one", "layer_bare"),
     "norm_place": ("before", "after", "both", "update", "by_kind"),
+    "attention_gates": ("none", "queries", "apart", "heads"),
+    "gate_function": ("sigmoid", "softplus"),
     "qk_norm": ("none", "per_head", "each_head", "whole", "rotated", "per_rotated_head"),
 }
 
@@ -87,10 +91,10 @@ def contradictions(config: ModelConfig) -> list[str]:
     if config.slope_span is not None and config.max_positions > MOST_POSITIONS:
         problems.append(f"{config.max_positions} positions are more than keys carry")
     is_stacked = config.fused_qkv or config.qkv_blocks is not None
-    others = config.gated_attention, config.latent is not None, config.other_heads is not None
+    others = config.gates_attention, config.latent is not None, config.other_heads is not None
     if config.slope_span is not None and (any(others) or config.qkv_blocks is not None):
         problems.append("scores that sink with the distance have no gates or latents beside them")
-    if config.gated_attention and is_stacked:
+    if config.gates_attention and is_stacked:
         problems.append("gates of what is attended are not stacked with queries, keys and values")
     if config.attends_aside and (
         config.norm_place != "before" or config.residual_scale is not None
@@ -108,6 +112,7 @@ def contradictions(config: ModelConfig) -> list[str]:
     problems += _head_problems(config)
     problems += _value_problems(config)
     problems += _sharing_problems(config)
+    problems += _limit_problems(config)
     if config.layer_inputs is not None and config.layer_inputs < 1:
         problems.append(f"{config.layer_inputs} inputs are given for each layer")
     return problems + ([] if config.experts is None else _expert_problems(config, config.experts))
@@ -125,11 +130,14 @@ def _head_problems(config: ModelConfig) -> list[str]:
     own = config.other_heads
     if own is None:
         return []
-    problems = own.problems(config.num_layers, config.num_heads)
-    others = (
-        config.fused_qkv or config.gated_attention or config.qk_norm not in ("none", "per_head")
-    )
-    if others or config.latent is not None or config.recurrence is not None:
+    problems = own.problems(config.num_layers)
+    is_stacked = config.fused_qkv or config.attention_gates == "queries"
+    if (
+        is_stacked
+        or config.qk_norm not in ("none", "per_head")
+        or config.latent is not None
+        or config.recurrence is not None
+    ):
         problems.append("layers with heads of another size have plain projections, normed by head")
     if own.keys_are_values and config.qk_norm != "per_head":
         problems.append("keys that are values are normed by head")
@@ -146,10 +154,30 @@ def _value_problems(config: ModelConfig) -> list[str]:
     if not 0 < own < narrowest:
         problems.append(f"values are {own} wide, and the keys that they are kept with {narrowest}")
     is_stacked = config.fused_qkv or config.qkv_blocks is not None
-    others = config.gated_attention, config.value_norm, config.slope_span is not None, is_stacked
+    others = config.gates_attention, config.value_norm, config.slope_span is not None, is_stacked
     keys_are_values = config.other_heads is not None and config.other_heads.keys_are_values
     if any(others) or config.latent is not None or keys_are_values:
         problems.append("values that are narrower than keys have plain projections of their own")
+    return problems
+
+
+def _limit_problems(config: ModelConfig) -> list[str]:
+    """Of gates that are kept between numbers."""
+    experts = config.experts
+    given = [config.mlp_limits, () if experts is None else experts.limits]
+    problems = [
+        f"{len(limits)} limits of gates are given for {config.num_layers} layers"
+        for limits in given
+        if len(limits) not in (0, config.num_layers)
+    ]
+    small = {limit for limits in given for limit in limits if limit is not None}
+    problems += [
+        f"gates have a limit of {limit}, it must be {_LEAST_LIMIT} or more"
+        for limit in sorted(small)
+        if not limit >= _LEAST_LIMIT
+    ]
+    if any(given) and (config.gate_limit is not None or not config.gated_mlp):
+        problems.append("gates have limits by layer, and one for all or no gates")
     return problems
 
 
@@ -167,7 +195,7 @@ def _sharing_problems(config: ModelConfig) -> list[str]:
     if not are_alike or not {*kinds[own.first :]} <= {*kinds[: own.first]}:
         problems.append("layers are to attend keys of others like them, and there are none")
     stacked = config.fused_qkv, config.qkv_blocks is not None, config.parallel
-    others = config.gated_attention, config.value_width is not None, config.parts is not None
+    others = config.gates_attention, config.value_width is not None, config.parts is not None
     kinds_of_keys = config.slope_span, config.latent, config.recurrence
     if any((*stacked, *others)) or any(own is not None for own in kinds_of_keys):
         problems.append("layers that attend others' keys have plain projections of queries alone")

@@ -26,6 +26,7 @@ from freight.model.programme import (
     AddPositions,
     Attend,
     Clear,
+    Clip,
     Combine,
     Dispatch,
     Embed,
@@ -153,7 +154,7 @@ class _Builder(Projections):
             steps += self.queries_keys_values(prefix, x, layer)
         else:
             steps += self.latent_queries_keys(prefix, x, c.latent, c.ropes[layer])
-        num_kv_heads, width = c.heads(layer)
+        num_heads, (num_kv_heads, width) = c.query_heads(layer), c.heads(layer)
         names: Mapping[str, Any] = {own: own for own in "qkv"}
         if not c.keeping[layer]:
             names = {"q": "q", "k": None, "v": None}
@@ -169,7 +170,7 @@ class _Builder(Projections):
             Attend(
                 **names,
                 out="attended",
-                num_heads=c.num_heads,
+                num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=width,
                 scale=c.attention_scale,
@@ -177,10 +178,13 @@ class _Builder(Projections):
                 window=c.sliding_windows[layer],
                 kv_format=c.kv_format,
                 share=c.attended_share,
-                sinks=self.vector(f"{prefix}.sinks", "N") if c.has_sinks(layer) else None,
+                sinks=self.vector(f"{prefix}.sinks", self.head_dims(layer)[0])
+                if c.has_sinks(layer)
+                else None,
             )
         )
-        attended, dims = "attended", f"N{self.head_dims(layer)[1]}"
+        of_heads, _, of_width = self.head_dims(layer)
+        attended, dims = "attended", of_heads + of_width
         if c.latent is not None:
             attended, dims = "values", "NU"
             steps += [ExpandValues(x="attended", out="values", **self.of_heads(prefix, c.latent))]
@@ -188,13 +192,11 @@ class _Builder(Projections):
             attended = "values"
             steps.append(Narrow(x="attended", out=attended, num_heads=c.num_heads))
         if lacking:
-            attended, dims = "values", "NU"
-            narrow_values = Narrow(
-                x="attended", out=attended, num_heads=c.num_heads, columns=lacking
-            )
+            attended, dims = "values", f"{of_heads}U"
+            narrow_values = Narrow(x="attended", out=attended, num_heads=num_heads, columns=lacking)
             steps.append(narrow_values)
-        if c.gated_attention:
-            steps.append(Weigh(x=attended, y="gates"))
+        if c.gates_attention:
+            steps.append(Weigh(x=attended, y="gates", function=c.gate_function))
         last = self.project(f"{prefix}.out", attended, c.beside, ("D", dims), c.out_bias)
         steps += [last] if c.attends_aside else self.left(layer, "attention", last)
         kind: UnitKind = "attention" if c.keeping[layer] else "queries"
@@ -232,7 +234,8 @@ class _Builder(Projections):
         prefix = f"layers.{layer}.mlp"
         steps, x = self.entered(layer, "mlp")
         is_sharing = self.config.sharing is not None and layer >= self.config.sharing.first
-        *inner, last = self.feed_forward(prefix, x, "w" if is_sharing else "F")
+        limit = self.config.mlp_limit(layer)
+        *inner, last = self.feed_forward(prefix, x, "w" if is_sharing else "F", limit=limit)
         assert isinstance(last, Project)
         if (experts := self.config.experts) is not None and experts.beside_mlp:
             # What the experts have made is aside.
@@ -249,7 +252,9 @@ class _Builder(Projections):
             steps.append(ScaleBy(x="x", weight=self.vector(f"layers.{layer}.scale", "1")))
         return Unit(name=prefix, kind="mlp", layer=layer, steps=tuple(steps))
 
-    def feed_forward(self, prefix: str, x: str, width: str, dim: str = "D") -> list[Step]:
+    def feed_forward(
+        self, prefix: str, x: str, width: str, dim: str = "D", limit: float | None = None
+    ) -> list[Step]:
         c = self.config
         inner = "gate" if c.gated_mlp else "up"
         steps: list[Step] = [self.project(f"{prefix}.{inner}", x, inner, (width, dim), c.mlp_bias)]
@@ -259,6 +264,8 @@ class _Builder(Projections):
             steps.append(Gate(x="gate", y="up", limit=c.gate_limit, slope=c.gate_slope))
         else:
             steps.append(activation_step(c.activation, prefix, inner, self.vector))
+            # What the function makes of no number is below the negative of a limit.
+            steps += [] if limit is None else [Clip(x=own, limit=limit) for own in ("gate", "up")]
             steps += [Multiply(x="gate", y="up")] if c.gated_mlp else []
         steps.append(self.project(f"{prefix}.down", inner, "update", (dim, width), c.mlp_bias))
         return steps
@@ -293,7 +300,8 @@ class _Builder(Projections):
     def shared_expert(self, layer: int, experts: Experts) -> Unit:
         """The MLP beside the experts, before them: it has the norm of all."""
         prefix = f"layers.{layer}.shared"
-        *inner, last = self.feed_forward(prefix, "aside", "Z")
+        limit = self.config.mlp_limit(layer)
+        *inner, last = self.feed_forward(prefix, "aside", "Z", limit=limit)
         assert isinstance(last, Project)
         gate = self.project(f"{prefix}.share", "aside", "share", ("1", "D"))
         found = join_experts(last, gate, experts, sums=self.config.norms_sum)
@@ -316,7 +324,7 @@ class _Builder(Projections):
         steps = (
             Dispatch(x=source, out="chosen", weighs=comes_first),
             *norms,
-            *self.feed_forward(prefix, "chosen", "Y", dim),
+            *self.feed_forward(prefix, "chosen", "Y", dim, experts.limit(layer)),
             Combine(x=target, y="update", weighs=not comes_first),
         )
         return Unit(name=prefix, kind="expert", layer=layer, steps=steps, expert=number)

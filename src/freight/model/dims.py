@@ -2,10 +2,10 @@
 
 D model width, E width of the embedding, F of an MLP, N query heads, K key/value heads, H their
 width, U that of values where it is another, k and h heads and width of layers where these are
-others, V vocabulary, P positions; p inputs that a layer has of its own, i those of all layers, w
-width of the MLP of layers that attend the keys of others; X experts, Y width of one, Z of the MLP
-beside them, L of what they work on where that is narrow. Those of latents and recurrences beside
-these: no letter means two things.
+others, n query heads of these, V vocabulary, P positions; p inputs that a layer has of its own, i
+those of all layers, w width of the MLP of layers that attend the keys of others; X experts, Y width
+of one, Z of the MLP beside them, L of what they work on where that is narrow. Those of latents and
+recurrences beside these: no letter means two things.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def dim_sizes(config: ModelConfig) -> dict[str, int]:
         widths = (latent.rank, latent.key_width, latent.value_width, latent.query_rank)
         parts.append(latent_sizes(config.head_dim, *widths))
     if (own := config.other_heads) is not None:
-        parts.append({"k": own.num_kv_heads, "h": own.head_dim})
+        parts.append({"n": own.num_heads, "k": own.num_kv_heads, "h": own.head_dim})
     if config.value_width is not None:
         parts.append({"U": config.value_width})
     if config.layer_inputs is not None:

@@ -37,10 +37,12 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weigh:
-    """x = x * sigmoid(y), in place; y is as wide as x, or has one for each of equal parts of it"""
+    """x = x * function(y), in place; y is as wide as x, or has one for each of equal parts of it.
+    The function is the "sigmoid" or the "softplus"."""
 
     x: str
     y: str
+    function: str = "sigmoid"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

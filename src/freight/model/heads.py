@@ -19,10 +19,11 @@ class Heads(NamedTuple):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherHeads:
     """What heads some layers have, those that ``layers`` names, where the others have the model's:
-    ``num_kv_heads`` of keys and values, all ``head_dim`` wide. With ``keys_are_values`` they have
-    one matrix for both (Gemma 4)."""
+    ``num_heads`` of queries and ``num_kv_heads`` of keys and values, all ``head_dim`` wide. With
+    ``keys_are_values`` they have one matrix for both (Gemma 4)."""
 
     layers: tuple[bool, ...]
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     keys_are_values: bool
@@ -31,15 +32,15 @@ class OtherHeads:
     def heads(self) -> Heads:
         return Heads(self.num_kv_heads, self.head_dim)
 
-    def problems(self, num_layers: int, num_heads: int) -> list[str]:
-        """What is wrong with them in a model of so many layers, with so many query heads each."""
+    def problems(self, num_layers: int) -> list[str]:
+        """What is wrong with them in a model of so many layers."""
         problems = []
         if len(self.layers) != num_layers:
             problems.append(f"{len(self.layers)} of {num_layers} layers say what heads they have")
-        if min(self.heads) < 1 or num_heads % max(1, self.num_kv_heads):
+        if min(self.num_heads, *self.heads) < 1 or self.num_heads % max(1, self.num_kv_heads):
             problems.append(
-                f"{num_heads} query heads cannot share {self.num_kv_heads} of keys and values that "
-                f"are {self.head_dim} wide"
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} of keys and values "
+                f"that are {self.head_dim} wide"
             )
         return problems
 

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 
 from freight.kernels.grouped import CompressedRows, dequantise
 from freight.kernels.integers import (
@@ -338,7 +339,8 @@ def _route(step: Route, frame: Frame) -> None:
 def _weigh(step: Weigh, frame: Frame) -> None:
     x, y = frame.values[step.x], frame.values[step.y]
     shape = len(x), y.shape[1], x.shape[1] // y.shape[1]
-    x.view(shape).mul_(y.sigmoid()[..., None])
+    gates = y.sigmoid() if step.function == "sigmoid" else F.softplus(y.float()).to(y.dtype)
+    x.view(shape).mul_(gates[..., None])
 
 
 def _dispatch(step: Dispatch, frame: Frame) -> None:

@@ -10,7 +10,7 @@ Dims are letters, which ``dims`` lists.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -227,10 +227,17 @@ class Unit:
 
     def halves(self) -> tuple[Unit, Unit]:
         """An attention unit up to what it attends, and from there; between them pass the values
-        that pass from unit to unit, and what was attended."""
+        that pass from unit to unit, and what was attended. What else the second needs, as gates, it
+        makes for itself."""
         if not self.parts:
-            place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend)) + 1
-            for steps in (self.steps[:place], self.steps[place:]):
+            place = next(n for n, step in enumerate(self.steps) if isinstance(step, Attend))
+            before, attend, behind = self.steps[:place], self.steps[place], self.steps[place + 1 :]
+            assert isinstance(attend, Attend)
+            attended = (name for name in (attend.q, attend.k, attend.v) if name is not None)
+            of_queries, _ = _makers(before, attended)
+            _, missing = _makers(behind, set(), all_of_them=True)
+            again, _ = _makers(before, missing)
+            for steps in ((*of_queries, attend), (*again, *behind)):
                 part = Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
                 self.parts.append(part)
         first, second = self.parts
@@ -249,17 +256,10 @@ class Unit:
         assert isinstance(attend, Attend)
         if attend.k is None or attend.v is None:
             return None
-        wanted, steps = {attend.k, attend.v}, list[Step]()
-        for step in reversed(self.steps[:place]):
-            if wanted.isdisjoint(changed_values(step)):
-                continue
-            if not _is_in_place(step):
-                wanted.difference_update(changed_values(step))
-            wanted.update(_read_values(step))
-            steps.append(step)
-        if wanted != {"x"}:
+        steps, missing = _makers(self.steps[:place], {attend.k, attend.v})
+        if missing != {"x"}:
             return None
-        return Unit(name=self.name, kind=self.kind, layer=self.layer, steps=tuple(steps[::-1]))
+        return Unit(name=self.name, kind=self.kind, layer=self.layer, steps=steps)
 
     @property
     def last_matrix(self) -> Weight:
@@ -299,6 +299,22 @@ def changed_values(step: Step) -> tuple[str, ...]:
     return () if isinstance(step, Route) else (step.x,)
 
 
+def _makers(
+    steps: Sequence[Step], wanted: Iterable[str], *, all_of_them: bool = False
+) -> tuple[tuple[Step, ...], set[str]]:
+    """Of these steps those that the wanted values take, and the values that all of these take from
+    elsewhere. With ``all_of_them`` none is left out."""
+    missing, found = {*wanted}, list[Step]()
+    for step in reversed(steps):
+        if missing.isdisjoint(changed_values(step)) and not all_of_them:
+            continue
+        if not _is_in_place(step):
+            missing.difference_update(changed_values(step))
+        missing.update(_read_values(step))
+        found.append(step)
+    return tuple(found[::-1]), missing
+
+
 def _is_in_place(step: Step) -> bool:
     """Whether what it changes is made of what was there."""
     if isinstance(step, Project):
@@ -308,7 +324,7 @@ def _is_in_place(step: Step) -> bool:
 
 
 def _read_values(step: Step) -> tuple[str, ...]:
-    """Names of the values that a step up to attention reads."""
+    """Names of the values that a step around attention reads."""
     if isinstance(step, Embed | Attend):
         return ()
     if isinstance(step, JoinLatent):

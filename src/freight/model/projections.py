@@ -31,16 +31,18 @@ class Projections(Parts):
             Deal(x="queries", num_groups=c.num_heads, parts=parts),
         ]
 
-    def head_dims(self, layer: int) -> str:
-        """Key/value heads of a layer, and how wide all its heads are."""
+    def head_dims(self, layer: int) -> tuple[str, str, str]:
+        """Query heads of a layer, its key/value heads, and how wide all of them are."""
         own = self.config.other_heads
-        return "KH" if own is None or not own.layers[layer] else "kh"
+        return ("N", "K", "H") if own is None or not own.layers[layer] else ("n", "k", "h")
 
     def queries_keys_values(self, prefix: str, x: str, layer: int) -> list[Step]:
         c, rope = self.config, self.config.ropes[layer]
-        num_kv_heads, dims = c.heads(layer).num_kv, self.head_dims(layer)
+        num_heads, num_kv_heads = c.query_heads(layer), c.heads(layer).num_kv
+        of_queries, of_keys, width = self.head_dims(layer)
         # Keys are normed into a value of their own where values are made of them too.
-        keys = "v" if dims == "kh" and c.other_heads and c.other_heads.keys_are_values else "k"
+        others = None if of_keys == "K" else c.other_heads
+        keys = "v" if others is not None and others.keys_are_values else "k"
         steps: list[Step] = []
         if c.qkv_blocks is not None:
             product = self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias)
@@ -57,21 +59,22 @@ class Projections(Parts):
             )
             steps += [self.project(f"{prefix}.qkv", x, "qkv", ("SH", "D"), c.qkv_bias), split]
         else:
-            names = [("q", "q", f"N{dims[1]}")]
-            names += [("k", keys, dims)] if c.keeping[layer] else []
+            names = [("q", "q", of_queries + width)]
+            names += [("k", keys, of_keys + width)] if c.keeping[layer] else []
             if keys == "k" and c.keeping[layer]:
-                names.append(("v", "v", dims if c.value_width is None else f"{dims[0]}U"))
-            if c.gated_attention and c.gates_apart:
-                names.append(("gates", "gates", f"N{dims[1]}"))
-            elif c.gated_attention:
+                names.append(("v", "v", of_keys + (width if c.value_width is None else "U")))
+            if c.attention_gates == "queries":
                 steps += self.gated_queries(prefix, x)
                 del names[0]
+            elif c.gates_attention:
+                of_gates = of_queries + (width if c.attention_gates == "apart" else "")
+                names.append(("gates", "gates", of_gates))
             for name, out, rows in names:
                 biased = c.qkv_bias and name != "gates"
                 steps.append(self.project(f"{prefix}.{name}", x, out, (rows, "D"), biased))
         if c.qkv_limit is not None:
             steps += [Clip(x=name, limit=c.qkv_limit) for name in "qkv"]
-        heads = {"q": c.num_heads, "k": num_kv_heads} if c.keeping[layer] else {"q": c.num_heads}
+        heads = {"q": num_heads, **({"k": num_kv_heads} if c.keeping[layer] else {})}
         for name, count in heads.items():
             turns = [] if rope is None else [Rotate(x=name, num_heads=count, rope=rope)]
             if c.qk_norm in ("none", "rotated"):
@@ -79,7 +82,7 @@ class Projections(Parts):
                 if c.qk_norm == "rotated" and turns:
                     steps.append(Level(x=name, num_heads=count, eps=c.norm_eps))
                 continue
-            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count, dims[1])
+            norm = self.qk_norm(f"{prefix}.{name}_norm", name, count, width)
             if name == "k":
                 norm = replace(norm, x=keys)
             steps += [*turns, norm] if c.qk_norm == "per_rotated_head" else [norm, *turns]
@@ -105,7 +108,7 @@ class Projections(Parts):
             *steps,
             self.project(f"{prefix}.q", source, "queries", ("NW", dims)),
             AbsorbKeys(x="queries", out="q", **self.of_heads(prefix, latent)),
-            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gated_attention),
+            *([self.project(f"{prefix}.gates", x, "gates", ("N", "D"))] * c.gates_attention),
             self.project(f"{prefix}.kv_down", x, "kept", ("A", "D"), c.qkv_bias),
             SplitLatent(x="kept", latent="latent", turned="turned", **widths),
             self.latent_norm(f"{prefix}.kv_norm", "latent", "C"),

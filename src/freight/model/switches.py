@@ -42,15 +42,17 @@ class ModelConfig:
     with ``window_sinks`` those of layers that have a window. Values may be narrower than keys,
     ``value_width``; they are kept with zeros behind them. Gates
     are x sigmoid(``gate_slope`` x), which what they gate comes to with one added, both no larger
-    than ``gate_limit``, where there is one; else what ``activation`` says. All updates of the
+    than ``gate_limit``, where there is one; else what ``activation`` says, and where ``mlp_limits``
+    have a number for a layer both are kept between it and its negative in the MLP there, or the one
+    beside its experts. All updates of the
     stream and logits are multiplied by ``residual_scale`` and ``logits_scale``.
     With a ``latent`` there is one key/value head as wide as what is rotated and the latent.
     Layers of a ``recurrence`` attend nothing, those of ``other_heads`` have heads of another size.
     With ``value_norm`` values are divided by their root mean square, head by head; with
-    ``layer_scales`` a number of its own multiplies the stream behind each layer. With
-    ``gated_attention`` the matrix of queries makes as many gates, head by head, whose sigmoids
-    multiply what is attended, unless these have a matrix of their own (``gates_apart``); over
-    latents a matrix of their own makes one for each head.
+    ``layer_scales`` a number of its own multiplies the stream behind each layer. What is
+    attended is multiplied by ``attention_gates``: "queries" are as many as these, made by their
+    matrix, head by head; "apart" has a matrix of its own make as many, "heads" one for each head;
+    there are "none" else. They count by ``gate_function``, "sigmoid" or "softplus".
     With ``layer_inputs`` each layer adds to the stream what so many numbers of the token make of
     it, which are its own: a table of their own has those of all layers, and to them comes what a
     matrix makes of the embedding. Some layers may attend the keys of others, by ``sharing``.
@@ -114,14 +116,15 @@ class ModelConfig:
     experts: Experts | None
     latent: Latent | None
     recurrence: Recurrence | None
-    gated_attention: bool
-    gates_apart: bool
+    attention_gates: str
+    gate_function: str
     other_heads: OtherHeads | None
     value_norm: bool
     layer_scales: bool
     layer_inputs: int | None
     sharing: Sharing | None
     dtype: str
+    mlp_limits: tuple[float | None, ...] = ()
     parts: tuple[str, ...] | None = None
     factors: tuple[tuple[str, float], ...] = ()
     packing: Packing | None = None
@@ -137,6 +140,11 @@ class ModelConfig:
     def projected_width(self) -> int:
         """How wide heads are before columns for slopes are beside them."""
         return self.head_dim - (0 if self.slope_span is None else SLOPE_COLUMNS)
+
+    @property
+    def gates_attention(self) -> bool:
+        """Whether what is attended is multiplied by gates."""
+        return self.attention_gates != "none"
 
     @property
     def has_centred_norms(self) -> bool:
@@ -163,7 +171,9 @@ class ModelConfig:
         """Whether what the experts of a layer make is normalised together, with what the MLP beside
         them makes, before it goes into the stream."""
         experts, is_behind = self.experts, self.norm_place in ("both", "update")
-        return experts is not None and is_behind and not experts.beside_mlp
+        if experts is None or experts.beside_mlp:
+            return False
+        return is_behind or experts.sums_normed
 
     @property
     def experts_see_stream(self) -> bool:
@@ -198,10 +208,25 @@ class ModelConfig:
         return "aside" if self.experts is None else "sum"
 
     def heads(self, layer: int) -> Heads:
-        """Those of a layer."""
+        """Of keys and values, those of a layer."""
+        own = self._others(layer)
+        return Heads(self.num_kv_heads, self.head_dim) if own is None else own.heads
+
+    def query_heads(self, layer: int) -> int:
+        own = self._others(layer)
+        return self.num_heads if own is None else own.num_heads
+
+    @property
+    def most_query_heads(self) -> int:
         own = self.other_heads
-        is_other = own is not None and own.layers[layer]
-        return own.heads if own and is_other else Heads(self.num_kv_heads, self.head_dim)
+        return self.num_heads if own is None else max(self.num_heads, own.num_heads)
+
+    def _others(self, layer: int) -> OtherHeads | None:
+        own = self.other_heads
+        return own if own is not None and own.layers[layer] else None
+
+    def mlp_limit(self, layer: int) -> float | None:
+        return self.mlp_limits[layer] if self.mlp_limits else None
 
     @cached_property
     def all_heads(self) -> tuple[Heads, ...]:
@@ -209,10 +234,6 @@ class ModelConfig:
         pages are as large as the others'."""
         plain, own = Heads(self.num_kv_heads, self.head_dim), self.other_heads
         return tuple(dict.fromkeys((plain, plain if own is None else own.heads)))
-
-    @cached_property
-    def widest_head(self) -> int:
-        return max(heads.width for heads in self.all_heads)
 
     def has_sinks(self, layer: int) -> bool:
         has_window = self.sliding_windows[layer] is not None
@@ -320,7 +341,10 @@ class ModelConfig:
 
     def attended_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """One token's queries in one layer, or what was attended for them, the most of all."""
-        return self.num_heads * self.widest_head * bytes_per_element
+        widths = [self.num_heads * self.head_dim]
+        if (own := self.other_heads) is not None:
+            widths.append(own.num_heads * own.head_dim)
+        return max(widths) * bytes_per_element
 
     def kv_bytes_per_token(self, bytes_per_element: int = 2) -> int:
         """Keys and values that one token leaves in all layers, as they are kept: with as much room

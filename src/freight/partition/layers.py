@@ -126,7 +126,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
     kinds = {
         "a state instead of keys": config.recurrence is not None,
         "one part alone": config.parts is not None,
-        "gates of what they attend": config.gated_attention,
+        "gates of what they attend": config.gates_attention,
         "keys kept as latents": config.latent is not None,
         "norms of what their experts make together": config.norms_sum,
         "heads of several sizes": config.other_heads is not None,

@@ -1,5 +1,5 @@
-"""What is not done with some models: with those that keep a state for each row, gate what they
-attend, or have layers that attend the keys of others."""
+"""What is not done with some models: with those that keep a state for each row, or have layers that
+attend the keys of others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ def settle_wishes(config: ModelConfig, near: Tier, wishes: Wishes) -> Wishes:
     """The same without what such a model rules out and nobody has asked for, where ``near`` is the
     tier of the arithmetic: a state cannot be taken back, and stays on the tier of its row; keys
     that several layers attend stay near. Raises InputError for what was asked for."""
-    if config.gated_attention:
-        wishes = _unattended(wishes, "multiplies what it attends by gates, which stay")
     if config.sharing is not None:
         wishes = _with_keys_near(
             _unattended(wishes, "has layers that attend the same keys, which stay"), near

@@ -208,7 +208,8 @@ def _unit_bytes(
         elif isinstance(step, DeltaRule | Scan):
             columns[step.out] = step.num_heads * step.value_width
         elif isinstance(step, Weigh):
-            scratch = columns[step.y] * size
+            # What softplus takes and makes is in float32.
+            scratch = columns[step.y] * (size + 8 * (step.function == "softplus"))
         held += sum(columns[name] for name in set(columns) - before) * size
         fixed = attended(step) if isinstance(step, Attend) else sums
         peak = max(peak, num_tokens * (held + scratch) + fixed)

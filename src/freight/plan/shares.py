@@ -57,6 +57,7 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
     others = config.other_heads
     if others is not None:
         sizes["key heads of other layers"] = others.num_kv_heads
+        sizes["query heads of other layers"] = others.num_heads
     for name, size in sizes.items():
         if size % ranks:
             most = max(own for own in divisors(size) if own < ranks)
@@ -73,7 +74,10 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
         intermediate_size=max(1, config.intermediate_size // ranks),
         vocab_size=align_up(config.vocab_size, ranks) // ranks,
         experts=experts and replace(experts, intermediate_size=inner // ranks),
-        other_heads=others and replace(others, num_kv_heads=others.num_kv_heads // ranks),
+        other_heads=others
+        and replace(
+            others, num_heads=others.num_heads // ranks, num_kv_heads=others.num_kv_heads // ranks
+        ),
         sharing=sharing and replace(sharing, mlp_size=max(1, sharing.mlp_size // ranks)),
     )
 

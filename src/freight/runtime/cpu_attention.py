@@ -122,7 +122,7 @@ class CPUAttention:
     def attended(self, layer: int, prepared: PreparedBatch) -> torch.Tensor:
         """On the device: what all tokens of a micro-batch have attended, [T, N·H]."""
         count = prepared.batch.num_tokens
-        width = self._config.num_heads * self._config.heads(layer).width
+        width = self._config.query_heads(layer) * self._config.heads(layer).width
         size = count * width * self._dtype.itemsize
         used = self._buffers.attended[prepared.batch.index, :size]
         return used.view(self._dtype).view(count, width)
@@ -143,7 +143,7 @@ class CPUAttention:
         self, buffer: torch.Tensor, layer: int, prepared: PreparedBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         count, (num_kv, width) = _rows(prepared).num_rows, self._config.heads(layer)
-        heads = (self._config.num_heads, num_kv, num_kv)
+        heads = (self._config.query_heads(layer), num_kv, num_kv)
         own = buffer[prepared.batch.index].view(self._dtype)
         ends = [count * width * sum(heads[: place + 1]) for place in range(3)]
         q, k, v = (

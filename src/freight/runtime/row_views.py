@@ -63,7 +63,7 @@ class RowIndexer:
                 tables,
                 start=start,
                 page_tokens=self._page_tokens,
-                num_heads=config.num_heads,
+                num_heads=config.most_query_heads,
                 num_kv_heads=heads.num_kv,
                 head_dim=heads.width,
                 element_bytes=dtype.itemsize,

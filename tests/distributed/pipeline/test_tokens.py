@@ -47,6 +47,7 @@ from ...runtime.test_engine_parity import (
     gemma4,
     glm4_moe,
     gpt_oss,
+    laguna,
     mimo,
 )
 from ...runtime.test_engine_recurrence import CONFIGS, UNCOUNTED, falcon_h1
@@ -209,6 +210,12 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gemma4, experts": gemma4(**GEMMA4_EXPERTS),
     # A first stage of the one size of heads, without sinks, and others of the other size.
     "mimo": mimo(num_hidden_layers=3),
+    # The same of query heads, with gates.
+    "laguna": laguna(
+        num_hidden_layers=3,
+        num_attention_heads_per_layer=[4, 6, 6],
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
     "gpt-oss": gpt_oss(num_hidden_layers=3),
     "afmoe": afmoe(),
     "command a+": cohere2_moe(),

@@ -91,6 +91,8 @@ REFUSED = {
     "k-exaone": "an MLP beside experts",
     "kolibri": "rotate queries and keys in different ways",
     "kolibri, shares that sum to one": "norms of what experts make together",
+    "laguna": "heads of several sizes",
+    "laguna, gates as wide as heads": "gates of what is attended",
     "llama4": "experts whose inputs are weighed",
     "llama4, plain layers between": "experts whose inputs are weighed",
     "mellum": "rotate queries and keys in different ways",

@@ -54,10 +54,12 @@ def refuse_what_cannot_be_cut(config: ModelConfig) -> None:
         "norms of values or scales of layers": config.value_norm or config.layer_scales,
         "keys of other layers, or inputs of each layer": config.sharing is not None
         or config.layer_inputs is not None,
-        "gates of what is attended": config.gated_attention,
+        "gates of what is attended": config.gates_attention,
         "attention sinks": config.attention_sinks,
         "values that are narrower than keys": config.value_width is not None,
-        "gates with a limit": config.gate_limit is not None,
+        "gates with a limit": config.gate_limit is not None
+        or bool(config.mlp_limits)
+        or (experts is not None and bool(experts.limits)),
         "norms of updates alone": config.norm_place == "update",
         "norms without gains": config.norm == "layer_bare",
         "queries, keys and values with a limit": config.qkv_limit is not None,

@@ -44,7 +44,8 @@ from freight.model.families.hunyuan import HUNYUAN, HUNYUAN_3, HUNYUAN_MOE
 from freight.model.families.internlm import INTERNLM2, INTERNLM3
 from freight.model.families.kimi import KIMI_LINEAR
 from freight.model.families.kolibri import KOLIBRI1
-from freight.model.families.lfm2 import LFM2, LFM2_MOE
+from freight.model.families.laguna import LAGUNA
+from freight.model.families.lfm2 import LFM2, LFM2_MOE, LFM3
 from freight.model.families.ling import LING_3
 from freight.model.families.llama import CWM, ERNIE45, HELIUM, IQUEST_CODER, LLAMA, SEED_OSS
 from freight.model.families.llama4 import LLAMA4
@@ -67,6 +68,7 @@ from freight.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN
 from freight.model.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from freight.model.families.smollm3 import SMOLLM3
 from freight.model.families.starcoder2 import STABLELM, STARCODER2
+from freight.model.families.step import STEP
 from freight.model.families.table import (
     ACTIVATIONS,
     MOST_LAYERS,
@@ -160,6 +162,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "granitemoe_swa": GRANITE_MOE_SWASH,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": LFM3,
+    "laguna": LAGUNA,
+    "step3p5": STEP,
     "qwen3_vl_moe": QWEN3_VL_MOE,
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN_MOE,

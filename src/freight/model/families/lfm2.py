@@ -1,5 +1,6 @@
 """LFM2, also with experts: most layers keep the columns of a row's last tokens alone, convolved
-between two gates; the others attend, with norms of heads."""
+between two gates; the others attend, with norms of heads. LFM3: some of these by windows, each kind
+with a rotation of its own, a gate for each head, and norms of what the parts of a layer make."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from freight.model.families.table import (
     MOST_LAYERS,
     Family,
     Fused,
+    OneOf,
     fixed,
     is_number,
     read,
 )
 
-__all__ = ["LFM2", "LFM2_MOE"]
+__all__ = ["LFM2", "LFM2_MOE", "LFM3"]
 
 _KINDS: Final = {"conv": "linear_attention"}
 
@@ -144,4 +146,68 @@ LFM2_MOE: Final = Family(
     },
     demands=LFM2.demands,
     prepare=_name_experts,
+)
+
+
+_LFM3_ROPES: Final = {
+    "sliding_attention": {"rope_theta": 10_000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1_000_000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+
+
+def _name_newer_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Layers that attend nothing do not rotate."""
+    stated = {name: value for name, value in raw.items() if value is not None}
+    num_layers, kinds = stated.get("num_hidden_layers", 24), stated.get("layer_types")
+    if kinds is None and isinstance(num_layers, int):
+        turns = ("sliding_attention", "conv", "full_attention", "conv")
+        kinds = [turns[i % 4] if i else "conv" for i in range(min(num_layers, MOST_LAYERS))]
+    ropes = stated.get("rope_parameters") or _LFM3_ROPES
+    found = {
+        **_name_layers({"hidden_size": 2048, **stated, "layer_types": kinds}),
+        "rope_parameters": {**ropes, _KINDS["conv"]: {}} if isinstance(ropes, Mapping) else ropes,
+        "norms": "both" if stated.get("use_sandwich_norm", True) else "before",
+        "gates": "heads" if stated.get("use_attention_gate", True) else "none",
+    }
+    if isinstance(kinds, list):
+        found["rope_layers"] = [kind not in _KINDS for kind in kinds]
+    return found
+
+
+LFM3: Final = Family(
+    architectures=("Lfm3ForCausalLM",),
+    model_types=("lfm3",),
+    keys={
+        **LFM2.keys,
+        "num_layers": read("num_hidden_layers", 24),
+        "hidden_size": read("hidden_size", 2048),
+        "intermediate_size": read("intermediate_size", 7680),
+        "num_heads": read("num_attention_heads", 16),
+        "num_kv_heads": read("num_key_value_heads", 4),
+        "head_dim": read("head_dim", 128),
+        "vocab_size": read("vocab_size", 128_000),
+        "norm_place": read("norms", "both"),
+        "attention_gates": read("gates", "heads"),
+        "uses_windows": fixed(True),
+        "window": read("sliding_window", 256),
+        "recurrent_taps": read("conv_L_cache", 7),
+    },
+    tensors={
+        **LFM2.tensors,
+        "layers.{i}.attention.post_norm": f"{_LAYER}.post_operator_norm.weight",
+        "layers.{i}.attention.out": f"{_LAYER}.self_attn.o_proj.weight",
+        "layers.{i}.attention.q_norm": f"{_LAYER}.self_attn.q_norm.weight",
+        "layers.{i}.attention.k_norm": f"{_LAYER}.self_attn.k_norm.weight",
+        "layers.{i}.attention.gates": OneOf(
+            first=f"{_LAYER}.self_attn.gate_proj.weight",
+            otherwise=f"{_LAYER}.self_attn.g_proj.weight",
+        ),
+        "layers.{i}.mlp.post_norm": f"{_LAYER}.post_ffn_norm.weight",
+    },
+    demands={**LFM2.demands, "attention_bias": False},
+    prepare=_name_newer_layers,
 )

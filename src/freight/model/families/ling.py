@@ -63,7 +63,7 @@ LING_3: Final = Family(
         "norm_eps": read("rms_norm_eps", 1e-6),
         "rope_theta": read("rope_theta", 6_000_000.0),
         "rotary_pairs": fixed(True),
-        "gated_attention": fixed(True),
+        "attention_gates": fixed("heads"),
         "num_experts": read("num_experts", 512),
         "experts_per_token": read("num_experts_per_tok", 8),
         "expert_size": read("moe_intermediate_size", 768),

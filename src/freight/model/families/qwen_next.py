@@ -18,7 +18,7 @@ _KEYS: Final = {
     "norm": fixed("rms_plus_one"),
     "rotary_share": read("partial_rotary_factor", 0.25),
     "uses_windows": fixed(False),
-    "gated_attention": fixed(True),
+    "attention_gates": fixed("queries"),
     "recurrent_taps": read("linear_conv_kernel_dim", 4),
     "recurrent_key_heads": read("linear_num_key_heads", 16),
     "recurrent_heads": read("linear_num_value_heads", 32),
