@@ -33,10 +33,13 @@ _WOVEN: Final = (
     "olmo",
     "minicpm",
 )
-_PLUS_ONE: Final = ("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next")
+_PLUS_ONE: Final = (
+    *("gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"),
+    "step35",
+)
 _NAME: Final = "general.architecture"
 _WITH_STATED_SUMS: Final = ("glm4moe", "dots1")
-_WITH_PATTERN: Final = ("exaone4", "olmo2", "gemma4")
+_WITH_PATTERN: Final = ("exaone4", "olmo2", "gemma4", "step35")
 _MADE: Final = (
     Kind.F32,
     Kind.F16,
@@ -112,6 +115,7 @@ _NUMBERS: Final = (
     ("moe_intermediate_size", "expert_feed_forward_length"),
     ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
     ("shared_intermediate_size", "expert_shared_feed_forward_length"),
+    ("share_expert_dim", "expert_shared_feed_forward_length"),
     ("n_shared_experts", "expert_shared_count"),
     ("moe_num_shared_experts", "expert_shared_count"),
     ("first_k_dense_replace", "leading_dense_block_count"),
@@ -119,6 +123,7 @@ _NUMBERS: Final = (
     ("num_dense_layers", "leading_dense_block_count"),
     ("moe_layer_interval", "interleave_moe_layer_step"),
     ("routed_scaling_factor", "expert_weights_scale"),
+    ("moe_router_scaling_factor", "expert_weights_scale"),
     ("n_group", "expert_group_count"),
     ("topk_group", "expert_group_used_count"),
 )
@@ -135,6 +140,8 @@ def _describe(writer: gguf.GGUFWriter, config: PretrainedConfig, architecture: s
     if architecture.startswith("lfm2") or architecture == "granitehybrid":
         attends = [kind == "full_attention" for kind in raw["layer_types"]]
         said["head_count_kv"] = [said["head_count_kv"] * one for one in attends]
+    if architecture == "step35":
+        _describe_step(writer, raw, said)
     for method, value in said.items():
         getattr(writer, f"add_{method}")(value)
     writer.add_key_length(width)
@@ -185,13 +192,47 @@ def _describe_unlike_layers(
     return width
 
 
+def _describe_step(writer: gguf.GGUFWriter, raw: Mapping[str, Any], said: dict[str, Any]) -> None:
+    """Lists go on for a layer that guesses, which sees all; so does the count of layers."""
+    kinds = [*raw["layer_types"], "full_attention"]
+    heads = {
+        "full_attention": raw["num_attention_heads"],
+        "sliding_attention": raw["num_sliding_attention_heads"],
+    }
+    said["block_count"] = len(kinds)
+    said["head_count"] = [heads[kind] for kind in kinds]
+    said["head_count_kv"] = [raw["num_key_value_heads"]] * len(kinds)
+    writer.add_nextn_predict_layers(1)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_swiglu_clamp_exp([*(limit or 0.0 for limit in raw["swiglu_limits"]), 0.0])
+    writer.add_swiglu_clamp_shexp([*(limit or 0.0 for limit in raw["swiglu_limits_shared"]), 0.0])
+    own = raw["rope_parameters"]["full_attention"]
+    if own["rope_type"] == "llama3":
+        factors = _llama3_factors(own, raw["head_dim"])
+        writer.add_tensor("rope_freqs.weight", factors, raw_dtype=Kind.F32)
+
+
+def _llama3_factors(own: Mapping[str, Any], width: int) -> Array:
+    """What frequencies are divided by, with ones behind for what is not rotated."""
+    turned, length = (
+        int(width * own["partial_rotary_factor"]),
+        own["original_max_position_embeddings"],
+    )
+    frequencies = own["rope_theta"] ** -(np.arange(0, turned, 2) / turned)
+    low, high = own["low_freq_factor"], own["high_freq_factor"]
+    smooth = np.clip((length * frequencies / (2 * np.pi) - low) / (high - low), 0.0, 1.0)
+    factors = 1 / ((1 - smooth) / own["factor"] + smooth)
+    return np.concatenate([factors, np.ones((width - turned) // 2)]).astype(np.float32)
+
+
 def _describe_rotation(writer: gguf.GGUFWriter, parameters: Any, width: int) -> None:
     windows = parameters.get("sliding_attention", {})
     own = parameters.get("full_attention", parameters)
     writer.add_rope_freq_base(own["rope_theta"])
     if windows.get("rope_theta"):
         writer.add_rope_freq_base_swa(windows["rope_theta"])
-    if own["rope_type"] != "proportional":
+    if own["rope_type"] not in ("proportional", "llama3"):
         writer.add_rope_dimension_count(int(width * (own.get("partial_rotary_factor") or 1.0)))
     if own["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(own["rope_type"]))
@@ -239,6 +280,7 @@ _RENAMED: Final = (
     ("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
     ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("moe.router_bias", "exp_probs_b.bias"),
 )
 
 
@@ -256,6 +298,9 @@ def _entries(
     heads = {"attn_q": raw["num_attention_heads"], "attn_k": raw["num_key_value_heads"]}
     experts: dict[str, dict[int, str]] = {}
     for name, x in theirs.items():
+        if name.startswith(("vision_model", "vit_large_projector")):  # lies in a file of its own
+            meant[name] = x
+            continue
         one, stacked = _EXPERT.fullmatch(name), _STACKED.fullmatch(name)
         if one:
             part = one[3].removesuffix("_proj")
@@ -318,6 +363,7 @@ def _name(name: str, names: Any) -> str:
         if name.endswith(end):
             layer = name.split("layers.")[1].split(".")[0]
             return f"blk.{layer}.{own}"
+    name = name.replace("model.language_model.", "model.")
     found: str = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found, name
     return found
@@ -336,7 +382,8 @@ def _plain(
         meant[name] = x.reshape(shape)
 
     x = -np.exp(x) if negated else weave(x, woven) if woven else x + plus
-    return Entry(name=own, x=x.squeeze(1) if x.ndim == 3 else x, put=put)
+    is_taps = x.ndim == 3 and x.shape[1] == 1
+    return Entry(name=own, x=x.squeeze(1) if is_taps else x, put=put)
 
 
 def _halves(name: str, x: Array, meant: dict[str, Array]) -> Iterator[Entry]:
@@ -474,7 +521,7 @@ def write_gguf(
     vectors in float32, and put into it what they mean; with ``fuses`` queries, keys and values as
     one tensor, and experts' gates and values, as the converter does if it is asked to, and all
     that a key head of a state has, as it did once."""
-    config, dice = model.config, np.random.default_rng(0)
+    config, dice = model.config.get_text_config(), np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), architecture)
     _describe(writer, config, architecture)
     describe(writer)

@@ -54,6 +54,7 @@ from transformers import (
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
+    Step3p7Config,
 )
 
 from freight.entrypoints.model_source import find_model
@@ -66,6 +67,7 @@ from . import tiny
 from .gguf_files import write_gguf
 from .test_engine_compressed import compress
 from .test_engine_packed import NAMES, plain_tensors
+from .test_engine_parity import vision
 from .test_engine_policies import POLICIES, PROMPTS
 
 STEPS = 6
@@ -374,10 +376,7 @@ def answer(directory: Path, kept: Path, **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_architectures(name: str, tmp_path: Path) -> None:
     answers = prepare(tmp_path, name, mixed)
-    delegated = (
-        {} if name.startswith(("qwen3_5", "qwen3_next")) else {"cpu_attention_percent": 60.0}
-    )
-    for options in (tiny.ON_CPU, {**tiny.ON_SIM, "cpu_attention_percent": 0.0, **delegated}):
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
         if "keys of others" in name:
             options = tiny.with_keys_near(options)
         assert answer(tmp_path, tmp_path / "kept", **options) == answers
@@ -418,6 +417,43 @@ def test_minicpm(is_older: bool, tmp_path: Path) -> None:
     assert found.logits_scale == pytest.approx(1 / factors["logits_scaling"])
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_CPU) == answers
+
+
+def test_step(tmp_path: Path) -> None:
+    """The part that reads, alone; lists go on for a layer that guesses."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    whole = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    whole |= {"original_max_position_embeddings": 32, "rope_theta": 5e3}
+    config = Step3p7Config(
+        text_config={
+            **layers(3),
+            "pad_token_id": 1,
+            "head_dim": 64,
+            "layer_types": kinds,
+            "moe_intermediate_size": 64,
+            "moe_router_scaling_factor": 1.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_sliding_attention_heads": 6,
+            "rope_parameters": {
+                "full_attention": {**whole, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+            "share_expert_dim": 256,
+            "sliding_window": 9,
+            "swiglu_limits": [None, None, 0.4],
+            "swiglu_limits_shared": [0.5, 0.4, None],
+        },
+        vision_config=vision(),
+    )
+    model = tiny.make_model(tmp_path, config=config)
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+    write_gguf(model, tmp_path / "tiny.gguf", "step35", mixed)
+    answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
+    for options in (tiny.ON_CPU, tiny.ON_SIM):
+        assert answer(tmp_path, tmp_path / "kept", **options) == answers
 
 
 @pytest.mark.parametrize(

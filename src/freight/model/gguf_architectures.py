@@ -33,6 +33,7 @@ from freight.model.gguf_spellings import (
     perhaps_unrotated,
     scans,
     states,
+    step,
 )
 
 __all__ = ["ARCHITECTURES"]
@@ -350,6 +351,17 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         classes={"": "HunYuanDenseV1ForCausalLM"},
     ),
     "hy_v3": Architecture(families=("hy_v3",), tensors=TENSORS),
+    "step35": Architecture(
+        families=("step3p5",),
+        tensors=TENSORS,
+        plus_one=True,
+        says_of_rope={"partial_rotary_factor": 0.5},
+        demands={"expert_gating_func": _SIGMOID},
+        classes={"": "Step3p5ForCausalLM"},
+        spells=step,
+        may_have_experts=True,
+        has_unlike_layers=True,
+    ),
     "deepseek2": _LATENTS,
     "deepseek32": replace(_LATENTS, families=("deepseek_v32",)),
     "glm-dsa": replace(_LATENTS, families=("glm_moe_dsa",)),

@@ -77,7 +77,7 @@ _ROPE_NAMES: Final = {
     "beta_slow": "rope.scaling.yarn_beta_slow",
     "attention_factor": "rope.scaling.yarn_attn_factor",
 }
-_BY_LAYER: Final = ("attention.head_count_kv", "feed_forward_length")
+_BY_LAYER: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Those that may be a number for each layer, where an architecture spells it out."""
 _COUNTS: Final = (
     "nextn_predict_layers",
@@ -93,6 +93,8 @@ _COUNTS: Final = (
 _LISTS: Final = {
     "attention.sliding_window_pattern": bool,
     "attention.recurrent_layers": bool,
+    "swiglu_clamp_exp": float,
+    "swiglu_clamp_shexp": float,
     **dict.fromkeys(_BY_LAYER, int),
 }
 """What may be said of each layer."""
@@ -145,7 +147,9 @@ def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
     if not _class_of(architecture, own):
         yield f"It does not say {' or '.join(architecture.classes)}"
     for key in (*_NEEDED, *_COUNTS):
-        if not isinstance(own.get(key, None if key in _NEEDED else 0), int):
+        value = own.get(key, None if key in _NEEDED else 0)
+        by_layer = key in _BY_LAYER and architecture.has_unlike_layers and value
+        if not isinstance(value, int) and not (by_layer and isinstance(value, list)):
             yield f"It does not say {key} as one whole number"
     for key, kind in _LISTS.items():
         value = own.get(key)
@@ -162,6 +166,7 @@ def _problems(own: Numbers, architecture: Architecture) -> Iterator[str]:
 
 def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict[str, Any]:
     heads, hidden = own["attention.head_count"], own["embedding_length"]
+    most_heads = max(heads) if isinstance(heads, list) else heads
     raw: dict[str, Any] = {
         "norm_topk_prob": True,
         "sliding_window": None,
@@ -174,7 +179,7 @@ def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict
     raw["sliding_window"] = raw["sliding_window"] or None
     for tensor, names in _FLAGS.items():
         raw |= dict.fromkeys(names, f"blk.0.{tensor}" in file.tensors)
-    raw.setdefault("head_dim", hidden // max(heads, 1))
+    raw.setdefault("head_dim", hidden // max(most_heads, 1))
     table = file.tensors.get("token_embd.weight")
     if table is not None and len(table.shape) == 2:
         raw["vocab_size"] = table.shape[0]
@@ -192,7 +197,7 @@ def _spell_out(file: GgufFile, own: Numbers, architecture: Architecture) -> dict
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _ends(file) or None,
-        "rope_scaling": {**_rope(file, own, raw["head_dim"]), **architecture.says_of_rope},
+        "rope_scaling": _rope(file, own, raw["head_dim"], architecture.says_of_rope),
         **architecture.spells(file, own),
     }
 
@@ -218,9 +223,12 @@ def _class_of(architecture: Architecture, own: Numbers) -> str:
     return found[-1] if found else ""
 
 
-def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
-    """How positions are rotated: for some by factors of each frequency, which lie in tensors."""
-    share = _share(own.get("rope.dimension_count") or head_dim, head_dim)
+def _rope(file: GgufFile, own: Numbers, head_dim: int, said: Numbers) -> dict[str, Any]:
+    """How positions are rotated: for some by factors of each frequency, which lie in tensors. Where
+    it is said otherwise what is rotated is less than the file says, and factors go on behind."""
+    found = _share(own.get("rope.dimension_count") or head_dim, head_dim)
+    share = said.get("partial_rotary_factor", found)
+    count = max(1, int(head_dim * share) // 2)
     length = own.get("rope.scaling.original_context_length")
     common, short = _factors(file, "rope_freqs"), _factors(file, "rope_factors_short")
     scaling: dict[str, Any]
@@ -228,8 +236,8 @@ def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
         # Llama 3's scaling is written as factors too, and needs no other by its length.
         scaling = {
             "type": "longrope",
-            "short_factor": short or common,
-            "long_factor": _factors(file, "rope_factors_long") or common,
+            "short_factor": (short or common)[:count],
+            "long_factor": (_factors(file, "rope_factors_long") or common)[:count],
             "attention_factor": own.get("rope.scaling.attn_factor", 1.0),
         }
         length = length or own.get("context_length")
@@ -242,7 +250,7 @@ def _rope(file: GgufFile, own: Numbers, head_dim: int) -> dict[str, Any]:
             known = {name: own[key] for name, key in _ROPE_NAMES.items() if key in own}
             scaling |= {"factor": factor, **known}
     scaling |= {"original_max_position_embeddings": length} if length else {}
-    return {**scaling, "partial_rotary_factor": share}
+    return {**scaling, "partial_rotary_factor": share, **said}
 
 
 def _share(width: float, head_dim: int) -> float:

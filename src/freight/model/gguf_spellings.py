@@ -23,6 +23,7 @@ __all__ = [
     "perhaps_unrotated",
     "scans",
     "states",
+    "step",
 ]
 
 _GEMMA2_27B_LAYERS: Final = 46
@@ -157,3 +158,41 @@ def scans(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
         "mamba_d_conv": own.get("ssm.conv_kernel"),
         "mamba_conv_bias": biased,
     }
+
+
+def step(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
+    """Heads, windows and limits by layer, which may go on for layers that guess. What layers with a
+    window rotate is all of a head, and half of it elsewhere, whatever the file says."""
+    count = min(own["block_count"] - own.get("nextn_predict_layers", 0), MOST_LAYERS)
+    windows = own.get("attention.sliding_window_pattern")
+    windows = windows[:count] if isinstance(windows, list) else [False] * count
+    heads, keys = (
+        dict.fromkeys((False, True))
+        | dict(zip(windows, _by_layer(own, f"attention.{name}", count), strict=False))
+        for name in ("head_count", "head_count_kv")
+    )
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in file.tensors for layer in range(count)]
+    base = own.get("rope.freq_base", 10_000.0)
+    thetas = {False: base, True: own.get("rope.freq_base_swa", base)}
+    limits = {
+        f"swiglu_limits{ours}": own.get(f"swiglu_clamp_{theirs}")
+        for ours, theirs in (("", "exp"), ("_shared", "shexp"))
+    }
+    return {
+        "num_attention_heads": heads[False] or heads[True],
+        "num_sliding_attention_heads": heads[True],
+        "num_key_value_heads": keys[False] or keys[True],
+        "attention_other_setting": {"num_attention_groups": keys[True]} if keys[True] else None,
+        "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
+        "rope_theta": [thetas[one] for one in windows],
+        "partial_rotary_factors": [1.0 if one else 0.5 for one in windows],
+        "share_expert_dim": own.get("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": own.get("expert_weights_scale"),
+        "norm_expert_weight": bool(own.get("expert_weights_norm", False)),
+        **limits,
+    }
+
+
+def _by_layer(own: Numbers, name: str, count: int) -> list[Any]:
+    value = own.get(name)
+    return value[:count] if isinstance(value, list) else [value] * count
