@@ -261,7 +261,7 @@ def test_single_queries_of_long_rows(window: int | None, softcap: float | None) 
     torch.testing.assert_close(run.attend().double(), expected, rtol=1e-2, atol=1e-2)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(case=cases, num_new=st.sampled_from([2, 3, 16, 41, 130, 300]))
 def test_several_queries(case: Case, num_new: int) -> None:
     """Whole blocks of keys and parts of them, whole panels and parts of them."""

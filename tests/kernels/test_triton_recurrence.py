@@ -53,7 +53,7 @@ def test_convolutions(case: Any, taps: int, num_columns: int, dtype: torch.dtype
     assert torch.equal(found[1].cpu(), columns)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(
     case=ragged(),
     shape=st.sampled_from([(1, 1, 16, 16), (2, 4, 16, 32), (2, 2, 24, 40), (1, 3, 8, 80)]),

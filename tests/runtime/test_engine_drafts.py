@@ -129,11 +129,12 @@ def check(found: list[Completion], wanted: list[Completion]) -> None:
 def test_answers_stay_and_sweeps_are_spared(
     name: str, requests: list[Request], alone: list[Completion], tmp_path: Path
 ) -> None:
-    plain = run(requests, tmp_path, **POLICIES[name])
-    check(plain.completions, alone)
+    half = len(requests) // 2  # each thing is asked twice
+    plain = run(requests[:half], tmp_path, **POLICIES[name])
+    check(plain.completions, alone[:half])
     for draft_tokens in (1, 6):
-        found = run(requests, tmp_path, **POLICIES[name], draft_tokens=draft_tokens)
-        check(found.completions, alone)
+        found = run(requests[:half], tmp_path, **POLICIES[name], draft_tokens=draft_tokens)
+        check(found.completions, alone[:half])
         assert 0 < found.num_true < found.num_tried
         # Rows that the CPU attends do not guess, and with one of them a block is as long as ever.
         most = plain.num_sweeps + ("device" in name or "chunks" in name)

@@ -65,7 +65,7 @@ def oracle(model_dir: Path) -> tuple[list[tiny.Answer], dict[int, torch.Tensor]]
 
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -100,7 +100,7 @@ from .classics import CLASSICS, CLASSICS_PUBLISHED
 # Known to it as a part of a model that also sees, only.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
-STEPS = 32
+STEPS = 16
 HALF = 8  # half the head width of the tiny model: the number of rotary frequencies
 
 ROPES: dict[str, tuple[int, dict[str, Any]]] = {

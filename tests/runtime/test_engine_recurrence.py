@@ -55,7 +55,7 @@ from .test_engine_admission import (
 from .test_engine_admission import STEPS as FEW
 from .test_engine_admission import workload as work_of
 
-STEPS = 32
+STEPS = 16
 ERROR = 6e-4
 """transformers differs from itself by as much, a token at a time or all at once, and from what it
 finds in float64 by up to 2e-4: in such models roundings grow. Of the dense one, where they grow
@@ -319,8 +319,9 @@ def test_layers_of_one_part_without_states(tmp_path: Path) -> None:
     model = tiny.make_model(tmp_path, config=nemotron("*-E*"))
     prompts = tiny.prompts(5, 30)
     wanted = tiny.tokens(tiny.reference(model, prompts, FEW))
-    for more in ({"draft_tokens": 2}, {"recompute_percent": 50.0}, {"admission": "diagonal"}):
-        with tiny.engine(tmp_path, prompts, FEW, **tiny.ON_SIM, **more) as built:
+    again = {"recompute_percent": 50.0, "cpu_attention_percent": 0.0}
+    for more in ({"draft_tokens": 2}, again, {"admission": "diagonal"}):
+        with tiny.engine(tmp_path, prompts, FEW, **{**tiny.ON_SIM, **more}) as built:
             assert tiny.run(built, prompts, FEW) == wanted
 
 
@@ -428,7 +429,7 @@ homes = st.sampled_from(
 
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
@@ -476,7 +477,6 @@ def test_a_block_after_another_finds_no_state(
     ("options", "said"),
     [
         ({"draft_tokens": 3}, "Leave --draft-tokens out"),
-        ({"device": "sim", "cpu_attention_percent": 40.0}, "Leave --cpu-attention out"),
         ({"recompute_percent": 50.0}, "Leave --recompute-kv out"),
     ],
 )

@@ -70,7 +70,7 @@ shares = st.sampled_from([0.0, 0.0, 30.0, 100.0])
 
 @settings(
     deadline=None,
-    max_examples=60,
+    max_examples=35,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

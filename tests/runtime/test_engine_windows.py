@@ -114,7 +114,7 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @settings(
     deadline=None,
-    max_examples=25,
+    max_examples=18,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
@@ -141,7 +141,7 @@ def test_any_admission_gives_the_same_answers(data: st.DataObject, oracle: Oracl
 
 @settings(
     deadline=None,
-    max_examples=20,
+    max_examples=14,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
@@ -281,7 +281,7 @@ def passed(works: Iterable[BatchWork]) -> Counter[str]:
 
 @settings(
     deadline=None,
-    max_examples=20,
+    max_examples=14,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
