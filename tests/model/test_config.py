@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, MiM
 from freight.entrypoints.bundled import bundled_path
 from freight.errors import ModelError
 from freight.model.config import DTYPE_BYTES, parse_config, read_config
-from freight.model.decoder import count_parameters, tensor_shapes
+from freight.model.decoder import build_programme, count_parameters, tensor_shapes
 from freight.model.families import FAMILIES
+from freight.model.programme import Clip
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -1025,6 +1026,15 @@ def test_step_has_the_published_number_of_parameters_and_layers_of_two_kinds() -
     [
         ({"attention_other_setting": {"num_attention_groups": 4}}, "'num_attention_groups': 4"),
         ({"attention_other_setting": {"head_dim": 64}}, "'head_dim': 64"),
+        ({"attention_other_setting": [96]}, "attention_other_setting is"),
+        ({"rope_parameters": [1]}, "rope_parameters is"),
+        ({"rope_parameters": 5}, "rope_parameters is 5"),
+        ({"rope_scaling": "llama3"}, "rope_parameters is 'llama3'"),
+        ({"layer_types": [[1]] * 45}, "layer_types is"),
+        ({"moe_layers_enum": "3-44"}, "0 of 45 layers say what MLP"),
+        ({"mlp_layer_types": "sparse"}, "1 of 45 layers say what MLP"),
+        ({"swiglu_limits": 7.0}, "swiglu_limits is 7.0"),
+        ({"swiglu_limits_shared": {"43": 7.0}}, "swiglu_limits_shared is"),
         ({"attention_other_setting": {"num_attention_heads": 36}}, "36 query heads cannot be"),
         ({"num_attention_heads": 36}, "36 query heads cannot share 8"),
         ({"num_attention_heads": "x"}, "other_num_heads is 'x'"),
@@ -1088,7 +1098,9 @@ def test_laguna_has_the_published_number_of_parameters_and_layers_of_two_kinds()
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_attention_heads_per_layer": [48, 64] * 3}, "6 of 40 layers say what heads"),
+        ({"num_attention_heads_per_layer": [48, 64] * 3}, "only None is supported"),
+        ({"num_attention_heads_per_layer": [48]}, "only None is supported"),
+        ({"mlp_layer_types": "dense"}, "0 of 40 layers say what MLP"),
         ({"num_attention_heads_per_layer": [48, 64, 72, 64] * 10}, "only None is supported"),
         ({"num_attention_heads_per_layer": 48}, "only None is supported"),
         ({"num_attention_heads_per_layer": [48, 60] * 20}, "60 query heads cannot share 8"),
@@ -1112,6 +1124,23 @@ def test_lfm3_has_the_published_number_of_parameters_and_layers_of_three_kinds()
     assert whole is not None and window is not None and config.ropes[3] is None
     assert (whole.kind, whole.theta, whole.share) == ("proportional", 1e6, 0.5)
     assert (window.kind, window.theta, config.gate_function) == ("default", 1e4, "sigmoid")
+
+
+def test_a_stage_has_the_limits_and_heads_of_its_layers() -> None:
+    config = parse_config(step()).of_layers(range(40, 45))
+    assert config.mlp_limits == (None, None, None, 16.0, 16.0)
+    assert config.experts is not None
+    assert config.experts.limits == (None, None, None, 7.0, 7.0)
+    assert [config.query_heads(layer) for layer in range(5)] == [64, 96, 96, 96, 64]
+    assert config.queries_per_key == pytest.approx((2 * 64 + 3 * 96) / 5 / 8)
+    clips = [step for unit in build_programme(config).units for step in unit.steps]
+    assert sum(isinstance(step, Clip) for step in clips) == 2 * 2 * (288 + 1)
+
+
+@pytest.mark.parametrize("kinds", [[[1]], [{}], "conv", 5])
+def test_senseless_layers_of_lfm3_are_refused(kinds: object) -> None:
+    with pytest.raises(ModelError, match="layer_types is"):
+        parse_config({"model_type": "lfm3", "layer_types": kinds})
 
 
 def test_of_mimo_layers_that_see_all_may_have_sinks_too() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from freight.model.config import parse_config
 from freight.model.decoder import build_programme
-from freight.model.programme import Activate, Multiply, Unit
+from freight.model.programme import Activate, Multiply, Unit, Weigh
 from freight.plan.passes import bytes_passed
 
 CONFIG = {
@@ -86,8 +86,9 @@ def test_rotations_of_queries_and_keys() -> None:
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
         },
+        {**CONFIG, "model_type": "deepseek_v3", "num_key_value_heads": 4},
     ],
-    ids=["llama", "bloom", "mimo"],
+    ids=["llama", "bloom", "mimo", "kimi"],
 )
 def test_halves_of_a_unit_pass_over_what_the_whole_does(config: dict[str, Any]) -> None:
     programme = build_programme(parse_config(config))
@@ -111,6 +112,10 @@ def test_the_second_half_of_a_unit_makes_its_gates_for_itself(
     programme = build_programme(parse_config(config))
     (unit,) = (unit for unit in programme.units if unit.kind == "attention")
     first, second = unit.halves()
+    weighed = [step for step in second.steps if isinstance(step, Weigh)]
+    assert len(weighed) == 1
+    passes = [*zip(second.steps, bytes_passed(second, 2, {}, gates_apart=False), strict=True)]
+    assert [own for step, own in passes if step is weighed[0]] == [2 * 2.0 * 4 * 24]
     names = [weight.name.removeprefix("layers.0.attention.") for weight in second.weights]
     assert names == named
     assert ("gates" in [weight.name.rpartition(".")[2] for weight in first.weights]) is False

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -43,6 +44,7 @@ from transformers import (
     Phi3Config,
     PhiConfig,
     PretrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -63,7 +65,7 @@ from freight.model.checkpoint import resolve
 from freight.model.config import read_config
 from freight.runtime import device
 
-from . import tiny
+from . import gguf_files, tiny
 from .gguf_files import write_gguf
 from .test_engine_compressed import compress
 from .test_engine_packed import NAMES, plain_tensors
@@ -419,7 +421,7 @@ def test_minicpm(is_older: bool, tmp_path: Path) -> None:
     assert answer(tmp_path, tmp_path / "kept", **tiny.ON_CPU) == answers
 
 
-def test_step(tmp_path: Path) -> None:
+def write_step(directory: Path) -> PreTrainedModel:
     """The part that reads, alone; lists go on for a layer that guesses."""
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     whole = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -447,13 +449,31 @@ def test_step(tmp_path: Path) -> None:
         },
         vision_config=vision(),
     )
-    model = tiny.make_model(tmp_path, config=config)
+    model = tiny.make_model(directory, config=config)
     for name in ("model.safetensors", "config.json"):
-        (tmp_path / name).unlink()
-    write_gguf(model, tmp_path / "tiny.gguf", "step35", mixed)
+        (directory / name).unlink()
+    return write_gguf(model, directory / "tiny.gguf", "step35", mixed)
+
+
+def test_step(tmp_path: Path) -> None:
+    model = write_step(tmp_path)
     answers = tiny.tokens(tiny.reference(model, PROMPTS[:5], STEPS))
     for options in (tiny.ON_CPU, tiny.ON_SIM):
         assert answer(tmp_path, tmp_path / "kept", **options) == answers
+
+
+def test_factors_for_more_than_is_rotated_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older converters wrote them for whole heads: those that turn half of one are others."""
+
+    def of_whole_heads(own: Any, width: int) -> Any:
+        return np.full(width // 2, 2.0, np.float32)
+
+    monkeypatch.setattr(gguf_files, "_llama3_factors", of_whole_heads)
+    write_step(tmp_path)
+    with pytest.raises(ModelError, match="short_factor has 32 entries, it needs 16"):
+        read_config(find_model(str(tmp_path)))
 
 
 @pytest.mark.parametrize(

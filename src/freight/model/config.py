@@ -285,7 +285,6 @@ def _read_experts(config: RawConfig, keys: Mapping[str, Key], num_layers: int) -
         beside_mlp=config.flag(keys["beside_mlp"]),
         has_gains=config.flag(keys["route_gains"]),
         latent_size=config.count(keys["expert_latent"]) or 0,
-        sums_normed=config.flag(keys["expert_sums_normed"]),
         limits=_read_limits(config, "expert_limits"),
     )
 

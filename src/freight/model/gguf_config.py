@@ -236,8 +236,8 @@ def _rope(file: GgufFile, own: Numbers, head_dim: int, said: Numbers) -> dict[st
         # Llama 3's scaling is written as factors too, and needs no other by its length.
         scaling = {
             "type": "longrope",
-            "short_factor": (short or common)[:count],
-            "long_factor": (_factors(file, "rope_factors_long") or common)[:count],
+            "short_factor": _first(short or common, count),
+            "long_factor": _first(_factors(file, "rope_factors_long") or common, count),
             "attention_factor": own.get("rope.scaling.attn_factor", 1.0),
         }
         length = length or own.get("context_length")
@@ -257,6 +257,11 @@ def _share(width: float, head_dim: int) -> float:
     """Of a head, so that as many elements follow from it again."""
     share = width / max(head_dim, 1)
     return math.nextafter(share, 1.0) if int(head_dim * share) < width <= head_dim else share
+
+
+def _first(factors: list[float], count: int) -> list[float]:
+    """Without ones behind, for what is not rotated: more of others are wrong."""
+    return factors[:count] if all(factor == 1 for factor in factors[count:]) else factors
 
 
 def _factors(file: GgufFile, name: str) -> list[float]:

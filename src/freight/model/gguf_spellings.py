@@ -165,7 +165,9 @@ def step(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     window rotate is all of a head, and half of it elsewhere, whatever the file says."""
     count = min(own["block_count"] - own.get("nextn_predict_layers", 0), MOST_LAYERS)
     windows = own.get("attention.sliding_window_pattern")
-    windows = windows[:count] if isinstance(windows, list) else [False] * count
+    if windows is not None and not isinstance(windows, list):
+        return {"layer_types": windows}  # to be refused
+    windows = [False] * count if windows is None else windows[:count]
     heads, keys = (
         dict.fromkeys((False, True))
         | dict(zip(windows, _by_layer(own, f"attention.{name}", count), strict=False))
@@ -175,7 +177,7 @@ def step(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
     base = own.get("rope.freq_base", 10_000.0)
     thetas = {False: base, True: own.get("rope.freq_base_swa", base)}
     limits = {
-        f"swiglu_limits{ours}": own.get(f"swiglu_clamp_{theirs}")
+        f"swiglu_limits{ours}": _by_layer(own, f"swiglu_clamp_{theirs}", count)
         for ours, theirs in (("", "exp"), ("_shared", "shexp"))
     }
     return {
@@ -194,5 +196,8 @@ def step(file: GgufFile, own: Numbers) -> Mapping[str, Any]:
 
 
 def _by_layer(own: Numbers, name: str, count: int) -> list[Any]:
+    """A list that is too short says nothing of any, so that it is refused."""
     value = own.get(name)
-    return value[:count] if isinstance(value, list) else [value] * count
+    if isinstance(value, list):
+        return value[:count] if len(value) >= count else [value]
+    return [value] * count

@@ -26,9 +26,8 @@ class Experts:
     the layer's (Gemma 4). There the router's scores are divided by the root of the stream's width,
     and with ``has_gains`` an expert's weights are multiplied by a number of its own. With a
     ``latent_size`` the experts work on so many numbers: a matrix makes them of what that MLP works
-    on, and another one brings what they make together into the stream. With ``sums_normed`` what
-    all make together is normalised before it goes there, whatever other parts do. Gates and what
-    they gate are kept between a layer's number among ``limits`` and its negative, where it has one.
+    on, and another one brings what they make together into the stream. Gates and what they gate
+    are kept between a layer's number among ``limits`` and its negative, where it has one.
     """
 
     num_experts: int
@@ -52,7 +51,6 @@ class Experts:
     beside_mlp: bool = False
     has_gains: bool = False
     latent_size: int = 0
-    sums_normed: bool = False
     limits: tuple[float | None, ...] = ()
 
     def limit(self, layer: int) -> float | None:

@@ -5,7 +5,7 @@ Knows no tensors, files or devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from freight.errors import ModelError
@@ -171,9 +171,7 @@ class ModelConfig:
         """Whether what the experts of a layer make is normalised together, with what the MLP beside
         them makes, before it goes into the stream."""
         experts, is_behind = self.experts, self.norm_place in ("both", "update")
-        if experts is None or experts.beside_mlp:
-            return False
-        return is_behind or experts.sums_normed
+        return experts is not None and is_behind and not experts.beside_mlp
 
     @property
     def experts_see_stream(self) -> bool:
@@ -224,6 +222,30 @@ class ModelConfig:
     def _others(self, layer: int) -> OtherHeads | None:
         own = self.other_heads
         return own if own is not None and own.layers[layer] else None
+
+    @property
+    def queries_per_key(self) -> float:
+        """Query heads that share one of keys, in the mean of layers that attend."""
+        own = [i for i in range(self.num_layers) if self.attends(i)]
+        keys = sum(self.heads(i).num_kv for i in own)
+        return sum(map(self.query_heads, own)) / keys if keys else 1.0
+
+    def of_layers(self, layers: range) -> ModelConfig:
+        """The same model of these layers alone, which are numbered from 0 there."""
+        experts, recurrence, others = self.experts, self.recurrence, self.other_heads
+        cut = slice(layers.start, layers.stop)
+        return replace(
+            self,
+            num_layers=len(layers),
+            sliding_windows=self.sliding_windows[cut],
+            ropes=self.ropes[cut],
+            mlp_limits=self.mlp_limits[cut],
+            experts=experts
+            and replace(experts, layers=experts.layers[cut], limits=experts.limits[cut]),
+            recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
+            parts=self.parts and self.parts[cut],
+            other_heads=others and replace(others, layers=others.layers[cut]),
+        )
 
     def mlp_limit(self, layer: int) -> float | None:
         return self.mlp_limits[layer] if self.mlp_limits else None

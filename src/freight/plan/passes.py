@@ -141,6 +141,11 @@ def _note_columns(step: Step, columns: dict[str, int], unit: Unit) -> None:
         if isinstance(step, Narrow) and step.x not in columns:  # in a half of attention's unit
             columns[step.x] = more + _wanted(unit, step.out)
         columns[step.out] = columns[step.x] + (more if isinstance(step, Widen) else -more)
+    elif isinstance(step, ExpandValues):
+        columns[step.x] = step.num_heads * (step.turned_width + step.weight.num_columns)
+        columns[step.out] = step.num_heads * step.value_width
+    elif isinstance(step, Weigh) and step.x not in columns:  # in such a half
+        columns[step.x] = _wanted(unit, step.x)
     elif isinstance(step, Deal):
         columns |= {part.out: part.num_columns for part in step.parts}
     elif isinstance(step, SplitLatent):

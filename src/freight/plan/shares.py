@@ -84,19 +84,8 @@ def cut_over(config: ModelConfig, ranks: int) -> ModelConfig:
 
 def with_layers(config: ModelConfig, layers: range, *, with_ends: bool) -> ModelConfig:
     """A model of these layers; without ends its vocabulary has one token."""
-    experts, recurrence, others = config.experts, config.recurrence, config.other_heads
-    cut = slice(layers.start, layers.stop)
-    return replace(
-        config,
-        num_layers=len(layers),
-        sliding_windows=config.sliding_windows[cut],
-        ropes=config.ropes[cut],
-        experts=experts and replace(experts, layers=experts.layers[cut]),
-        recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
-        parts=config.parts and config.parts[cut],
-        other_heads=others and replace(others, layers=others.layers[cut]),
-        vocab_size=config.vocab_size if with_ends else 1,
-    )
+    own = config.of_layers(layers)
+    return own if with_ends else replace(own, vocab_size=1)
 
 
 def sources_of(

@@ -49,20 +49,9 @@ def stage_model(config: ModelConfig, layers: range) -> StageModel:
     head = [unit for unit in whole.units if unit.kind == "head"]
     first = whole.embedding if is_first else _empty("entrance", "embedding")
     last = head if is_last else [_empty("departure", "head")]
-    cut = slice(layers.start, layers.stop)
-    experts, recurrence, others = config.experts, config.recurrence, config.other_heads
     return StageModel(
         layers=layers,
-        config=replace(
-            config,
-            num_layers=len(layers),
-            sliding_windows=config.sliding_windows[cut],
-            ropes=config.ropes[cut],
-            experts=experts and replace(experts, layers=experts.layers[cut]),
-            recurrence=recurrence and replace(recurrence, layers=recurrence.layers[cut]),
-            parts=config.parts and config.parts[cut],
-            other_heads=others and replace(others, layers=others.layers[cut]),
-        ),
+        config=config.of_layers(layers),
         programme=Programme(units=(first, *own, *last), carried=whole.carried),
     )
 

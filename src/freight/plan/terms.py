@@ -310,7 +310,7 @@ class Terms:
             attended_s = self.machine.units["cpu"].attended_s(
                 keys * is_plain,
                 keys / size * (not is_plain),
-                config.num_heads / config.num_kv_heads,
+                config.queries_per_key,
             )
             answers = self.rows * layers * config.attended_bytes_per_token(size)
             of_rows = {

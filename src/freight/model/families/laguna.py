@@ -29,20 +29,20 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     is_per_head = stated.get("gating", True) in (True, "per-head")
     return {
         **stated,
-        **_heads(stated.get("num_attention_heads_per_layer")),
+        **_heads(stated.get("num_attention_heads_per_layer"), len(layers)),
         "layer_types": stated.get("layer_types") or ["full_attention" for _ in layers],
-        "expert_layers": [kind == "sparse" for kind in kinds] if isinstance(kinds, list) else kinds,
+        "expert_layers": [kind == "sparse" for kind in kinds] if isinstance(kinds, list) else [],
         "rope_parameters": stated.get("rope_parameters") or _ROPES,
         "gates": "heads" if is_per_head else "apart",
     }
 
 
-def _heads(counts: object) -> Mapping[str, Any]:
+def _heads(counts: object, num_layers: int) -> Mapping[str, Any]:
     """Of a list by layer its first number is the model's, and another one that of other layers;
     the list stays where it is no such one, to be refused."""
     if counts is None:
         return {}
-    if not isinstance(counts, list) or not counts:
+    if not isinstance(counts, list) or not counts or len(counts) != num_layers:
         return {"num_attention_heads_per_layer": counts}
     first, *others = dict.fromkeys(map(str, counts))
     own = {str(count): count for count in counts}

@@ -174,7 +174,7 @@ def _name_newer_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         "gates": "heads" if stated.get("use_attention_gate", True) else "none",
     }
     if isinstance(kinds, list):
-        found["rope_layers"] = [kind not in _KINDS for kind in kinds]
+        found["rope_layers"] = [kind not in (*_KINDS, *_KINDS.values()) for kind in kinds]
     return found
 
 

@@ -42,8 +42,6 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         **_heads(stated),
         "layer_types": kinds,
         "expert_layers": _expert_layers(stated, count),
-        "mlp_limits": _limits(stated.get("swiglu_limits_shared"), count),
-        "expert_limits": _limits(stated.get("swiglu_limits"), count),
         "gates": "heads" if stated.get("use_head_wise_attn_gate", True) else "none",
         "rope_parameters": _ropes(stated, kinds),
         "rope_scaling": None,
@@ -53,6 +51,9 @@ def _spell_out(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         found["use_rope_layers"] = None
     if stated.get("yarn_only_types") in ([_ALL], []):
         found["yarn_only_types"] = None
+    for name, own in (("swiglu_limits", "expert_limits"), ("swiglu_limits_shared", "mlp_limits")):
+        if isinstance(limits := stated.get(name), list):
+            found |= {name: None, own: [limit or None for limit in limits[:count]]}
     return found
 
 
@@ -65,6 +66,7 @@ def _heads(stated: Mapping[str, Any]) -> Mapping[str, Any]:
     where it is read, to be refused."""
     others = stated.get("attention_other_setting")
     own = dict(others) if isinstance(others, Mapping) else {}
+    left: object = others if others and not own else None
     heads = stated.get("num_attention_heads", 64)
     in_windows = own.pop("num_attention_heads", heads)
     if own.pop("attention_type", _WINDOW) == _WINDOW:
@@ -73,7 +75,7 @@ def _heads(stated: Mapping[str, Any]) -> Mapping[str, Any]:
         same = {"num_attention_groups": keys, "head_dim": width, "true_head_dim": width}
         own = {name: value for name, value in own.items() if value != same.get(name)}
     return {
-        "attention_other_setting": own or None,
+        "attention_other_setting": own or left,
         "num_attention_heads": stated.get("num_sliding_attention_heads", in_windows),
         "other_num_heads": heads,
     }
@@ -81,27 +83,27 @@ def _heads(stated: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _expert_layers(stated: Mapping[str, Any], count: int) -> object:
     kinds, numbers = stated.get("mlp_layer_types"), stated.get("moe_layers_enum")
-    if isinstance(kinds, list):
-        return [kind == "sparse" for kind in kinds[:count]]
+    if kinds is not None:
+        return [kind == "sparse" for kind in _list(kinds)[:count]]
     if isinstance(numbers, str):
-        numbers = [number.strip() for number in numbers.split(",")]
+        numbers = [number.strip() for number in numbers.split(",") if number.strip()]
     listed = range(3, count) if numbers is None else _list(numbers)
     own = set(map(str, listed))
-    return [str(layer) in own for layer in range(count)]
-
-
-def _limits(limits: object, count: int) -> object:
-    """None where a layer has 0."""
-    return [limit or None for limit in limits[:count]] if isinstance(limits, list) else None
+    # Of what is no number of a layer nothing follows: none says what it has.
+    is_known = all(number.isdecimal() for number in own)
+    return [str(layer) in own for layer in range(count)] if is_known else []
 
 
 def _ropes(stated: Mapping[str, Any], kinds: object) -> object:
     """By kind of layer, each as one of its layers has it; scaled are those that see all."""
-    given = stated.get("rope_parameters")
-    own = {name: value for name, value in dict(given or {}).items() if isinstance(value, Mapping)}
-    if not isinstance(kinds, list) or (own and all(own.get(str(kind)) for kind in kinds)):
+    given, scaling = stated.get("rope_parameters"), stated.get("rope_scaling")
+    sets = given if isinstance(given, Mapping) else {}
+    own = {name for name, value in sets.items() if value and isinstance(value, Mapping)}
+    wrong = [one for one in (given, scaling) if one and not isinstance(one, Mapping)]
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds) or wrong:
+        return wrong[0] if wrong else given
+    if own and own >= {*kinds}:
         return given
-    scaling = stated.get("rope_scaling")
     thetas, shares = stated.get("rope_theta", 1e4), stated.get("partial_rotary_factors", 1.0)
     found = {}
     for layer, kind in reversed([*enumerate(kinds)]):
@@ -166,6 +168,8 @@ STEP: Final = Family(
     demands={
         "attention_other_setting": None,
         "use_rope_layers": None,
+        "swiglu_limits": None,
+        "swiglu_limits_shared": None,
         "yarn_only_types": None,
         "moe_router_activation": "sigmoid",
         "use_qk_norm": True,

@@ -276,7 +276,6 @@ BASE_KEYS: Final[Mapping[str, Key]] = {
     "shared_scale": fixed(1.0),
     "route_inputs": fixed(False),
     "expert_latent": fixed(None),
-    "expert_sums_normed": fixed(False),
     "best_of_group": fixed(2),
     "route_margin": fixed(None),
     "beside_mlp": fixed(False),
