@@ -41,9 +41,24 @@ def test_a_model_without_contradictions() -> None:
         ({"parallel": True, "norm_place": "both"}, "parts side by side"),
         ({"slope_span": 8.0, "qkv_blocks": 2}, "sink with the distance"),
         ({"slope_span": 8.0, "attention_gates": "queries"}, "sink with the distance"),
+        ({"attention_gates": "both"}, "attention_gates is 'both', supported are none, queries"),
+        ({"gate_function": "tanh"}, "gate_function is 'tanh', supported are sigmoid"),
+        ({"mlp_limits": (0.2, None)}, "gates have a limit of 0.2, it must be 0.3 or more"),
+        ({"mlp_limits": (7.0,)}, "1 limits of gates are given for 2 layers"),
+        ({"mlp_limits": (7.0, None), "gate_limit": 7.0}, "limits by layer, and one for all"),
         ({"norm": "rms_minus_one"}, "supported are rms"),
     ],
     ids=str,
 )
 def test_what_cannot_be_combined(changes: dict[str, Any], words: str) -> None:
     assert any(words in problem for problem in contradictions(replace(LLAMA, **changes)))
+
+
+@pytest.mark.parametrize("gates", ["queries", "apart"])
+def test_over_latents_a_gate_is_of_a_head(gates: str) -> None:
+    raw = {"model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 128}
+    raw |= {"num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    latents = parse_config(raw)
+    assert contradictions(replace(latents, attention_gates="heads")) == []
+    (problem,) = contradictions(replace(latents, attention_gates=gates))
+    assert "over latents has a gate for each head" in problem

@@ -304,7 +304,7 @@ def _read_other_heads(
     if layers is None and isinstance(kinds, list):
         layers = [kind == "full_attention" for kind in kinds]
     return OtherHeads(
-        layers=tuple(layers or ()),
+        layers=tuple(layers) if isinstance(layers, list) else (),
         num_heads=(switches["num_heads"] or 0) if num_heads is None else num_heads,
         num_kv_heads=(switches["num_kv_heads"] or 0) if num_kv_heads is None else num_kv_heads,
         head_dim=(switches["head_dim"] or 0) if width is None else width,

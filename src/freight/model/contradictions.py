@@ -214,6 +214,8 @@ def _latent_problems(config: ModelConfig) -> list[str]:
         problems.append("keys of latents are not one head of a latent and what is rotated")
     if config.fused_qkv or config.qk_norm != "none" or config.attention_sinks:
         problems.append("latent attention has projections and norms of its own, and no sinks")
+    if config.attention_gates not in ("none", "heads"):
+        problems.append("what is attended over latents has a gate for each head, or none")
     return problems
 
 
