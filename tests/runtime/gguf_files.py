@@ -258,6 +258,8 @@ _STACKED: Final = re.compile(
     r"(experts\.gate_up_proj|experts\.down_proj|input_linear|output_linear)(_bias)?(\.weight)?"
 )
 _PARTS: Final = {"w1": "gate", "w2": "down", "w3": "up"}
+_NAMED_LIKE: Final = {"laguna": "step35"}
+"""Architectures that the package does not have yet, whose files have the names of others."""
 # What the package's map does not have.
 _RENAMED: Final = (
     ("self_attn.sinks", "attn_sinks.weight"),
@@ -281,6 +283,7 @@ _RENAMED: Final = (
     ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
     ("moe.router_bias", "exp_probs_b.bias"),
+    ("mlp.experts.e_score_correction_bias", "exp_probs_b.bias"),
 )
 
 
@@ -292,7 +295,8 @@ def _entries(
     *,
     fuses: bool,
 ) -> Iterator[Entry]:
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = _NAMED_LIKE.get(architecture, architecture)
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     raw = config.to_dict()
     heads = {"attn_q": raw["num_attention_heads"], "attn_k": raw["num_key_value_heads"]}

@@ -31,6 +31,7 @@ from transformers import (
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
+    LagunaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
@@ -275,6 +276,20 @@ CONFIGS: dict[str, tuple[str, PretrainedConfig]] = {
             mamba_d_head=64,
             mamba_d_state=16,
             position_embedding_type="nope",
+        ),
+    ),
+    "laguna": (
+        "laguna",
+        LagunaConfig(
+            **{**layers(4), "pad_token_id": 1},
+            head_dim=64,
+            sliding_window=8,
+            layer_types=["full_attention", "sliding_attention"] * 2,
+            num_attention_heads_per_layer=[4, 6, 4, 6],
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=256,
         ),
     ),
     "deepseek_v3": (

@@ -351,6 +351,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         classes={"": "HunYuanDenseV1ForCausalLM"},
     ),
     "hy_v3": Architecture(families=("hy_v3",), tensors=TENSORS),
+    "laguna": Architecture(families=("laguna",), tensors=TENSORS),
     "step35": Architecture(
         families=("step3p5",),
         tensors=TENSORS,
