@@ -27,7 +27,7 @@ from freight.runtime.kernel_choice import try_kernels
 
 from ..kernels.triton_bed import DEVICE, in_use, loaded
 from . import tiny
-from .test_engine_recurrence import CONFIGS, ON_SIM
+from .test_engine_recurrence import CONFIGS
 
 STEP = Attend(
     q="q",
@@ -138,9 +138,7 @@ def test_a_run_with_all_kernels_answers_as_without(
     else:
         tiny.make_model(tmp_path, hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     prompts = tiny.prompts(4, 20)
-    options: dict[str, Any] = {**ON_SIM, "compressed_dir": tmp_path / "kept"}
-    if kind != "recurrent":
-        options |= tiny.ON_SIM
+    options: dict[str, Any] = {**tiny.ON_SIM, "compressed_dir": tmp_path / "kept"}
     if compressed:
         options |= {"kv_bits": 4, "weight_bits": 4}
     with tiny.engine(tmp_path, prompts, 3, **options) as engine:
