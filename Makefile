@@ -1,5 +1,5 @@
 # make demo    a model on disk completes a file of prompts; installs into .venv the first time
-# make test    the tests, half an hour to an hour on two cores
+# make test    the tests, about half an hour on two cores
 # make check   format, lint, types
 # make gpu     what needs a CUDA device, from the source tree: nothing is installed
 # make gpu-matrix   large models on 16 GiB of a CUDA device, until 9 minutes are over
