@@ -189,8 +189,8 @@ def run_counted(
 
 
 def read_in_vain(built: Engine, moved: Counter[str], told: Counter[str]) -> Counter[str]:
-    """What was brought for a sweep that did not come, no more than the weights that units have room
-    for."""
+    """What was brought for a sweep that did not come: no more than the first units' weights, which
+    are read ahead."""
     first = built.plan.layout.units[:4]
     most = sum(unit.streamed_bytes(tier)[1] for unit in first for tier in ("disk", "cpu"))
     more = moved - told
