@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -88,6 +89,34 @@ def test_every_piece_once_per_sweep(case: Case) -> None:
         for sweep, unit in {(sweep, unit) for sweep, unit, _ in case.runs()}
         for index, piece in enumerate(case.model.units[unit].pieces)
     )
+
+
+@settings(deadline=None, max_examples=100)
+@given(case=cases())
+def test_keys_are_fetched_while_those_before_them_are_used(case: Case) -> None:
+    """Of the next micro-batch that has any, in a later layer where this was the last of its own:
+    where one passes a unit its keys would otherwise wait until that layer has been attended."""
+    issued: dict[tuple[int, int, int], int] = {}
+    computed: dict[tuple[int, int, int], int] = {}
+    for op in case.operations():
+        if op.batch is None:
+            continue
+        own = op.sweep, op.unit, op.batch.index
+        if any(a.is_write and a.place[0] == "kv slot" and a.owner[-1] == 0 for a in op.accesses):
+            issued[own] = op.index
+        elif op.lane is Lane.COMPUTE:
+            computed.setdefault(own, op.index)
+    for sweep in case.sweeps:
+        turns = [
+            (sweep.index, unit, work.batch.index)
+            for unit, own in enumerate(case.model.units)
+            for work in sweep.works
+            if work.passes(own)
+        ]
+        for before, own in pairwise(turns):
+            assert issued.get(own, -1) < computed[before]
+        for too_early, own in zip(turns, turns[2:], strict=False):
+            assert issued.get(own, computed[too_early]) >= computed[too_early]
 
 
 @settings(deadline=None, max_examples=50)

@@ -47,6 +47,16 @@ class Delegation:
         self.unread.extend(own for own in turns if self._passed(own[0], own[2]).slot_bytes)
         yield from self._read_ahead()
 
+    def accesses(self, unit: int, work: BatchWork, *, begins: bool) -> list[Access]:
+        """Of the part of a computation that begins before, or ends after, what is attended."""
+        k = work.batch.index
+        if begins:
+            return [
+                self.board.new_home("delegated rows", k, (self.sweep, unit, 0)),
+                self.board.new_home("attended rows", k, (self.sweep, unit)),
+            ]
+        return [self.board.home("delegated rows", k), self.board.home("attended rows", k)]
+
     def send(self, unit: int, layer: int, work: BatchWork) -> Iterator[Operation]:
         """After the queries have been computed: hand them over, and attend what can be."""
         k = work.batch.index

@@ -3,8 +3,9 @@
 A sweep is one pass over the units in which each unit's weights are brought once for the whole
 block of rows. Row-by-row and zig-zag differ only in the sweeps that come in. While a unit is
 computed, later units' weights come in slices across the micro-batches, also over the border of a
-sweep (``weight_stream``); the KV and activations of the next micro-batch are fetched, those of the
-previous one are stored. Waits are between operations: each lists those of other lanes it needs.
+sweep (``weight_stream``); the activations of the next micro-batch are fetched, and the KV of the
+next one that has any, be it in a later layer; those of the previous one are stored. Waits are
+between operations: each lists those of other lanes it needs.
 What a router has chosen is asked for after its last computation has been taken; until then nothing
 of its experts is issued.
 
@@ -14,6 +15,7 @@ In which order a sweep's computations come is said in ``steps``, what the CPU at
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,12 +76,16 @@ _KINDS: Final = {
     "finish": Kind.FINISH_ATTENTION,
 }
 
+_KV_AHEAD: Final = 1
+"""Slots of KV that is fetched while another's is used, and one more's is stored."""
+
 _Run = Generator[Operation, None, Step | None]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Stream:
-    """The generator's state: what is where, and what was issued."""
+    """The generator's state: what is where, and what was issued. ``unfetched`` are the units and
+    micro-batches of the sweep whose KV has still to be fetched, in the order they are computed."""
 
     model: StreamModel
     board: Scoreboard
@@ -87,6 +93,7 @@ class _Stream:
     delegation: Delegation
     handover: Handover
     chosen: Callable[[int], Collection[int]]
+    unfetched: deque[tuple[int, BatchWork]] = field(default_factory=deque)
     kv_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
     embedding_slots: dict[int, int] = field(default_factory=dict)
@@ -102,6 +109,12 @@ class _Stream:
             steps = steps_of(sweep, self.model, self.chosen, self.weights.choose)
             step = next(steps, None)
             yield from self.begin_delegation(sweep)
+            self.unfetched = deque(
+                (number, work)
+                for number, unit in enumerate(self.model.units)
+                for work in sweep.works
+                if work.passes(unit)
+            )
             if step is not None:  # the embedding
                 yield from self.load_activations(sweep.index, step)
             while step is not None:
@@ -132,8 +145,9 @@ class _Stream:
         # Rows of the same micro-batch must be stored first; there is one buffer of embedding rows,
         # too large to have two of for what it would hide.
         apart = unit > 0 and following is not None and following.work is not work
-        if following is not None and self.passes_kv(following):
-            yield from self.load_kv(sweep, following)
+        passes_kv = self.passes_kv(step)
+        while self.unfetched and len(self.kv_slots) < passes_kv + _KV_AHEAD:
+            yield from self.load_kv(sweep, *self.unfetched.popleft())
         if following is not None and apart:
             yield from self.load_activations(sweep, following)
         if step.is_first and self.model.units[unit].needs_decode:
@@ -141,14 +155,14 @@ class _Stream:
         if step.part == "finish":
             yield from self.delegation.bring_back(unit, work)
         yield self.compute(sweep, step)
-        if self.passes_kv(step):
+        if passes_kv:
             yield from self.store_kv(sweep, step)
         yield from self.store_activations(sweep, step)
         yield from self.go_on_delegating(step)
         if unit == len(self.model.units) - 1:
             yield from self.handover.hand_over(sweep, unit, work)
-        if is_open and (following := next(steps, None)) is not None and self.passes_kv(following):
-            yield from self.load_kv(sweep, following)
+        if is_open:
+            following = next(steps, None)
         if following is not None and not apart:
             yield from self.load_activations(sweep, following)
         return following
@@ -163,9 +177,8 @@ class _Stream:
 
     # -- KV cache ----------------------------------------------------------------------------
 
-    def load_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
+    def load_kv(self, sweep: int, unit: int, work: BatchWork) -> Iterator[Operation]:
         """Fetch what the offloaded rows' keys and values are so far into a slot."""
-        unit, work = step.unit, step.work
         layer = self.model.units[unit].layer
         assert layer is not None
         k = work.batch.index
@@ -204,10 +217,7 @@ class _Stream:
         )
 
     def passes_kv(self, step: Step) -> bool:
-        unit = self.model.units[step.unit]
-        if unit.kind not in ("attention", "recurrence") or step.part == "finish":
-            return False
-        return step.work.passed(unit).slot_bytes > 0
+        return step.part != "finish" and step.work.passes(self.model.units[step.unit])
 
     def store_kv(self, sweep: int, step: Step) -> Iterator[Operation]:
         """Bring the pages that the new tokens touched back to their homes."""
@@ -377,7 +387,8 @@ class _Stream:
             num_recomputed = passed.num_loaded if model_unit.recomputes else 0
         activation_slot = self.activation_slots.get(k, -1)
         accesses += self.activation_accesses(sweep, step)
-        accesses += self.delegated_accesses(sweep, step)
+        if step.part != "whole":
+            accesses += self.delegation.accesses(unit, work, begins=step.part == "begin")
         if model_unit.kind == "router":
             accesses.append(self.board.new_home("routes", k, (sweep, unit)))
         if model_unit.expert is not None:
@@ -400,17 +411,6 @@ class _Stream:
             num_delegated=0 if work.delegated is None else work.delegated.num_rows,
             num_recomputed=num_recomputed,
         )
-
-    def delegated_accesses(self, sweep: int, step: Step) -> list[Access]:
-        k = step.work.batch.index
-        if step.part == "begin":
-            return [
-                self.board.new_home("delegated rows", k, (sweep, step.unit, 0)),
-                self.board.new_home("attended rows", k, (sweep, step.unit)),
-            ]
-        if step.part == "finish":
-            return [self.board.home("delegated rows", k), self.board.home("attended rows", k)]
-        return []
 
     def place_of_rows(self, unit: int, k: int) -> int:
         """The slot with the rows that this unit needs beside the weights: KV or embedding rows."""

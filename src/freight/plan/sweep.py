@@ -109,6 +109,10 @@ class BatchWork:
     delegates_later: bool = False
     departing_bytes: int = 0
 
+    def passes(self, unit: StreamUnit) -> bool:
+        """Whether anything passes in that unit."""
+        return unit.kind in ("attention", "recurrence") and self.passed(unit).slot_bytes > 0
+
     def passed(self, unit: StreamUnit) -> Passed:
         """What passes in that unit."""
         if unit.kind == "recurrence":
