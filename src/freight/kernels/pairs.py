@@ -53,16 +53,14 @@ _FEWEST_TOKENS: Final = 4
 _MANY_TOKENS: Final = 257
 _PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
-_TIMES_SLOWER: Final = 1.1
-"""That the loops may be: torch takes memory for a copy of the rows, and keeps code for each number
-of tokens."""
+_TIMES_SLOWER: Final = 1.2
+"""That the loops may be: torch takes memory for a copy of the rows, and for each number of tokens
+makes code, in the time of four to ten such products, and keeps the last few."""
 
 
 def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether the loops take these, and multiply so many tokens about as fast as torch, or faster.
-    Where registers are of sixteen by sixteen torch is as fast with more tokens than they multiply
-    at once, until blocks of rows are worth laying; few tokens had better multiply codes as they
-    are."""
+    Few tokens had better multiply codes as they are."""
     loops = find_loops()
     if loops is None or loops.pairs is None:
         return False
@@ -70,10 +68,7 @@ def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:
     fewest = own.FEW_TOKENS_OF_CODES + 1 if all(each.is_in_groups for each in products) else 1
     has_plain = any(map(_is_plain, products))
     return (
-        (
-            fewest <= tokens <= own.MOST_TOKENS
-            or _are_for_blocks(loops, *x.shape, has_plain=has_plain)
-        )
+        (fewest <= tokens <= own.MOST_TOKENS or _are_for_blocks(loops, tokens, has_plain=has_plain))
         and _are_pairs(x, products)
         and _are_faster(tokens, has_plain=has_plain)
     )
@@ -105,23 +100,21 @@ def plain_pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool
 
 def pairs_are_always_better(columns: Collection[int]) -> bool:
     """Whether these loops multiply plain rows of so many columns by any number of tokens, so that
-    torch keeps no code for each: where registers are of sixteen by sixteen it has some numbers."""
+    torch keeps no code for each."""
     loops = find_loops()
-    if loops is None or loops.pairs is None or loops.tiles is not None:
+    if loops is None or loops.pairs is None:
         return False
     return all(own % (2 * _TILE) == 0 for own in columns) and all(
         _are_faster(tokens, has_plain=True) for tokens in _PROBE_TOKENS
     )
 
 
-def _are_for_blocks(loops: Loops, tokens: int, columns: int, *, has_plain: bool) -> bool:
+def _are_for_blocks(loops: Loops, tokens: int, *, has_plain: bool) -> bool:
     """Whether there are loops that lay rows in blocks, and so many tokens are for them."""
     own = loops.tile_blocks
     if own is None:
         return False
-    if has_plain:
-        return bool(tokens >= own.FEWEST_TOKENS and columns <= own.MOST_COLUMNS)
-    return bool(tokens >= own.FEWEST_TOKENS_OF_CODES)
+    return bool(tokens >= (own.FEWEST_TOKENS if has_plain else own.FEWEST_TOKENS_OF_CODES))
 
 
 def _is_plain(product: Product) -> bool:
@@ -173,7 +166,7 @@ def multiply_pairs(
         _multiply_few(loops, x, products)
         return
     tokens, columns = x.shape
-    in_blocks = _are_for_blocks(loops, tokens, columns, has_plain=any(map(_is_plain, products)))
+    in_blocks = _are_for_blocks(loops, tokens, has_plain=any(map(_is_plain, products)))
     own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)
     most = laid_tokens(columns) if in_blocks else own_loops.MOST_TOGETHER
 
@@ -386,7 +379,7 @@ def _times(tokens: int) -> tuple[float, ...]:
     def one_by_one(turn: int) -> None:
         _multiply_few(loops, x, product(turn))
 
-    in_blocks = _are_for_blocks(loops, tokens, _PROBE_COLUMNS, has_plain=True)
+    in_blocks = _are_for_blocks(loops, tokens, has_plain=True)
     own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)
 
     def in_tiles(turn: int) -> None:

@@ -21,7 +21,7 @@ from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, kind_of
 from freight.kernels.sums import ADDS, GATES, PUTS
-from freight.kernels.tile_loops import lay_panel, scale_sums
+from freight.kernels.tile_loops import MOST_TOKENS, lay_panel, scale_sums
 from freight.kernels.tile_registers import (
     INTEGERS,
     PAIRS,
@@ -48,7 +48,6 @@ __all__ = [
     "FEWEST_TOKENS",
     "FEWEST_TOKENS_OF_CODES",
     "FEWEST_TOKENS_OF_INTEGERS",
-    "MOST_COLUMNS",
     "columns_together",
     "many_in_turns",
     "many_together",
@@ -57,13 +56,11 @@ __all__ = [
 
 U = np.uintp
 F = np.float32
-FEWEST_TOKENS = 448
+FEWEST_TOKENS = MOST_TOKENS + 1
 FEWEST_TOKENS_OF_CODES = 96
 FEWEST_TOKENS_OF_INTEGERS = 1024
 """From which on plain rows, compressed ones, and integers multiplied as such, had better be laid in
 blocks: laying rows that are read as they are takes as long as they take from memory."""
-MOST_COLUMNS = 4096
-"""Of plain rows: sums of the parts of longer ones pass memory again and again."""
 _MOST_ROWS = 256
 _FEWEST_ROWS = 2 * ROWS
 _KEPT = 1 << 18
