@@ -1160,8 +1160,18 @@ PUBLISHED |= {
 }
 
 
+ATOL = 1e-4
+LARGER = {"gemma4, wider behind": 6e-4}
+"""Of a model whose own float32 logits are 2e-4 from its float64 ones (AVX-512)."""
+
+
 def compare(
-    directory: Path, prompts: list[list[int]], answers: list[tiny.Answer], **options: Any
+    directory: Path,
+    prompts: list[list[int]],
+    answers: list[tiny.Answer],
+    *,
+    atol: float = ATOL,
+    **options: Any,
 ) -> None:
     if read_config(directory).sharing is not None:  # keys that several layers attend stay near
         options = tiny.with_keys_near(options)
@@ -1170,7 +1180,7 @@ def compare(
         found = tiny.run(engine, prompts, STEPS)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         mine = torch.stack([captured[row, len(prompt) + step] for step in range(STEPS)])
-        torch.testing.assert_close(mine, answer.logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(mine, answer.logits, rtol=0, atol=atol)
     assert found == tiny.tokens(answers)
     assert len(captured) == STEPS * len(prompts)
 
@@ -1193,7 +1203,8 @@ def test_switch(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = CONFIGS[name]
     model = tiny.make_model(tmp_path, config=config)
     prompts = tiny.prompts(4, 40, vocab=config.vocab_size)
-    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), **options)
+    atol = LARGER.get(name, ATOL)
+    compare(tmp_path, prompts, tiny.reference(model, prompts, STEPS), atol=atol, **options)
 
 
 def publish(name: str, directory: Path, **changes: Any) -> PreTrainedModel:
