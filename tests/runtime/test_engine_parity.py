@@ -1161,7 +1161,7 @@ PUBLISHED |= {
 
 
 ATOL = 1e-4
-LARGER = {"gemma4, wider behind": 6e-4}
+LARGER = {"gemma4, wider behind": 4e-4}
 """Of a model whose own float32 logits are 2e-4 from its float64 ones (AVX-512)."""
 
 

@@ -55,7 +55,7 @@ _PROBE_TOKENS: Final = (2, 8, 64, 512)
 """Of the fewest, of few, of more, and of many."""
 _TIMES_SLOWER: Final = 1.2
 """That the loops may be: torch takes memory for a copy of the rows, and for each number of tokens
-makes code, in the time of four to ten such products, and keeps the last few."""
+makes code, mostly in the time of several such products, and keeps the last few."""
 
 
 def pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool:

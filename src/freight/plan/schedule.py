@@ -57,6 +57,7 @@ def schedule(
         delegation=Delegation(board=board, rolling=rolling),
         handover=Handover(turns=sweeps, model=model, board=board),
         chosen=chosen or _nothing_chosen,
+        keeping=tuple(number for number, unit in enumerate(model.units) if unit.keeps),
     )
     return stream.run()
 
@@ -84,8 +85,9 @@ _Run = Generator[Operation, None, Step | None]
 
 @dataclass(kw_only=True, slots=True)
 class _Stream:
-    """The generator's state: what is where, and what was issued. ``unfetched`` are the units and
-    micro-batches of the sweep whose KV has still to be fetched, in the order they are computed."""
+    """The generator's state: what is where, and what was issued. ``keeping`` are the units
+    for which rows keep anything, few among thousands of experts; ``unfetched`` those of the sweep,
+    with a micro-batch each, whose KV has still to be fetched, in the order they are computed."""
 
     model: StreamModel
     board: Scoreboard
@@ -93,6 +95,7 @@ class _Stream:
     delegation: Delegation
     handover: Handover
     chosen: Callable[[int], Collection[int]]
+    keeping: tuple[int, ...]
     unfetched: deque[tuple[int, BatchWork]] = field(default_factory=deque)
     kv_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     activation_slots: dict[int, int] = field(default_factory=dict)
@@ -111,9 +114,9 @@ class _Stream:
             yield from self.begin_delegation(sweep)
             self.unfetched = deque(
                 (number, work)
-                for number, unit in enumerate(self.model.units)
+                for number in self.keeping
                 for work in sweep.works
-                if work.passes(unit)
+                if work.passes(self.model.units[number])
             )
             if step is not None:  # the embedding
                 yield from self.load_activations(sweep.index, step)
@@ -417,7 +420,7 @@ class _Stream:
         kind = self.model.units[unit].kind
         if kind == "embedding":
             return self.embedding_slots.pop(k, -1)
-        return self.kv_slots.get((unit, k), -1) if kind in ("attention", "recurrence") else -1
+        return self.kv_slots.get((unit, k), -1)
 
     def activation_accesses(self, sweep: int, step: Step) -> list[Access]:
         unit, work = step.unit, step.work

@@ -111,7 +111,7 @@ class BatchWork:
 
     def passes(self, unit: StreamUnit) -> bool:
         """Whether anything passes in that unit."""
-        return unit.kind in ("attention", "recurrence") and self.passed(unit).slot_bytes > 0
+        return unit.keeps and self.passed(unit).slot_bytes > 0
 
     def passed(self, unit: StreamUnit) -> Passed:
         """What passes in that unit."""
@@ -168,6 +168,11 @@ class StreamUnit:
     expert: int | None = None
     recomputes: bool = False
     rolls: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether rows keep anything for it: keys and values, or a state."""
+        return self.kind in ("attention", "recurrence")
 
     @property
     def slot_bytes(self) -> int:
