@@ -16,13 +16,17 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.memory.disk import DirectFile, DiskRequest
 from freight.memory.passage import Home, PageRun, Passage, RowPages
-from freight.memory.transfer import copy_bytes, host_view
+from freight.memory.transfer import copy_bytes, copy_pages, host_view
 
 __all__ = ["KVCache"]
+
+_Places = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -274,9 +278,8 @@ class KVCache:
             assert self._file is not None
             requests = self._disk_requests(layer, passage.disk_in)
             self._file.read_all(requests, host_view(self.pages_in(layer, slot)))
-        for run in passage.tails_in:
-            tails = self._tails[layer][run.home : run.home + run.count]
-            copy_bytes(tails, _pages(self.pages_in(layer, slot), run))
+        homes, places = _each_page(passage.tails_in)
+        copy_pages(self._tails[layer], homes, self.pages_in(layer, slot), places)
 
     def write_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Pages that are full now to the file, those in progress to RAM."""
@@ -284,9 +287,8 @@ class KVCache:
             assert self._file is not None
             requests = self._disk_requests(layer, passage.disk_out)
             self._file.write_all(requests, host_view(self.pages_in(layer, slot)))
-        for run in passage.tails_out:
-            tails = self._tails[layer][run.home : run.home + run.count]
-            copy_bytes(_pages(self.pages_in(layer, slot), run), tails)
+        homes, places = _each_page(passage.tails_out)
+        copy_pages(self.pages_in(layer, slot), places, self._tails[layer], homes)
 
     def fetch_near(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """What rows have that move away from the compute tier, into a slot on it."""
@@ -334,6 +336,16 @@ class KVCache:
             )
             for run in runs
         ]
+
+
+def _each_page(runs: Sequence[PageRun]) -> tuple[_Places, _Places]:
+    """The places of all their pages at home and in the slot."""
+    homes, places, counts = np.array(
+        [(run.home, run.slot, run.count) for run in runs], dtype=np.int64
+    ).reshape(-1, 3).T
+    begins = np.repeat(counts.cumsum() - counts, counts)
+    turns = np.arange(counts.sum()) - begins
+    return np.repeat(homes, counts) + turns, np.repeat(places, counts) + turns
 
 
 def _pages(slot: torch.Tensor, run: PageRun) -> torch.Tensor:

@@ -13,13 +13,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.memory.disk import Traffic
 
-__all__ = ["LaneStopped", "LaneTimeline", "LaneWorker", "Link", "copy_bytes", "host_view"]
+__all__ = [
+    "LaneStopped",
+    "LaneTimeline",
+    "LaneWorker",
+    "Link",
+    "copy_bytes",
+    "copy_pages",
+    "host_view",
+]
+
+_BYTES_OF_A_STEP: Final = 512 << 10
+"""Of pages that are copied together: they pass through memory that a core's cache holds."""
 
 
 class LaneTimeline:
@@ -215,6 +228,21 @@ def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
     else:
         np.copyto(target.numpy(), source.numpy())
+
+
+def copy_pages(
+    source: torch.Tensor,
+    from_pages: npt.NDArray[np.int64],
+    target: torch.Tensor,
+    to_pages: npt.NDArray[np.int64],
+) -> None:
+    """Copy pages of uint8 tensors [P, page bytes] in host memory by their numbers, some in one
+    step: a call for each takes longer than its bytes, while a disk waits for this thread."""
+    pages, targets = source.numpy(), target.numpy()
+    some = max(1, _BYTES_OF_A_STEP // max(1, source.shape[1]))
+    for first in range(0, len(from_pages), some):
+        last = first + some
+        targets[to_pages[first:last]] = pages[from_pages[first:last]]
 
 
 def host_view(tensor: torch.Tensor) -> memoryview:
