@@ -5,13 +5,21 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freight.memory.disk import Traffic
-from freight.memory.transfer import LaneStopped, LaneTimeline, LaneWorker, Link, copy_bytes
+from freight.memory.transfer import (
+    LaneStopped,
+    LaneTimeline,
+    LaneWorker,
+    Link,
+    copy_bytes,
+    copy_pages,
+)
 
 
 def no_error(error: Exception) -> None:
@@ -188,3 +196,18 @@ def test_a_link_keeps_its_pace() -> None:
 def test_copies_of_unequal_size_are_refused() -> None:
     with pytest.raises(ValueError, match="could not broadcast"):
         copy_bytes(torch.zeros(3, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    places=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 59)), max_size=40),
+    page_bytes=st.sampled_from([0, 3, 4096, 100 << 10, 600 << 10]),
+)
+def test_pages_go_where_they_are_told(places: list[tuple[int, int]], page_bytes: int) -> None:
+    """Also those that come in several steps, one that is longer than a step among them."""
+    homes = {slot: home for home, slot in places}
+    source = torch.arange(40, dtype=torch.uint8)[:, None].expand(40, page_bytes).contiguous()
+    target = torch.full((60, page_bytes), 255, dtype=torch.uint8)
+    numbers = np.array([*homes.values()], np.int64), np.array([*homes], np.int64)
+    copy_pages(source, numbers[0], target, numbers[1])
+    assert all((target[slot] == homes.get(slot, 255)).all() for slot in range(60))

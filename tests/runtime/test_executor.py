@@ -116,7 +116,15 @@ def test_lanes_work_side_by_side_and_each_in_order() -> None:
     assert done[Lane.DISK_WRITE] == [*range(1, 40, 2)]
 
 
-def test_two_pieces_of_weights_are_read_at_once() -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (Kind.READ_WEIGHTS, Kind.READ_WEIGHTS),
+        (Kind.READ_KV, Kind.READ_WEIGHTS),
+        (Kind.READ_WEIGHTS, Kind.READ_KV),
+    ],
+)
+def test_two_reads_are_under_way_at_once(kinds: tuple[Kind, Kind]) -> None:
     """And their lane's time counts once."""
     meeting = threading.Barrier(2, timeout=5)
     times: list[tuple[float, float]] = []
@@ -125,7 +133,7 @@ def test_two_pieces_of_weights_are_read_at_once() -> None:
         meeting.wait()
         time.sleep(0.01)
 
-    operations = [operation(i, Lane.DISK_READ, kind=Kind.READ_WEIGHTS) for i in range(6)]
+    operations = [operation(i, Lane.DISK_READ, kind=kinds[i % 2]) for i in range(6)]
     running = Executor(
         work,
         device=torch.device("cpu"),

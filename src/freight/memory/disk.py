@@ -63,6 +63,7 @@ class DirectFile:
             self.is_direct = False
         self.num_bytes = os.fstat(self._descriptor).st_size
         self._queues: dict[str, RequestQueue | None] = {}
+        self._opening = threading.Lock()
 
     def close(self) -> None:
         for queue in self._queues.values():
@@ -134,9 +135,10 @@ class DirectFile:
 
     def _queue(self, link: str) -> RequestQueue | None:
         """One for each direction, which have threads of their own."""
-        if link not in self._queues:
-            self._queues[link] = RequestQueue.open()
-        return self._queues[link]
+        with self._opening:
+            if link not in self._queues:
+                self._queues[link] = RequestQueue.open()
+            return self._queues[link]
 
     def write(self, offset: int, data: memoryview, wanted: int | None = None) -> None:
         """Write all of ``data`` at ``offset``."""

@@ -132,7 +132,7 @@ class Cost:
             request = min(request, self._kv_request(operation.kind, kept))
         kind = _KINDS.get(operation.kind, "weights")
         link = self.machine.links[operation.lane.value]
-        alone = operation.pairs and not self.policy.overlap
+        alone = operation.kind is Kind.READ_WEIGHTS and not self.policy.overlap
         seconds = link.seconds(operation.num_bytes, kind, max(request, 1.0), one_by_one=alone)
         return Demand(seconds=seconds, size=request)
 

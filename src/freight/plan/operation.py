@@ -127,9 +127,9 @@ class Operation(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether it may be under way beside a neighbour on its lane that pairs, too: pieces of
-        weights have places of their own, and nothing in common that changes."""
-        return self.kind is Kind.READ_WEIGHTS
+        """Whether it may be under way beside a neighbour on its lane that pairs, too: it waits by
+        name for what it needs, and for those that used its place."""
+        return self.kind in (Kind.READ_WEIGHTS, Kind.READ_KV)
 
     def __str__(self) -> str:
         batch = "" if self.batch is None else f" micro-batch {self.batch.index}"
