@@ -6,8 +6,8 @@ The same bits as the reference in ``grouped`` makes. Threads are the caller's bu
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import bits_of, half_at, of_bits
 
 __all__ = ["append_tokens"]
@@ -17,7 +17,7 @@ F = np.float32
 _MOST = F(65504.0)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _half_bits(number):  # type: ignore[no-untyped-def]
     """The bits of the nearest float16, ties to even, of a number that has one; zero has no sign."""
     bits = bits_of(number)
@@ -32,7 +32,7 @@ def _half_bits(number):  # type: ignore[no-untyped-def]
     return np.uint16(half | sign) if half else np.uint16(0)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _quantise(numbers, raw, halves, at, levels, bits, size):  # type: ignore[no-untyped-def]
     """One row [width] into the bytes from ``at`` on; ``numbers`` are changed."""
     width = numbers.shape[0]
@@ -73,7 +73,7 @@ def _quantise(numbers, raw, halves, at, levels, bits, size):  # type: ignore[no-
                 raw[at + i] = np.uint8(numbers[i])
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def append_tokens(first, last, numbers, places, head_stride, raw, halves, levels, bits, size):  # type: ignore[no-untyped-def]
     """The tokens ``first`` to ``last`` of numbers [tokens, heads, width]: float32, changed.
 

@@ -22,6 +22,7 @@ from freight.kernels.attention_steps import (
     make_plain,
     stretch_at,
 )
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.page_loops import meet_page
 from freight.kernels.vectors import (
@@ -46,7 +47,7 @@ F = np.float32
 _WIDTH = U(WIDTH)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
     """Scores to what their softmax would be but for the sum; returns it, and the highest score."""
     top = splat(F(-3e38))
@@ -69,7 +70,7 @@ def _meet_stretch(
     raise NotImplementedError
 
 
-@overload(_meet_stretch, jit_options={"nogil": True, "boundscheck": False})
+@overload(_meet_stretch, jit_options=UNCOUNTED)
 def _choose_meet_stretch(raw, halves, shape, stretch, are_values, room, own):  # type: ignore[no-untyped-def]
     return _meet_codes if raw.dtype.bitwidth == 8 else _meet_numbers
 
@@ -89,7 +90,7 @@ def _meet_codes(raw, halves, shape, stretch, are_values, room, own):  # type: ig
     meet_page(are_values, room, U(0), U(0), tokens, shape.padded, *own)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _meet_pages(raw, halves, shape, pages, seen, after, are_values, room, own):  # type: ignore[no-untyped-def]
     """The same with all tokens that are ``seen``, from one to before another; what comes ``after``
     is fetched at last. ``own`` are vectors, the first one's place, how many, and their numbers,
@@ -105,7 +106,7 @@ def _meet_pages(raw, halves, shape, pages, seen, after, are_values, room, own): 
         position += stretch[1]
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _count_above(scores, base, length, border):  # type: ignore[no-untyped-def]
     sums, border = splat(F(0.0)), splat(border)
     for place in range(0, length, WIDTH):
@@ -113,14 +114,14 @@ def _count_above(scores, base, length, border):  # type: ignore[no-untyped-def]
     return U(total(sums))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _number_at(rank):  # type: ignore[no-untyped-def]
     """The float32 with this rank among all of them."""
     half = np.uint32(0x80000000)
     return of_bits(rank ^ half if rank >= half else ~rank)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyped-def]
     """The ``keep`` places with the highest of ``count`` scores, in order, into ``chosen``; the
     others become minus infinity. Up to ``length`` there are only such."""
@@ -151,7 +152,7 @@ def _choose(scores, base, count, length, keep, chosen):  # type: ignore[no-untyp
             scores[at] = F(-np.inf)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _sum_chosen(raw, halves, shape, pages, start, chosen, count, room, sums, own, weights, base):  # type: ignore[no-untyped-def]
     """The values of the chosen places by their weights onto the sums of one query."""
     for number in range(count):

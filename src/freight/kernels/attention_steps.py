@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -68,7 +69,7 @@ def make_plain(
     raise NotImplementedError
 
 
-@overload(make_plain, jit_options={"boundscheck": False}, inline="always")
+@overload(make_plain, jit_options=UNCOUNTED, inline="always")
 def _choose_make_plain(raw, halves, first, count, shape, plain, ahead):  # type: ignore[no-untyped-def]
     return _plain_codes if raw.dtype.bitwidth == 8 else _plain_numbers
 
@@ -167,7 +168,7 @@ def exponential(x):  # type: ignore[no-untyped-def]
     return multiply(series, two_to(power))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
     """limit tanh(score / limit), in place."""
     one, two = splat(F(1.0)), splat(F(2.0))

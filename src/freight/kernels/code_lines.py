@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
 from freight.kernels.code_registers import (
@@ -20,6 +19,7 @@ from freight.kernels.code_registers import (
     put_low_halves,
     put_short_group,
 )
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.exponent_lines import lay_exponents
 from freight.kernels.row_kinds import (
     CodeRows,
@@ -81,7 +81,7 @@ def lay_rows(
     What comes ``ahead`` rows further is fetched."""
 
 
-@overload(lay_rows, jit_options={"nogil": True, "boundscheck": False})
+@overload(lay_rows, jit_options=UNCOUNTED)
 def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     lay = _LAYING[kind_of(rows)]
 
@@ -91,7 +91,7 @@ def _lay_rows(rows, top, height, begin, width, out, start, row_apart, line_apart
     return own
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     """As ``lay_codes``, of MXFP4, of which a group is a line."""
     raw, columns, row_bytes = rows
@@ -109,7 +109,7 @@ def lay_fours(rows, top, height, begin, width, out, start, row_apart, line_apart
             to += U(line_apart)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_eights(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     """As ``lay_codes``, of floats of 8 bits."""
     raw, factors, columns, row_bytes = rows
@@ -126,7 +126,7 @@ def lay_eights(rows, top, height, begin, width, out, start, row_apart, line_apar
             to += U(line_apart)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_codes(rows, top, height, begin, width, out, start, row_apart, line_apart, ahead):  # type: ignore[no-untyped-def]
     """``width`` columns from ``begin`` on, whole groups, of rows from ``top`` on, to out from
     ``start`` on. Rows are as ``many_tokens`` has them, and ``row_apart`` there; lines of 32

@@ -4,8 +4,8 @@ are the caller's business."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.micro_registers import load_eights
 from freight.kernels.vectors import WIDTH, multiply, splat, store
 from freight.model.number_format import EIGHT_COLUMNS
@@ -15,7 +15,7 @@ __all__ = ["make_plain"]
 U = np.uintp
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def make_plain(rows, first, last, out):  # type: ignore[no-untyped-def]
     """Rows ``first`` to ``last`` of rows, as ``lay_eights`` has them, to those of out, flat:
     float32, or uint16 that are bfloat16."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.exponent_registers import (
     HAS_EXPANSION,
     first_one,
@@ -45,7 +46,7 @@ def _row_places(raw, source, columns, begin):  # type: ignore[no-untyped-def]
     return raw[top], codes + U(LINE_CODE_BYTES * line), top + U(1) + before
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_exponents(rows, top, height, begin, width, out, start, row_apart, half_apart, ahead):  # type: ignore[no-untyped-def]
     """``width`` columns from ``begin`` on, whole lines, of rows from ``top`` on, to out from
     ``start`` on as bfloat16. Rows come ``row_apart`` there and halves of lines, 32 numbers,
@@ -83,7 +84,7 @@ def _place_of(byte):  # type: ignore[no-untyped-def]
     return (byte >> U(3)) & U(1), (byte >> U(4) << U(3)) + (byte & U(7))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_spared(out, place, half_apart, raw, low, others, spared):  # type: ignore[no-untyped-def]
     """Those of a line that have exponents without a code, one by one."""
     while spared:
@@ -100,7 +101,7 @@ def _put_spared(out, place, half_apart, raw, low, others, spared):  # type: igno
         others += U(1)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_spared_wide(out, place, raw, low, others, spared):  # type: ignore[no-untyped-def]
     """Likewise of a line of float32."""
     words = out.view(np.uint32)
@@ -112,7 +113,7 @@ def _put_spared_wide(out, place, raw, low, others, spared):  # type: ignore[no-u
         others += U(1)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_wide(rows, top, height, begin, width, out, start, row_apart):  # type: ignore[no-untyped-def]
     """As ``lay_exponents`` as float32, which out is, side by side."""
     raw, columns, row_bytes = rows

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.model.number_format import (
     EXPONENT_BITS,
     EXPONENT_CODES,
@@ -41,7 +42,7 @@ def find_tops(bits, first, last, tops, spared):  # type: ignore[no-untyped-def]
         tops[row], spared[row] = top, columns - most
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def put_rows(bits, tops, first, last, head, raw):  # type: ignore[no-untyped-def]
     """Rows ``first`` to ``last`` to raw uint8 [rows, row bytes], in which there is room for all and
     ``head`` bytes come before the exponents without a code."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -38,7 +39,7 @@ def _value(code, scale, lowest):  # type: ignore[no-untyped-def]
     return add(multiply(code, scale), lowest)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def plain_groups(raw, start, numbers, factors, groups, size, bits, first, last, out, target):  # type: ignore[no-untyped-def]
     """Groups ``first`` to ``last`` of a row's ``groups`` to values: float32, or uint16 that are
     bfloat16, in out from ``target`` on. The row's codes begin at ``start`` of raw; its scales,
@@ -66,7 +67,7 @@ def plain_groups(raw, start, numbers, factors, groups, size, bits, first, last, 
                 store(out, to + place, _value(codes, scale, lowest))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def plain_row(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
     """All of a row, whose bytes these are, once as numbers of a scale's width."""
     groups = U(out.shape[0]) // U(size)
@@ -74,7 +75,7 @@ def plain_row(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
     plain_groups(raw, U(0), numbers, factors, groups, size, bits, 0, groups, out, U(0))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def make_plain(raw, numbers, size, bits, out):  # type: ignore[no-untyped-def]
     """raw uint8 [rows, row bytes], the same as numbers of a scale's width, to out [rows, columns]:
     float32, or uint16 that are bfloat16, rounded to the nearest, ties to even."""
@@ -92,7 +93,7 @@ def widen_factors(numbers, start, count, out, place):  # type: ignore[no-untyped
         out[place + column] = factor_at(numbers, start + column)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _plain_byte(raw, start, scales, minima, bits, low, high):  # type: ignore[no-untyped-def]
     """One byte of the groups of some columns, in raw from ``start`` on, to the values of its row,
     or of the two rows that share it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.group_loops import widen_factors
 from freight.kernels.product_loops import multiply_few
 from freight.kernels.vectors import (
@@ -27,7 +28,7 @@ U = np.uintp
 F = np.float32
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _scale_tokens(x, scales, minima, scaled, added):  # type: ignore[no-untyped-def]
     """Tokens [tokens * columns] times the scales of their columns, and their products with the
     minima: what is left of a product is that with codes."""
@@ -42,7 +43,7 @@ def _scale_tokens(x, scales, minima, scaled, added):  # type: ignore[no-untyped-
         added[token] = total(total_added)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _codes_of(raw, start, bits, is_high, out):  # type: ignore[no-untyped-def]
     """Codes of a row's columns as numbers."""
     for column in range(0, out.shape[0], WIDTH):

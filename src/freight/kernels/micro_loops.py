@@ -4,8 +4,8 @@ caller's business."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.micro_registers import load_high_fours, load_low_fours, power_of_two
 from freight.kernels.vectors import WIDTH, multiply, store
 
@@ -14,7 +14,7 @@ __all__ = ["make_plain"]
 U = np.uintp
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def make_plain(raw, columns, first, last, out):  # type: ignore[no-untyped-def]
     """Rows ``first`` to ``last`` of raw uint8 [rows, row bytes], flat, to those of out, flat too:
     float32, or uint16 that are bfloat16."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.llvm import HALF
 from freight.kernels.page_registers import (
@@ -58,7 +59,7 @@ def _fetch(x, at, count):  # type: ignore[no-untyped-def]
             prefetch(x, place + _WIDTH)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def score_four_by_halves(  # type: ignore[no-untyped-def]
     queries, first, width, keys, at, ahead, count, scores, start, stride
 ):
@@ -82,7 +83,7 @@ def score_four_by_halves(  # type: ignore[no-untyped-def]
         put_totals_of_halves(scores, start + U(token), stride, a, b, c, d)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def score_four_whole(  # type: ignore[no-untyped-def]
     queries, first, width, keys, at, ahead, count, scores, start, stride
 ):
@@ -108,7 +109,7 @@ def score_four_whole(  # type: ignore[no-untyped-def]
         put_totals_of_pairs(scores, start + U(token), stride, a, e, b, f, c, g, d, h)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _score_one(queries, first, width, keys, at, ahead, count, scores, start):  # type: ignore[no-untyped-def]
     """One query with four tokens at a time; what follows the last score is overwritten."""
     last = (count - U(1)) * width
@@ -129,7 +130,7 @@ def _score_one(queries, first, width, keys, at, ahead, count, scores, start):  #
         put_totals(scores, start + U(token), a, b, c, d)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def sum_four_by_halves(  # type: ignore[no-untyped-def]
     sums, first, width, values, at, ahead, count, weights, start, stride
 ):
@@ -153,7 +154,7 @@ def sum_four_by_halves(  # type: ignore[no-untyped-def]
         store(sums, own + three, d)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def sum_four_whole(  # type: ignore[no-untyped-def]
     sums, first, width, values, at, ahead, count, weights, start, stride
 ):
@@ -188,7 +189,7 @@ def sum_four_whole(  # type: ignore[no-untyped-def]
         store(sums, own + three + _WIDTH, h)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _sum_one(sums, first, width, values, at, ahead, count, weights, start):  # type: ignore[no-untyped-def]
     """Likewise of one query; two sums of every second token, so that one need not wait for the
     other."""
@@ -222,7 +223,7 @@ _score_four = score_four_whole if HAS_WIDE_REGISTERS else score_four_by_halves
 _sum_four = sum_four_whole if HAS_WIDE_REGISTERS else sum_four_by_halves
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def meet_page(  # type: ignore[no-untyped-def]
     are_values, tokens_in, at, ahead, tokens, width, vectors, first, count, numbers, start, stride
 ):

@@ -15,6 +15,7 @@ from numba.extending import overload
 
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
 from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
@@ -96,7 +97,7 @@ def few_together(threads, *arguments):  # type: ignore[no-untyped-def]
     call_together(few_in_turns, arguments, threads)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_in_turns(counters, x, pitch, columns, tokens, length, tiles):  # type: ignore[no-untyped-def]
     """As ``lay_in_tiles`` of all tokens: the first counter says how many tiles are taken, the
     second how many lie there, which all do when this returns. Pairs are moved as if they were
@@ -200,7 +201,7 @@ def _rows_laid(rows: Any, most: Any) -> Any:
     or all that are compressed."""
 
 
-@overload(_rows_laid, jit_options={"nogil": True, "boundscheck": False})
+@overload(_rows_laid, jit_options=UNCOUNTED)
 def _rows_laid_of(rows, most):  # type: ignore[no-untyped-def]
     if kind_of(rows) is PairRows:
         return lambda rows, most: ROWS
@@ -214,7 +215,7 @@ def _add_rows(  # type: ignore[no-untyped-def]
     first row, how many, the first pair, how many."""
 
 
-@overload(_add_rows, jit_options={"nogil": True, "boundscheck": False})
+@overload(_add_rows, jit_options=UNCOUNTED)
 def _add_rows_of(rows, part, laid, length, tiles, num_tiles, sums, most):  # type: ignore[no-untyped-def]
     return _add_pairs if kind_of(rows) is PairRows else _add_compressed
 
@@ -245,7 +246,7 @@ def _add_compressed(rows, part, laid, length, tiles, num_tiles, sums, most):  # 
         _add_panels(laid, 0, length, tiles, begin, width, some, sums, 0, height, most)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _add_panels(rows, start, pitch, tiles, begin, width, some, sums, row, bottom, most):  # type: ignore[no-untyped-def]
     """``width`` columns of the rows from ``row`` to ``bottom``, the first of which begins at
     ``start``, and of some of the tiles, to sums [tiles, rows of a turn, 16]; some are (all tiles,

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
 from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
@@ -73,13 +74,13 @@ _LINE = U(32)
 _LOWEST = F(-3e38)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _fetch(raw, at, count):  # type: ignore[no-untyped-def]
     for place in range(0, count, _LINE):
         prefetch(raw, at + U(place))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _lay_queries(queries, first, count, shape, room, pairs):  # type: ignore[no-untyped-def]
     """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16]; those that are
     not there are zeros."""
@@ -93,7 +94,7 @@ def _lay_queries(queries, first, count, shape, room, pairs):  # type: ignore[no-
         transpose(room, U(place), half, pairs, U(place) * _WIDTH)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
     """The tokens from ``low`` to ``high`` of sixteen that begin at ``at``; the others are zeros: of
     what was there before nothing is known, not even that it is a number."""
@@ -108,7 +109,7 @@ def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
                 plain[target + U(column)] = np.uint16(0)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _score(raw, shape, table, begin, start, end, pairs, plain, scores):  # type: ignore[no-untyped-def]
     """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens;
     those before ``start``, and from ``end`` on, are none."""
@@ -135,7 +136,7 @@ def _score(raw, shape, table, begin, start, end, pairs, plain, scores):  # type:
         position += _WIDTH
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _rule_out(scores, begin, start, end, scale, limit):  # type: ignore[no-untyped-def]
     """Scores that are capped, where they have a limit, and none behind the last token."""
     count = end - begin
@@ -148,7 +149,7 @@ def _rule_out(scores, begin, start, end, scale, limit):  # type: ignore[no-untyp
         store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _weigh(scores, count, scale, room, weights, sums, tops, gains):  # type: ignore[no-untyped-def]
     """Of scores [count, 16] what their softmax would be but for the sum, as pairs of tokens: by 32
     of them [16 queries, 16 pairs]. Sums and highest scores, scaled, are of all tokens so far;
@@ -176,7 +177,7 @@ def _weigh(scores, count, scale, room, weights, sums, tops, gains):  # type: ign
     store(sums, U(0), add(a, b))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _shrink(found, width, gains):  # type: ignore[no-untyped-def]
     """Sums [width / 16, 16 queries, 16] by what their weights are less than they were."""
     for row in range(width):
@@ -184,7 +185,7 @@ def _shrink(found, width, gains):  # type: ignore[no-untyped-def]
         store(found, at, multiply(load(found, at), splat(gains[U(row) % _WIDTH])))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-untyped-def]
     """Sixteen tokens' values from column ``first`` on as eight pairs [tiles, 16 pairs, 16]."""
     for pair in range(WIDTH // 2):
@@ -195,7 +196,7 @@ def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-unty
             put_pairs(values, place, raw, one + column, one + stride + column)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
     """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
     queries there are, and whether they begin; else they are added to what is there."""

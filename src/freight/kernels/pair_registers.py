@@ -13,6 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.llvm import FLOATS, WIDTH, WORD, address_of, pair_products, splat
 from freight.kernels.pair_blocks import ROWS as PANEL_ROWS
 from freight.kernels.pair_blocks import add_pair_products
@@ -57,7 +58,7 @@ def release():  # type: ignore[no-untyped-def]
     """Nothing."""
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
     """Add to sums[place + 16 r + i] the products of rows[start + pitch r + k] and x[at + 16 k + i],
     over ``count`` pairs k, whole sixteens, for sixteen i and ROWS rows r. Of a second tile, x lies
@@ -67,7 +68,7 @@ def add_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apar
         _TWO(rows, first, pitch, _INT(0), x, at, apart, count, sums, own, sums_apart)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def put_products(rows, start, pitch, x, at, apart, count, sums, place, sums_apart):  # type: ignore[no-untyped-def]
     """The same in place of what is there."""
     for row in range(ROWS):

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.exponent_lines import lay_wide
 from freight.kernels.group_blocks import CODE_ROWS_OF_TOKENS, codes_by_tokens
 from freight.kernels.group_loops import plain_groups, widen_factors
@@ -86,7 +87,7 @@ _KEPT = 1 << 17
 """Numbers of the tokens that stay there altogether."""
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def multiply_few(rows, start, count, columns, x, fetches, sums, place):  # type: ignore[no-untyped-def]
     """sums[place:] = ``count`` rows, which are flat and of whole vectors, from ``start`` on, times
     each token of x, which is flat; all of a row side by side. The rows after them are brought where
@@ -171,7 +172,7 @@ def few_together(threads, counters, borders, rows, *others):  # type: ignore[no-
     share_ranges(few_tokens, (counters, borders), (rows,), others, threads)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def lay_in_tiles(x, pitch, columns, tokens, length, first, last, out):  # type: ignore[no-untyped-def]
     """Tiles ``first`` to ``last`` of sixteen tokens of x, whose rows are ``pitch`` apart, to out:
     ``length`` columns of all tiles, then the next ones; of a tile a column's sixteen side by side,
@@ -256,7 +257,7 @@ def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any, room: Any) ->
     """Sums of some rows with each token, all of a row side by side."""
 
 
-@overload(_add_up, jit_options={"nogil": True, "boundscheck": False}, inline="always")
+@overload(_add_up, jit_options=UNCOUNTED, inline="always")
 def _add_up_of(rows, first, height, x, sums, room):  # type: ignore[no-untyped-def]
     own = {
         NumberRows: _add_up_numbers,
@@ -315,7 +316,7 @@ def _fill(rows: Any, top: Any, height: Any, begin: Any, width: Any, ahead: Any, 
     """Some columns of a panel's rows as float32, side by side."""
 
 
-@overload(_fill, jit_options={"nogil": True, "boundscheck": False})
+@overload(_fill, jit_options=UNCOUNTED)
 def _fill_of(rows, top, height, begin, width, ahead, panel):  # type: ignore[no-untyped-def]
     own = {NumberRows: _widen, ExponentRows: _make_exponents_plain, CodeRows: _make_plain}
     return own[kind_of(rows)]
@@ -368,7 +369,7 @@ def _add_panel(panel, tiles, begin, width, num_tiles, sums, most, row):  # type:
         add_products(panel, pitch, tiles, at, apart, U(width), sums, own, sums_apart)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def put_sums(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
     """Sums [tiles, most, 16] of ``height`` rows to the first columns of out, sixteen at a time:
     added to what is there where it is told ADDS, times its silu where it is told GATES."""

@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
+from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
     KEYS,
@@ -102,7 +103,7 @@ def _is_here(room: Any) -> bool:
     return getattr(room, "instance_class", None) is _Room
 
 
-@overload(query_blocks.lay_out, jit_options={"boundscheck": False})
+@overload(query_blocks.lay_out, jit_options=UNCOUNTED)
 def _choose_lay_out(raw, halves, shape, pages, begin, count, room):  # type: ignore[no-untyped-def]
     return _lay_out if _is_here(room) else None
 
@@ -136,7 +137,7 @@ def _multiply(rows, pitch, count, x, apart, num_tiles, sums):  # type: ignore[no
         add_products(rows, pitch, x, at, apart, count, sums, own, _TILE)
 
 
-@overload(query_blocks.attend_panel, jit_options={"boundscheck": False})
+@overload(query_blocks.attend_panel, jit_options=UNCOUNTED)
 def _choose_attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-untyped-def]
     return _attend_panel if _is_here(room) else None
 
@@ -164,7 +165,7 @@ def _attend_panel(room, rule, padded, own, before, block):  # type: ignore[no-un
     _multiply(room.weights, U(KEYS), seen, room.values, U(KEYS) * _WIDTH, columns, found)
 
 
-@overload(query_blocks.load_queries, jit_options={"boundscheck": False})
+@overload(query_blocks.load_queries, jit_options=UNCOUNTED)
 def _choose_load_queries(q, at, rule, query, count, shape, room):  # type: ignore[no-untyped-def]
     return _load_queries if _is_here(room) else None
 

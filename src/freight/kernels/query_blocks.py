@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import exponential, head_at, make_plain
+from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -110,7 +111,7 @@ def make_block_plain(raw, halves, shape, pages, offset, begin, count, unit, room
     return whole
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def seen_of_block(rule, own, before, block):  # type: ignore[no-untyped-def]
     """How many keys of a block the panel sees, 0 where all lie after it, or before its window."""
     query, _, count = own
@@ -123,7 +124,7 @@ def seen_of_block(rule, own, before, block):  # type: ignore[no-untyped-def]
     return min(length, seen - begin)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _hide(numbers, start, pitch, low, high, value):  # type: ignore[no-untyped-def]
     """A value in place of those outside of ``low`` to ``high`` in the tiles that these share with
     others; tiles are ``pitch`` apart."""
@@ -133,7 +134,7 @@ def _hide(numbers, start, pitch, low, high, value):  # type: ignore[no-untyped-d
         numbers[start + U(place) // _WIDTH * pitch + U(place) % _WIDTH] = value
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _weigh(room, panel, scale, place, low, high, num_tiles, top):  # type: ignore[no-untyped-def]
     """The scores of the panel's row at ``place`` with the keys ``low`` to ``high`` of a block,
     scaled, to weights, relative to the highest score, this one or ``top``; 0 where it sees none.
@@ -160,7 +161,7 @@ def _weigh(room, panel, scale, place, low, high, num_tiles, top):  # type: ignor
     return total(sums), top
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles):  # type: ignore[no-untyped-def]
     """Scores of a panel, whose rows are ``panel``, scaled, to weights, and what was found so far,
     in so many ``columns`` of sixteen, scaled to the highest scores."""
@@ -189,7 +190,7 @@ def weigh_panel(room, rule, panel, scale, columns, own, before, block, num_tiles
             store(found, at, multiply(load(found, at), splat(factor)))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_found(out, at, rule, query, count, shape, room, panel):  # type: ignore[no-untyped-def]
     """What was found for these rows, over the sums of their weights, to where they belong."""
     for row in range(count):
@@ -205,7 +206,7 @@ def _put_found(out, at, rule, query, count, shape, room, panel):  # type: ignore
             put_number(out.numbers, target + whole * _WIDTH + U(lane), number)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def attend_parts(first, last, room, size, pool, pages, kv_lens, rule, q, out, lses):  # type: ignore[no-untyped-def]
     """The ``first`` to ``last`` of all parts: those of so many queries of each head of keys of each
     row, in this order. ``size`` is how many queries a panel has, and a part, which is whole panels.

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import exponential
+from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -130,7 +131,7 @@ def _put(x, begin, width, out, place):  # type: ignore[no-untyped-def]
         store(out, place + U(at), load(x, begin + U(at)))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _dot(a, b, place, width):  # type: ignore[no-untyped-def]
     sums = splat(F(0.0))
     for at in range(0, width, WIDTH):
@@ -156,7 +157,7 @@ def _softplus(x):  # type: ignore[no-untyped-def]
     return add(larger(x, nothing), multiply(splat(F(2.0)), multiply(part, series)))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_left(a, at, bias, first, width, speed, bound, lefts, place):  # type: ignore[no-untyped-def]
     """lefts[place..] = e to minus ``speed`` times log(1 + e^(a + bias)), of ``width`` rows; or with
     a ``bound`` to minus that over 1 + e^(-speed (a + bias))."""
@@ -171,14 +172,14 @@ def _put_left(a, at, bias, first, width, speed, bound, lefts, place):  # type: i
         store(lefts, place + U(row), exponential(power))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_products(a, b, width, out):  # type: ignore[no-untyped-def]
     """out[..] = the first ``width`` numbers of a times those of b."""
     for at in range(0, width, WIDTH):
         store(out, U(at), multiply(load(a, U(at)), load(b, U(at))))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _step(  # type: ignore[no-untyped-def]
     held,
     begin,

@@ -16,12 +16,13 @@ from numba import njit, types
 from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, pairs_of_a_part
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.lines import as_kept, put_line, put_turned
 from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, kind_of
 from freight.kernels.sums import ADDS, GATES, PUTS
-from freight.kernels.tile_loops import MOST_TOKENS, lay_panel, scale_sums
+from freight.kernels.tile_loops import MOST_TOKENS, lay_strip, scale_sums
 from freight.kernels.tile_registers import (
     INTEGERS,
     PAIRS,
@@ -153,16 +154,15 @@ def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
     call_together(many_in_turns, arguments, threads)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _lay_block(rows, first, height, begin, width, block):  # type: ignore[no-untyped-def]
-    """Columns of so many rows, in panels of ROWS."""
-    for row in range(0, height, ROWS):
-        some = min(ROWS, height - row)
-        part = first + row, some, begin, width, ROWS
-        lay_panel(rows, part, 0, some, 0, block[row * width :])
+    """Columns of so many rows, in strips of sixteen."""
+    for row in range(0, height, WIDTH):
+        some = min(WIDTH, height - row)
+        lay_strip(rows, (first + row, some, begin, width), block[row * width :])
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _put_panel(rows, first, sums, row, tile, tokens, results):  # type: ignore[no-untyped-def]
     """Results of ROWS rows from ``row`` on, or what there are, and of two tiles: of their sums
     [2, most, 16], and, where they are gated, times the silu of as many rows' that are ``shift``
@@ -204,7 +204,7 @@ def _put_lines(
     """As ``put_sums``; where whole lines of bfloat16 become of them, these go by the caches."""
 
 
-@overload(_put_lines, jit_options={"nogil": True, "boundscheck": False})
+@overload(_put_lines, jit_options=UNCOUNTED)
 def _put_lines_of(sums, most, tokens, height, bias, adds, out, pitch, turned):  # type: ignore[no-untyped-def]
     return _put_whole_lines if out.dtype is types.uint16 else _put_any
 
@@ -238,7 +238,7 @@ def _put_whole_lines(sums, most, tokens, height, bias, adds, out, pitch, turned)
             put_line(out, at, low, high)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _add_block(rows, block, height, tiles, at, sums, most):  # type: ignore[no-untyped-def]
     """A block's rows times two tiles, or the last one, to sums [2, most, 16]: columns ``at`` (the
     first one, how many, the first tile, how many tiles there are); sums of the first columns are
@@ -258,7 +258,7 @@ def _add_block(rows, block, height, tiles, at, sums, most):  # type: ignore[no-u
             row = panel * ROWS
             ahead = start + (coming + panel * lines * (some // WIDTH)) * WIDTH
             own = (
-                *(block, U(row * width + column * ROWS), tiles, U(start + column * WIDTH), apart),
+                *(block, U(row * width + column * WIDTH), tiles, U(start + column * WIDTH), apart),
                 *(U(some), sums, U(row * WIDTH), sums_apart, U(ahead), U(lines)),
             )
             _multiply(rows, is_two, is_first, own)
@@ -268,7 +268,7 @@ def _multiply(rows: Any, is_two: Any, is_first: Any, own: Any) -> None:
     """What ``block_products`` makes, for two tiles or one, of what the rows are."""
 
 
-@overload(_multiply, jit_options={"nogil": True, "boundscheck": False})
+@overload(_multiply, jit_options=UNCOUNTED)
 def _multiply_of(rows, is_two, is_first, own):  # type: ignore[no-untyped-def]
     if kind_of(rows) is FourRows:
         one, two = _ONE_OF_INTEGERS, _TWO_OF_INTEGERS

@@ -18,6 +18,7 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
+from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, PairRows, kind_of
@@ -42,6 +43,7 @@ __all__ = [
     "MOST_TOKENS",
     "columns_together",
     "lay_panel",
+    "lay_strip",
     "many_in_turns",
     "many_together",
     "rows_of_a_turn",
@@ -160,7 +162,7 @@ def lay_panel(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any)
     not there keep what they were, for nobody looks at their sums."""
 
 
-@overload(lay_panel, jit_options={"nogil": True, "boundscheck": False})
+@overload(lay_panel, jit_options=UNCOUNTED)
 def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
     return _lay_pairs if kind_of(rows) in (PairRows, FourRows) else _lay_compressed
 
@@ -180,12 +182,37 @@ def _lay_compressed(rows, part, low, high, begin, panel):  # type: ignore[no-unt
     lay_rows(rows, *own, panel, low * WIDTH, WIDTH, _LINES, ahead)
 
 
+def lay_strip(rows: Any, part: Any, strip: Any) -> None:
+    """A part of the rows (the first row, how many, the first pair, how many), sixteen rows at most,
+    as ``block_products`` takes them."""
+
+
+@overload(lay_strip, jit_options=UNCOUNTED)
+def _lay_strip_of(rows, part, strip):  # type: ignore[no-untyped-def]
+    are_words = kind_of(rows) in (PairRows, FourRows)
+    return _lay_strip_of_pairs if are_words else _lay_strip_of_codes
+
+
+def _lay_strip_of_pairs(rows, part, strip):  # type: ignore[no-untyped-def]
+    flat, pitch = rows[0], rows[1]
+    top, height, first, width = part
+    for row in range(height):
+        source, target = U((top + row) * pitch + first), U(row * WIDTH)
+        for pair in range(0, width, WIDTH):
+            store(strip, target + U(pair * WIDTH), load(flat, source + U(pair)))
+
+
+def _lay_strip_of_codes(rows, part, strip):  # type: ignore[no-untyped-def]
+    top, height, first, width = part
+    lay_rows(rows, top, height, 2 * first, 2 * width, strip, 0, WIDTH, WIDTH * WIDTH, WIDTH)
+
+
 def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
     """What the steps of ``add_tile_products`` may lay of a part: (source, where it begins, how far
     rows are apart, how many pairs of each). Nothing of compressed rows: then the source is any."""
 
 
-@overload(_laid_meanwhile, jit_options={"nogil": True, "boundscheck": False})
+@overload(_laid_meanwhile, jit_options=UNCOUNTED)
 def _laid_meanwhile_of(rows, part, tiles):  # type: ignore[no-untyped-def]
     are_words = kind_of(rows) in (PairRows, FourRows)
     return _pairs_meanwhile if are_words else _nothing_meanwhile
@@ -201,7 +228,7 @@ def _nothing_meanwhile(rows, part, tiles):  # type: ignore[no-untyped-def]
     return tiles, U(0), U(0), U(0)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_panel):  # type: ignore[no-untyped-def]
     """A panel times the same columns of all tiles, to the target: (sums [tiles, rows of a turn,
     16], the first of the rows, rows of a turn). ``place`` is where the tiles begin that hold these
@@ -228,7 +255,7 @@ def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:
     """What ``add_tile_products`` makes, for two tiles or one, of what the rows are."""
 
 
-@overload(_multiply, jit_options={"nogil": True, "boundscheck": False})
+@overload(_multiply, jit_options=UNCOUNTED)
 def _multiply_of(rows, by_two, own, meanwhile):  # type: ignore[no-untyped-def]
     are_integers = kind_of(rows) is FourRows
     one, two = (_ONE_OF_INTEGERS, _TWO_OF_INTEGERS) if are_integers else (_ONE, _TWO)
@@ -257,22 +284,19 @@ def scale_sums(
     token, then of the row."""
 
 
-@overload(scale_sums, jit_options={"nogil": True, "boundscheck": False})
+@overload(scale_sums, jit_options=UNCOUNTED)
 def _scale_of(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]
     return _scale_integers if kind_of(rows) is FourRows else _leave
 
 
 def _scale_integers(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]
     _, pitch, columns, numbers, token_scales = rows
-    row_scales = np.empty(height, np.float32)
     for row in range(height):
-        row_scales[row] = numbers[U((first + row) * pitch + columns)]
-    for tile in range(begin, end):
-        scales = load(token_scales, U(tile * WIDTH))
-        for row in range(height):
+        row_scale = splat(numbers[U((first + row) * pitch + columns)])
+        for tile in range(begin, end):
             place = U(((tile - begin) * most + row) * WIDTH)
-            found = multiply(whole_numbers(sums, place), scales)
-            store(sums, place, multiply(found, splat(row_scales[row])))
+            found = multiply(whole_numbers(sums, place), load(token_scales, U(tile * WIDTH)))
+            store(sums, place, multiply(found, row_scale))
 
 
 def _leave(rows, first, height, sums, most, begin, end):  # type: ignore[no-untyped-def]

@@ -305,10 +305,10 @@ def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
         own.begin(6, num_tiles, place, sums_apart, adds=adds)
         with cgutils.for_range(builder, builder.udiv(count, own.whole(WIDTH))) as step:
             begun = builder.mul(step.index, own.whole(WIDTH))
-            line = builder.add(start, builder.mul(begun, own.whole(ROWS)))
-            halves = [own.address(0, line)]
-            halves.append(builder.gep(halves[0], [own.whole(WIDTH * WIDTH)]))
-            tokens = builder.add(at, builder.mul(begun, own.whole(WIDTH)))
+            square = builder.mul(begun, own.whole(WIDTH))
+            line = builder.add(start, square)
+            halves = [own.address(0, builder.add(line, half)) for half in (own.whole(0), apart)]
+            tokens = builder.add(at, square)
             further = [builder.mul(apart, own.whole(tile)) for tile in range(num_tiles)]
             tiles = [own.address(2, builder.add(tokens, tile)) for tile in further]
             own.multiply(halves, ir.Constant(_LONG, _LINE_BYTES), tiles)

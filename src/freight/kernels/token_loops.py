@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import exponential
+from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -59,7 +60,7 @@ def _mean_square(x, start, width, mean):  # type: ignore[no-untyped-def]
     return sum_ / F(width)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def normalise(  # type: ignore[no-untyped-def]
     first, last, num_heads, width, x, pitch, gain, bias, eps, centred, out, out_pitch
 ):
@@ -90,7 +91,7 @@ def normalise(  # type: ignore[no-untyped-def]
                 put_number(out, target + at, number)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch):  # type: ignore[no-untyped-def]
     """Turn the first 2 ``half`` numbers of each head [width], in place: those of the first half
     with those of the second, by the angles whose cosines and sines a token has every
@@ -114,7 +115,7 @@ def rotate(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch)
                 put_number(x, high, b * c + a * s)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def rotate_pairs(first, last, num_heads, width, x, pitch, cos, sin, half, angle_pitch):  # type: ignore[no-untyped-def]
     """The same of neighbours: each number at an even place with the next."""
     for token in range(first, last):
@@ -136,7 +137,7 @@ def silu(x):  # type: ignore[no-untyped-def]
     return quotient(x, add(splat(F(1.0)), grown))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def gated_silu(first, last, width, x, pitch, other, other_pitch):  # type: ignore[no-untyped-def]
     """x = x / (1 + e^-x) times ``other``, for the numbers [width] of the tokens ``first`` to
     ``last``."""
@@ -154,7 +155,7 @@ def gated_silu(first, last, width, x, pitch, other, other_pitch):  # type: ignor
             put_number(x, start + at, number * number_at(other, beside + at))
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def gelu_tanh(first, last, width, x, pitch, other, other_pitch):  # type: ignore[no-untyped-def]
     """x = x (1 + tanh u) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3), times ``other`` unless that is
     empty, for the numbers [width] of the tokens ``first`` to ``last``. (1 + tanh u) / 2 is

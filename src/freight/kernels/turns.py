@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.llvm import address_of
 
 __all__ = ["take", "wait_for"]
@@ -39,7 +40,7 @@ def _seen(context, counters, index):  # type: ignore[no-untyped-def]
     return types.int64(counters, types.uintp), generate
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@uncounted
 def wait_for(counters, index, least):  # type: ignore[no-untyped-def]
     """Until a counter is ``least`` or more, which others bring about in a moment."""
     while _seen(counters, index) < least:
