@@ -38,6 +38,8 @@ from freight.kernels.vectors import (
     store,
     subtract,
     total,
+    whole_lines,
+    zero_lines,
 )
 
 __all__ = ["PageShape", "attend_heads", "heads_together"]
@@ -182,9 +184,9 @@ def attend_heads(  # type: ignore[no-untyped-def]
     for row in range(starts.shape[0]):
         longest = max(longest, U(ends[row] - starts[row]))
     stride = (longest + U(2 * WIDTH)) // _WIDTH * _WIDTH
-    scores = np.empty(count * stride, np.float32)
+    scores = whole_lines(count * stride)
     chosen = np.empty(longest if share < 1 else U(0), np.uintp)
-    plain = np.zeros(shape.page_tokens * shape.padded, np.float32)
+    plain = zero_lines(shape.page_tokens * shape.padded)
     for job in range(first, last):
         row, head = job // num_heads, job % num_heads
         start, end = U(starts[row]), U(ends[row])

@@ -26,7 +26,6 @@ from freight.kernels.query_blocks import (
     seen_of_block,
     weigh_panel,
 )
-from freight.kernels.tile_registers import whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     load,
@@ -37,6 +36,7 @@ from freight.kernels.vectors import (
     splat,
     store,
     transpose,
+    whole_lines,
 )
 
 if may_use_tiles():

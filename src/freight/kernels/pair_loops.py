@@ -22,7 +22,11 @@ from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
-from freight.kernels.vectors import WIDTH
+from freight.kernels.vectors import (
+    WIDTH,
+    whole_lines,
+    zero_lines,
+)
 
 __all__ = [
     "FEW_TOKENS",
@@ -127,9 +131,9 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     ones; of a tile a column's sixteen side by side."""
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
-    sums = np.empty(num_tiles * most * WIDTH, np.float32)
-    laid = np.zeros(_rows_laid(rows, most) * length, np.uint32)
-    turned = np.empty(WIDTH * WIDTH, np.float32)
+    sums = whole_lines(num_tiles * most * WIDTH)
+    laid = zero_lines(_rows_laid(rows, most) * length).view(np.uint32)
+    turned = whole_lines(WIDTH * WIDTH)
     first, height = _next_rows(counters, number, count, most)
     while height > 0:
         sums[:] = F(0.0)

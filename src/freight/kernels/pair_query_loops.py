@@ -15,7 +15,6 @@ from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
 from freight.kernels.lines import put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
-from freight.kernels.tile_registers import whole_lines
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -29,6 +28,7 @@ from freight.kernels.vectors import (
     store,
     subtract,
     transpose,
+    whole_lines,
 )
 
 if may_use_tiles():

@@ -58,6 +58,8 @@ from freight.kernels.vectors import (
     put_number,
     store,
     transpose,
+    whole_lines,
+    zero_lines,
 )
 
 __all__ = [
@@ -204,9 +206,9 @@ def many_tokens(rows, top, bottom, tiles, tokens, bias, adds, out, pitch):  # ty
     columns = rows.columns
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     most = min(_PANELS, (bottom - top + PANEL_ROWS - 1) // PANEL_ROWS) * PANEL_ROWS
-    sums = np.empty(num_tiles * most * WIDTH, np.float32)
-    panel = np.zeros(PANEL_ROWS * PANEL_COLUMNS, np.float32)
-    turned = np.empty(WIDTH * WIDTH, np.float32)
+    sums = whole_lines(num_tiles * most * WIDTH)
+    panel = zero_lines(PANEL_ROWS * PANEL_COLUMNS)
+    turned = whole_lines(WIDTH * WIDTH)
     # Rows are read as they lie where a core's own cache keeps the tokens.
     length = columns if num_tiles * WIDTH * columns <= _KEPT else PANEL_COLUMNS
     for first in range(top, bottom, most):
@@ -246,11 +248,11 @@ def _no_room(rows, tokens):  # type: ignore[no-untyped-def]
 
 
 def _room_for_exponents(rows, tokens):  # type: ignore[no-untyped-def]
-    return np.zeros(ROWS_TOGETHER * rows.columns, np.float32)
+    return zero_lines(ROWS_TOGETHER * rows.columns)
 
 
 def _room_for_codes(rows, tokens):  # type: ignore[no-untyped-def]
-    return np.zeros(2 * ROWS_TOGETHER * (rows.sums.shape[0] // tokens), np.float32)
+    return zero_lines(2 * ROWS_TOGETHER * (rows.sums.shape[0] // tokens))
 
 
 def _add_up(rows: Any, first: Any, height: Any, x: Any, sums: Any, room: Any) -> None:

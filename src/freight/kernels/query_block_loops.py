@@ -38,6 +38,8 @@ from freight.kernels.vectors import (
     splat,
     store,
     transpose,
+    whole_lines,
+    zero_lines,
 )
 
 __all__ = [
@@ -85,15 +87,15 @@ class _Room(NamedTuple):
 def _new_room(padded):  # type: ignore[no-untyped-def]
     block, part = U(KEYS) * padded, U(PART_ROWS) * padded
     return _Room(
-        np.zeros(block, np.float32),
-        np.empty(block, np.float32),
-        np.empty(block, np.float32),
-        np.empty(PART_ROWS * MOST_COLUMNS, np.float32),
+        zero_lines(block),
+        whole_lines(block),
+        whole_lines(block),
+        whole_lines(PART_ROWS * MOST_COLUMNS),
         np.empty(PART_ROWS, np.float32),
         np.empty(PART_ROWS, np.float32),
-        np.empty(part, np.float32),
-        np.empty(KEYS * PANEL_ROWS, np.float32),
-        np.zeros(KEYS * PANEL_ROWS, np.float32),
+        whole_lines(part),
+        whole_lines(KEYS * PANEL_ROWS),
+        zero_lines(KEYS * PANEL_ROWS),
         np.empty(PANEL_ROWS, np.float32),
         np.zeros(WIDTH, np.float32),
     )

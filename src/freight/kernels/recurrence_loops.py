@@ -26,6 +26,7 @@ from freight.kernels.vectors import (
     store,
     subtract,
     total,
+    whole_lines,
 )
 
 __all__ = ["convolve", "recur"]
@@ -292,15 +293,15 @@ def recur(  # type: ignore[no-untyped-def]
     is_scan = skips.shape[0] > 0
     size = U(key_width) * U(value_width)
     at_once = _MOST_BY_ROW if by_row else _MOST_TOKENS
-    queries = np.empty(at_once * key_width, np.float32)
-    keys = np.empty(at_once * key_width, np.float32)
-    row_lefts = np.empty(at_once * key_width if by_row else 0, np.float32)
-    asked = np.empty(at_once * key_width, np.float32) if by_row else queries
-    found = np.empty(at_once * key_width, np.float32) if by_row else keys
+    queries = whole_lines(at_once * key_width)
+    keys = whole_lines(at_once * key_width)
+    row_lefts = whole_lines(at_once * key_width if by_row else 0)
+    asked = whole_lines(at_once * key_width) if by_row else queries
+    found = whole_lines(at_once * key_width) if by_row else keys
     fits = np.empty(_MOST_TOKENS, np.float32)
     lefts = np.empty(_MOST_TOKENS, np.float32)
     strengths = np.empty(_MOST_TOKENS, np.float32)
-    near = np.empty(key_width * 2 * WIDTH, np.float32)
+    near = whole_lines(key_width * 2 * WIDTH)
     scale = F(1.0) / np.sqrt(F(key_width))
     for task in range(first, last):
         row, key_head = task // num_key_heads, task % num_key_heads

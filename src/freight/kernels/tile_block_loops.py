@@ -31,7 +31,6 @@ from freight.kernels.tile_registers import (
     block_products,
     configure,
     release,
-    whole_lines,
 )
 from freight.kernels.token_loops import silu
 from freight.kernels.turns import take
@@ -43,6 +42,8 @@ from freight.kernels.vectors import (
     splat,
     store,
     transpose,
+    whole_lines,
+    zero_lines,
 )
 
 __all__ = [
@@ -117,11 +118,10 @@ def many_in_turns(  # type: ignore[no-untyped-def]
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     is_whole = length >= columns
     turn = most // 2 // ROWS * ROWS if is_gated else most
-    block = whole_lines(most * length)
+    block = zero_lines(most * length)
     sums = whole_lines((TILES if is_whole else num_tiles) * most * WIDTH)
     apart = 0 if is_whole else TILES * most * WIDTH
     turned = whole_lines(TILES * WIDTH * WIDTH)
-    block[:] = F(0.0)
     configure()
     first = take(counters, U(number), turn)
     while first < count:

@@ -31,10 +31,18 @@ from freight.kernels.tile_registers import (
     configure,
     has_integers,
     release,
-    whole_lines,
 )
 from freight.kernels.turns import take
-from freight.kernels.vectors import WIDTH, load, multiply, splat, store, whole_numbers
+from freight.kernels.vectors import (
+    WIDTH,
+    load,
+    multiply,
+    splat,
+    store,
+    whole_lines,
+    whole_numbers,
+    zero_lines,
+)
 
 __all__ = [
     "FEW_TOKENS_OF_CODES",
@@ -100,9 +108,8 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     count, columns = extent_of(rows)
     num_tiles = (tokens + WIDTH - 1) // WIDTH
     sums = whole_lines(num_tiles * most * WIDTH)
-    panel, next_panel = whole_lines(_PANEL), whole_lines(_PANEL)
-    panel[:], next_panel[:] = F(0.0), F(0.0)
-    turned = np.empty(WIDTH * WIDTH, np.float32)
+    panel, next_panel = zero_lines(_PANEL), zero_lines(_PANEL)
+    turned = whole_lines(WIDTH * WIDTH)
     configure()
     first = take(counters, U(number), most)
     if first < count:

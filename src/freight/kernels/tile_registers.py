@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -38,7 +38,6 @@ __all__ = [
     "put_products",
     "put_scores",
     "release",
-    "whole_lines",
 ]
 
 ROWS: Final = 2 * WIDTH
@@ -108,14 +107,6 @@ def release(context):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.none(), generate
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def whole_lines(count):  # type: ignore[no-untyped-def]
-    """So many floats, that begin where a cache line does: a row of a register is one."""
-    room = np.empty(count + WIDTH, np.float32)
-    first = -room.ctypes.data // 4 % WIDTH
-    return room[first : first + count]
 
 
 def _load_or_store(builder: Any, name: str, register: int, place: Any, pitch: Any) -> None:
