@@ -56,7 +56,7 @@ U = np.uintp
 F = np.float32
 COLUMNS = 2 * WIDTH
 """Of which a head is made up: sixteen pairs."""
-LEAST_QUERIES = 2 if may_use_tiles() else 6
+LEAST_QUERIES = 5 if may_use_tiles() else 6
 """Of a head of keys: fewer leave most of a register empty."""
 _WIDTH = U(WIDTH)
 _TWO = U(2)

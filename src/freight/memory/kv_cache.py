@@ -278,8 +278,9 @@ class KVCache:
             assert self._file is not None
             requests = self._disk_requests(layer, passage.disk_in)
             self._file.read_all(requests, host_view(self.pages_in(layer, slot)))
-        homes, places = _each_page(passage.tails_in)
-        copy_pages(self._tails[layer], homes, self.pages_in(layer, slot), places)
+        if passage.tails_in:
+            homes, places = _each_page(passage.tails_in)
+            copy_pages(self._tails[layer], homes, self.pages_in(layer, slot), places)
 
     def write_disk(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """Pages that are full now to the file, those in progress to RAM."""
@@ -287,8 +288,9 @@ class KVCache:
             assert self._file is not None
             requests = self._disk_requests(layer, passage.disk_out)
             self._file.write_all(requests, host_view(self.pages_in(layer, slot)))
-        homes, places = _each_page(passage.tails_out)
-        copy_pages(self.pages_in(layer, slot), places, self._tails[layer], homes)
+        if passage.tails_out:
+            homes, places = _each_page(passage.tails_out)
+            copy_pages(self.pages_in(layer, slot), places, self._tails[layer], homes)
 
     def fetch_near(self, layer: int, passage: Passage, slot: torch.Tensor) -> None:
         """What rows have that move away from the compute tier, into a slot on it."""
