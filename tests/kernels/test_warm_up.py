@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import sys
 
 import numpy as np
 import torch
+from numba.core.runtime import rtsys
 
 from freight.kernels import (
     append_loops,
@@ -76,75 +78,89 @@ if tiles is not None:
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
 compiled = [len(loop.signatures) for loop in used]
 assert all(compiled[:certain]), compiled
-for one in (own, across):
-    raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
-    rows = CompressedRows(raw=raw, columns=96, number_format=one)
-    dequantise(rows, torch.empty(96, 96, dtype=dtype))
-    assert (small_product(torch.zeros(3, 96), rows) is not None) == one.across
-many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
-plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
-scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
-packed = CompressedRows(raw=many, columns=128, number_format=own)
-many = torch.zeros(4096, short.row_bytes(128), dtype=torch.uint8)
-shortened = CompressedRows(raw=many, columns=128, number_format=short)
-dequantise(shortened, torch.empty(4096, 128, dtype=dtype))
-compressed = [(rows, n) for rows in (packed, shortened) for n in (3, 8, 40, 600)]
-for rows, count in (*compressed, *((plain, n) for n in (3, 40, 150, 700))):
-    x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
-    multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
-    own = [Product(rows=rows, out=out), Product(rows=rows, out=out, gates=True)]
-    if can_gate(x, own):
-        multiply(x, own, lambda count: scratch[:count])
-raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
-pages = Pages(
-    raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept
-)
-places, k = torch.tensor([3, 4]), torch.zeros(2, 2, 96, dtype=dtype)
-append_rows(pages, torch.tensor([0, 2]), places, k, k)
-room = Workspace(torch.zeros(1 << 16, dtype=torch.uint8))
-x, gain = k.view(2, -1), torch.zeros(96)
-for centred, bias in ((True, None), (False, gain)):
-    normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
-angles = torch.zeros(7, 24, dtype=dtype)[5:]
-rotate(x, 2, angles, angles, room)
-heads = StateHeads(num_key_heads=2, num_heads=4, key_width=16, value_width=32)
-places = np.array([0, 3])
-rows = RowStates(starts=places, counts=places + 1, seats=places, is_new=places)
-x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 16, 32)
-convolve(x, torch.zeros(192, 3, dtype=dtype), None, torch.zeros(5, 2, 192, dtype=dtype), rows)
-recur(
-    x, x[:, :4], None, torch.zeros(4), torch.zeros(4), torch.zeros(4), memory,
-    torch.zeros(7, 128, dtype=dtype), heads=heads, rows=rows,
-)
-places = torch.tensor([3, 4])
-q = torch.zeros(2, 6, 96, dtype=dtype)
-assert attend_single_queries(
-    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5
-)
-q, lse = torch.zeros(6, 6, 96, dtype=dtype), torch.zeros(6, 6)
-assert attend_queries(
-    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, lse=lse
-)
-pages = Pages(
-    raw=torch.zeros(3, 4 * 16 * 64 * dtype.itemsize, dtype=torch.uint8),
-    num_heads=2,
-    page_tokens=16,
-    width=64,
-    dtype=dtype,
-)
-q = torch.zeros(2, 6, 64, dtype=dtype)
-assert attend_single_queries(
-    q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=1.0
-)
+def use():
+    for one in (own, across):
+        raw = torch.zeros(96, one.row_bytes(96), dtype=torch.uint8)
+        rows = CompressedRows(raw=raw, columns=96, number_format=one)
+        dequantise(rows, torch.empty(96, 96, dtype=dtype))
+        assert (small_product(torch.zeros(3, 96), rows) is not None) == one.across
+    many = torch.zeros(4096, own.row_bytes(128), dtype=torch.uint8)
+    plain = torch.zeros(4096, 128, dtype=torch.bfloat16)
+    scratch = torch.empty(scratch_values(128, dtype), dtype=dtype)
+    packed = CompressedRows(raw=many, columns=128, number_format=own)
+    many = torch.zeros(4096, short.row_bytes(128), dtype=torch.uint8)
+    shortened = CompressedRows(raw=many, columns=128, number_format=short)
+    dequantise(shortened, torch.empty(4096, 128, dtype=dtype))
+    compressed = [(rows, n) for rows in (packed, shortened) for n in (3, 8, 40, 600)]
+    for rows, count in (*compressed, *((plain, n) for n in (3, 40, 150, 700))):
+        x, out = torch.zeros(count, 128, dtype=dtype), torch.empty(count, 4096, dtype=dtype)
+        multiply(x, [Product(rows=rows, out=out)], lambda count: scratch[:count])
+        pair = [Product(rows=rows, out=out), Product(rows=rows, out=out, gates=True)]
+        if can_gate(x, pair):
+            multiply(x, pair, lambda count: scratch[:count])
+    raw = torch.zeros(3, 4 * 16 * kept.row_bytes(96), dtype=torch.uint8)
+    pages = Pages(
+        raw=raw, num_heads=2, page_tokens=16, width=96, dtype=dtype, number_format=kept
+    )
+    places, k = torch.tensor([3, 4]), torch.zeros(2, 2, 96, dtype=dtype)
+    append_rows(pages, torch.tensor([0, 2]), places, k, k)
+    room = Workspace(torch.zeros(1 << 16, dtype=torch.uint8))
+    x, gain = k.view(2, -1), torch.zeros(96)
+    for centred, bias in ((True, None), (False, gain)):
+        normalise(x, x, gain, bias, num_heads=2, eps=1e-5, centred=centred, workspace=room)
+    angles = torch.zeros(7, 24, dtype=dtype)[5:]
+    rotate(x, 2, angles, angles, room)
+    heads = StateHeads(num_key_heads=2, num_heads=4, key_width=16, value_width=32)
+    places = np.array([0, 3])
+    rows = RowStates(starts=places, counts=places + 1, seats=places, is_new=places)
+    x, memory = torch.zeros(7, 192, dtype=dtype), torch.zeros(5, 4, 16, 32)
+    convolve(x, torch.zeros(192, 3, dtype=dtype), None, torch.zeros(5, 2, 192, dtype=dtype), rows)
+    recur(
+        x, x[:, :4], None, torch.zeros(4), torch.zeros(4), torch.zeros(4), memory,
+        torch.zeros(7, 128, dtype=dtype), heads=heads, rows=rows,
+    )
+    places = torch.tensor([3, 4])
+    q = torch.zeros(2, 6, 96, dtype=dtype)
+    assert attend_single_queries(
+        q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=0.5
+    )
+    q, lse = torch.zeros(6, 6, 96, dtype=dtype), torch.zeros(6, 6)
+    assert attend_queries(
+        q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, lse=lse
+    )
+    pages = Pages(
+        raw=torch.zeros(3, 4 * 16 * 64 * dtype.itemsize, dtype=torch.uint8),
+        num_heads=2,
+        page_tokens=16,
+        width=64,
+        dtype=dtype,
+    )
+    q = torch.zeros(2, 6, 64, dtype=dtype)
+    assert attend_single_queries(
+        q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=1.0
+    )
+
+
+def held():
+    made, freed, arrays, gone = rtsys.get_allocation_stats()
+    return made - freed, arrays - gone
+
+use()
 assert [len(loop.signatures) for loop in used] == compiled
+before = held()
+for _ in range(2):
+    use()
+assert held() == before, (held(), before)
 """
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nothing_is_left_to_compile(dtype: str) -> None:
-    """For scales in float32, too; in a process that has compiled nothing else."""
+    """For scales in float32, too; in a process that has compiled nothing else. Nor is anything kept
+    by loops that count references, or call those that do not."""
     command = [sys.executable, "-c", SCRIPT, dtype]
-    done = subprocess.run(command, capture_output=True, text=True)
+    counts = {**os.environ, "NUMBA_NRT_STATS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=counts)
     assert done.returncode == 0, done.stderr
 
 
