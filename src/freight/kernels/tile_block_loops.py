@@ -22,7 +22,7 @@ from freight.kernels.open_mp import call_together
 from freight.kernels.product_loops import put_sums
 from freight.kernels.row_kinds import FourRows, kind_of
 from freight.kernels.sums import ADDS, GATES, PUTS
-from freight.kernels.tile_loops import MOST_TOKENS, lay_strip, scale_sums
+from freight.kernels.tile_loops import MOST_TOKENS, lay_panel, scale_sums
 from freight.kernels.tile_registers import (
     INTEGERS,
     PAIRS,
@@ -159,7 +159,8 @@ def _lay_block(rows, first, height, begin, width, block):  # type: ignore[no-unt
     """Columns of so many rows, in strips of sixteen."""
     for row in range(0, height, WIDTH):
         some = min(WIDTH, height - row)
-        lay_strip(rows, (first + row, some, begin, width), block[row * width :])
+        part = first + row, some, begin, width, WIDTH
+        lay_panel(rows, part, 0, some, 0, block[row * width :], WIDTH)
 
 
 @uncounted

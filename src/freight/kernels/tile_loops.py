@@ -51,7 +51,6 @@ __all__ = [
     "MOST_TOKENS",
     "columns_together",
     "lay_panel",
-    "lay_strip",
     "many_in_turns",
     "many_together",
     "rows_of_a_turn",
@@ -69,7 +68,6 @@ MOST_TOKENS = MOST_TOGETHER
 FEW_TOKENS_OF_CODES = 4
 """Up to which codes had better be multiplied as they are."""
 _PANEL_COLUMNS = 128
-_LINES = ROWS * WIDTH
 _FEW_TILES = 4
 """Up to so many, rows are waited for whatever is fetched, and fetching them takes time."""
 _PANEL = ROWS * _PANEL_COLUMNS
@@ -115,7 +113,7 @@ def many_in_turns(counters, number, most, rows, tiles, tokens, length, bias, add
     if first < count:
         height = min(ROWS, count - first)
         width = min(_PANEL_COLUMNS, length, columns)
-        lay_panel(rows, (first, height, 0, width, ROWS), 0, height, 0, panel)
+        lay_panel(rows, (first, height, 0, width, ROWS), 0, height, 0, panel, ROWS)
     while first < count:
         next_first = take(counters, U(number), most)
         height = min(most, count - first)
@@ -162,56 +160,34 @@ def many_together(threads, *arguments):  # type: ignore[no-untyped-def]
     call_together(many_in_turns, arguments, threads)
 
 
-def lay_panel(rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any) -> None:
+def lay_panel(
+    rows: Any, part: Any, low: Any, high: Any, begin: Any, panel: Any, together: Any
+) -> None:
     """Of a part of the rows (the first row, how many, the first pair, how many, how many rows
     further those lie that come after them) those from number ``low`` to ``high`` as
-    ``add_tile_products`` takes them; of pairs the first ``begin`` are laid already. Rows that are
-    not there keep what they were, for nobody looks at their sums."""
+    ``add_tile_products`` takes them, sixteen pairs of so many ``together``; of pairs the first
+    ``begin`` are laid already. Rows that are not there keep what they were, for nobody looks at
+    their sums."""
 
 
 @overload(lay_panel, jit_options=UNCOUNTED)
-def _lay_of(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+def _lay_of(rows, part, low, high, begin, panel, together):  # type: ignore[no-untyped-def]
     return _lay_pairs if kind_of(rows) in (PairRows, FourRows) else _lay_compressed
 
 
-def _lay_pairs(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+def _lay_pairs(rows, part, low, high, begin, panel, together):  # type: ignore[no-untyped-def]
     flat, pitch = rows[0], rows[1]
     top, _, first, width, _ = part
     for row in range(low, high):
         source, target = U((top + row) * pitch + first), U(row * WIDTH)
         for pair in range(begin, width, WIDTH):
-            store(panel, target + U(pair * ROWS), load(flat, source + U(pair)))
+            store(panel, target + U(pair * together), load(flat, source + U(pair)))
 
 
-def _lay_compressed(rows, part, low, high, begin, panel):  # type: ignore[no-untyped-def]
+def _lay_compressed(rows, part, low, high, begin, panel, together):  # type: ignore[no-untyped-def]
     top, _, first, width, ahead = part
     own = top + low, high - low, 2 * first, 2 * width
-    lay_rows(rows, *own, panel, low * WIDTH, WIDTH, _LINES, ahead)
-
-
-def lay_strip(rows: Any, part: Any, strip: Any) -> None:
-    """A part of the rows (the first row, how many, the first pair, how many), sixteen rows at most,
-    as ``block_products`` takes them."""
-
-
-@overload(lay_strip, jit_options=UNCOUNTED)
-def _lay_strip_of(rows, part, strip):  # type: ignore[no-untyped-def]
-    are_words = kind_of(rows) in (PairRows, FourRows)
-    return _lay_strip_of_pairs if are_words else _lay_strip_of_codes
-
-
-def _lay_strip_of_pairs(rows, part, strip):  # type: ignore[no-untyped-def]
-    flat, pitch = rows[0], rows[1]
-    top, height, first, width = part
-    for row in range(height):
-        source, target = U((top + row) * pitch + first), U(row * WIDTH)
-        for pair in range(0, width, WIDTH):
-            store(strip, target + U(pair * WIDTH), load(flat, source + U(pair)))
-
-
-def _lay_strip_of_codes(rows, part, strip):  # type: ignore[no-untyped-def]
-    top, height, first, width = part
-    lay_rows(rows, top, height, 2 * first, 2 * width, strip, 0, WIDTH, WIDTH * WIDTH, WIDTH)
+    lay_rows(rows, *own, panel, low * WIDTH, WIDTH, together * WIDTH, ahead)
 
 
 def _laid_meanwhile(rows: Any, part: Any, tiles: Any) -> Any:
@@ -255,7 +231,7 @@ def _add_panel(panel, tiles, place, num_tiles, target, rows, following, next_pan
         own = panel, tiles, at, apart, count, sums, to, sums_apart
         meanwhile = next_panel, source, start, pitch, U(low), U(high), pairs, ahead
         _multiply(rows, tile + 1 < num_tiles, own, meanwhile)
-        lay_panel(rows, following, low, high, some, next_panel)
+        lay_panel(rows, following, low, high, some, next_panel, ROWS)
 
 
 def _multiply(rows: Any, by_two: Any, own: Any, meanwhile: Any) -> None:

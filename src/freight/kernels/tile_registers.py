@@ -280,12 +280,13 @@ add_products = _tile_products(TILES, adds=True)
 
 
 def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
-    """What makes sums[place + 16 r + i] the products of row r of a panel, which begins at
-    block[start], and x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for sixteen tokens i
-    and ROWS rows r, or ``adds`` them to what is there. Of a second tile, x lies ``apart``, and sums
-    ``sums_apart``.
+    """What makes sums[place + 16 r + i] the products of row r of two strips, the first of which
+    begins at block[start], and x[at + 16 k + i], over ``count`` pairs k, whole sixteens, for
+    sixteen tokens i and ROWS rows r, or ``adds`` them to what is there. The other strip, and of a
+    second tile x, lie ``apart``, and sums ``sums_apart``.
 
-    A panel is as ``add_tile_products`` has it; it passes the nearest cache without staying there.
+    A strip holds sixteen pairs of each of sixteen rows, then the next sixteen: two are read side by
+    side faster than one of thirty-two rows. They pass the nearest cache without staying there.
     For each sixteen pairs ``lines`` cache lines of each tile are brought to the second cache, one
     after the other from x[ahead] on.
     """
