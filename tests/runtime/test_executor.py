@@ -39,7 +39,7 @@ def operation(
     after: Sequence[tuple[Lane, int]] = (),
     is_last: bool = False,
     sweep: int = 0,
-    kind: Kind = Kind.READ_KV,
+    kind: Kind = Kind.READ_HIDDEN,
 ) -> Operation:
     span = RowSpan(row=RowKey(index), start=0, num_new=1, kv_len=0, logit_positions=(0,))
     return Operation(
