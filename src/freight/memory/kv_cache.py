@@ -342,9 +342,7 @@ class KVCache:
 
 def _each_page(runs: Sequence[PageRun]) -> tuple[_Places, _Places]:
     """The places of all their pages at home and in the slot."""
-    homes, places, counts = (
-        np.array([(run.home, run.slot, run.count) for run in runs], dtype=np.int64).reshape(-1, 3).T
-    )
+    homes, places, counts = np.array([(run.home, run.slot, run.count) for run in runs], np.int64).T
     begins = np.repeat(counts.cumsum() - counts, counts)
     turns = np.arange(counts.sum()) - begins
     return np.repeat(homes, counts) + turns, np.repeat(places, counts) + turns
