@@ -22,6 +22,7 @@ from freight.kernels.attention_steps import (
     make_plain,
     stretch_at,
 )
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.page_loops import meet_page
@@ -38,8 +39,6 @@ from freight.kernels.vectors import (
     store,
     subtract,
     total,
-    whole_lines,
-    zero_lines,
 )
 
 __all__ = ["PageShape", "attend_heads", "heads_together"]

@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.cache_lines import prefetch
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.vectors import (
     WIDTH,
@@ -20,7 +21,6 @@ from freight.kernels.vectors import (
     load_low,
     multiply,
     multiply_add,
-    prefetch,
     quotient,
     rounded,
     splat,

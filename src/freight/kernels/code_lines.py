@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from freight.kernels.cache_lines import prefetch
 from freight.kernels.code_registers import (
     LINE,
     factors_at,
@@ -30,7 +31,7 @@ from freight.kernels.row_kinds import (
     PairRows,
     kind_of,
 )
-from freight.kernels.vectors import WIDTH, prefetch
+from freight.kernels.vectors import WIDTH
 from freight.model.number_format import EIGHT_COLUMNS, PAIR_COLUMNS
 
 __all__ = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.cache_lines import prefetch
 from freight.kernels.compiled import uncounted
 from freight.kernels.exponent_registers import (
     HAS_EXPANSION,
@@ -18,7 +19,6 @@ from freight.kernels.exponent_registers import (
     put_wide_line,
     spared_in,
 )
-from freight.kernels.vectors import prefetch
 from freight.model.number_format import LINE_CODE_BYTES, LINE_COLUMNS, NOTED_COLUMNS
 
 __all__ = ["LINE_COLUMNS", "ROWS_AHEAD", "lay_exponents", "lay_wide"]

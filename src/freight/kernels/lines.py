@@ -18,12 +18,13 @@ from freight.kernels.llvm import (
     WORDS,
     constant,
     narrowed,
+    narrowed_both,
     narrowed_pairs,
     place_of,
 )
 from freight.kernels.vectors import VECTOR, turned
 
-__all__ = ["as_kept", "put_line", "put_narrowed_pairs", "put_turned"]
+__all__ = ["as_kept", "put_line", "put_narrowed", "put_narrowed_pairs", "put_turned"]
 
 binding.initialize_native_asmparser()
 
@@ -38,6 +39,21 @@ def as_kept(context, value):  # type: ignore[no-untyped-def]
         return builder.bitcast(words, FLOATS)
 
     return VECTOR(VECTOR), generate
+
+
+@intrinsic
+def put_narrowed(context, out, place, first, second):  # type: ignore[no-untyped-def]
+    """Sixteen numbers of ``first``, rounded to bfloat16, from ``place`` of an array of words on,
+    and behind them sixteen of ``second``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, index, one, other = arguments
+        target = place_of(context, builder, signature.args[0], data, index, WORD)
+        both = narrowed_both(builder, one, other)
+        builder.store(both, builder.bitcast(target, both.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.uintp, VECTOR, VECTOR), generate
 
 
 @intrinsic

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from freight.kernels.cache_lines import prefetch
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import HAS_WIDE_REGISTERS
 from freight.kernels.llvm import HALF
@@ -23,15 +24,7 @@ from freight.kernels.page_registers import (
     put_totals_of_halves,
     put_totals_of_pairs,
 )
-from freight.kernels.vectors import (
-    WIDTH,
-    add,
-    load,
-    multiply_add,
-    prefetch,
-    splat,
-    store,
-)
+from freight.kernels.vectors import WIDTH, add, load, multiply_add, splat, store
 
 __all__ = [
     "meet_page",

@@ -14,6 +14,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
+from freight.kernels.cache_lines import whole_lines
 from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import share_ranges
@@ -36,7 +37,6 @@ from freight.kernels.vectors import (
     splat,
     store,
     transpose,
-    whole_lines,
 )
 
 if may_use_tiles():

@@ -14,6 +14,7 @@ from numba import njit
 from numba.extending import overload
 
 from freight.kernels.addresses import floats_at, halves_at, words_at
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
@@ -22,11 +23,7 @@ from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
-from freight.kernels.vectors import (
-    WIDTH,
-    whole_lines,
-    zero_lines,
-)
+from freight.kernels.vectors import WIDTH
 
 __all__ = [
     "FEW_TOKENS",

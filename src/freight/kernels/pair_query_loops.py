@@ -11,9 +11,10 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.cache_lines import prefetch, prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
-from freight.kernels.lines import put_narrowed_pairs
+from freight.kernels.lines import put_narrowed, put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.vectors import (
     WIDTH,
@@ -22,30 +23,36 @@ from freight.kernels.vectors import (
     load,
     multiply,
     multiply_add,
-    prefetch,
+    of_bits,
     put_pairs,
     splat,
     store,
     subtract,
+    swapped,
     transpose,
-    whole_lines,
 )
 
 if may_use_tiles():
     from freight.kernels.tile_registers import (
+        FEW,
+        IS_PACED,
         add_sums,
         begin_sums,
         configure,
         end_sums,
+        lay_weights,
         put_scores,
         release,
     )
 else:
     from freight.kernels.pair_registers import (
+        FEW,
+        IS_PACED,
         add_sums,
         begin_sums,
         configure,
         end_sums,
+        lay_weights,
         put_scores,
         release,
     )
@@ -56,14 +63,14 @@ U = np.uintp
 F = np.float32
 COLUMNS = 2 * WIDTH
 """Of which a head is made up: sixteen pairs."""
-LEAST_QUERIES = 5 if may_use_tiles() else 6
+LEAST_QUERIES = 5 if may_use_tiles() else 1
 """Of a head of keys: fewer leave most of a register empty."""
 _WIDTH = U(WIDTH)
 _TWO = U(2)
 _TOKENS = U(2 * WIDTH)
 """That are pairs of a register's row."""
 _SQUARE = U(WIDTH * WIDTH)
-_COLUMNS_AT_ONCE = U(4 * WIDTH)
+_COLUMNS_AT_ONCE = U((8 if IS_PACED else 4) * WIDTH)
 """Of values, whose sums stay in registers."""
 _TOKENS_AT_ONCE = U(512)
 """Whose values are in the second cache when their other columns are wanted."""
@@ -71,20 +78,24 @@ _MOST_TOKENS = U(4096)
 """Whose scores are held at once."""
 _LINE = U(32)
 """Numbers of a cache line."""
+_AHEAD = U((2 if IS_PACED else 1) * WIDTH)
+"""Tokens that are fetched before they are wanted."""
 _LOWEST = F(-3e38)
 
 
 @uncounted
-def _fetch(raw, at, count):  # type: ignore[no-untyped-def]
-    for place in range(0, count, _LINE):
-        prefetch(raw, at + U(place))
-
-
-@uncounted
-def _lay_queries(queries, first, count, shape, room, pairs):  # type: ignore[no-untyped-def]
-    """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16]; those that are
-    not there are zeros."""
+def _lay_queries(queries, first, count, shape, room, pairs, abreast):  # type: ignore[no-untyped-def]
+    """Up to sixteen queries [count, width] of bfloat16, as pairs [width / 2, 16], or up to eight
+    whose pairs lie by twos, [width / 4, 8, 2]; those that are not there are zeros."""
     half = shape.width // _TWO
+    if abreast == _TWO:
+        for place in range(half * U(FEW)):
+            pairs[U(place)] = F(0.0)
+        for query in range(count):
+            for place in range(half):
+                own = U(place) // _TWO * _WIDTH + U(place) % _TWO + _TWO * U(query)
+                pairs[own] = of_bits(queries[first + U(query) * half + U(place)])
+        return
     for query in range(count):
         for place in range(half):
             room[U(query) * half + U(place)] = queries[first + U(query) * half + U(place)]
@@ -110,86 +121,115 @@ def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def _score(raw, shape, table, begin, start, end, pairs, plain, scores):  # type: ignore[no-untyped-def]
-    """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens;
-    those before ``start``, and from ``end`` on, are none."""
+def _token_at(shape, table, position, offset):  # type: ignore[no-untyped-def]
+    """Where a token's row begins, for ``offset`` as ``head_at`` has it."""
+    turn, place = position // shape.page_tokens, position % shape.page_tokens
+    return head_at(shape, table, turn, offset) + place * shape.token_stride
+
+
+@uncounted
+def _sixteen_at(shape, table, position, end, offset, after):  # type: ignore[no-untyped-def]
+    """Where sixteen tokens' rows begin, and those that are wanted _AHEAD of them, before ``end``,
+    or what comes ``after``."""
+    at, further = _token_at(shape, table, position, offset), position + _AHEAD
+    return at, _token_at(shape, table, further, offset) if further < end else after
+
+
+@uncounted
+def _score(raw, shape, table, begin, start, end, after, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
+    """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens,
+    or [tokens / 2, 8, 2]; nothing is known of those before ``start``, and from ``end`` on."""
     blocks = shape.width // U(COLUMNS)
-    position = begin
-    while position < end:
-        turn, place = position // shape.page_tokens, position % shape.page_tokens
-        at = head_at(shape, table, turn, U(0)) + place * shape.token_stride
-        if place == U(0) and position + shape.page_tokens < end:
-            coming = head_at(shape, table, turn + U(1), U(0))
-            _fetch(raw, coming, shape.page_tokens * shape.token_stride)
-        low = max(start, position) - position
-        high = min(end - position, _WIDTH)
-        to = (position - begin) * _WIDTH
+    for position in range(begin, end, _WIDTH):
+        at, ahead = _sixteen_at(shape, table, position, end, U(0), after)
+        low, high = max(start, position) - position, min(end - position, _WIDTH)
+        to = (position - begin) // abreast * _WIDTH
         if low == U(0) and high == _WIDTH:
-            put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to)
+            put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to, ahead, abreast)
         else:
             _copy(raw, at, low, high, shape, plain)
-            put_scores(plain, U(0), shape.width, pairs, blocks, scores, to)
-            for token in range(low):
-                store(scores, to + U(token) * _WIDTH, splat(_LOWEST))
-            for token in range(high, WIDTH):
-                store(scores, to + U(token) * _WIDTH, splat(_LOWEST))
-        position += _WIDTH
+            put_scores(plain, U(0), shape.width, pairs, blocks, scores, to, U(0), abreast)
 
 
 @uncounted
-def _rule_out(scores, begin, start, end, scale, limit):  # type: ignore[no-untyped-def]
-    """Scores that are capped, where they have a limit, and none behind the last token."""
+def _rule_out(scores, begin, start, end, scale, limit, abreast):  # type: ignore[no-untyped-def]
+    """Scores that are capped, where they have a limit; the lowest of all before ``start`` and
+    behind the last token."""
     count = end - begin
     if limit > 0:
-        for place in range(U(0), count * _WIDTH, _WIDTH):
+        lanes = (count + abreast - U(1)) // abreast * _WIDTH
+        for place in range(U(0), lanes, _WIDTH):
             store(scores, place, multiply(load(scores, place), splat(scale)))
-        first = max(start, begin) - begin
-        cap(scores, first * _WIDTH, (count - first) * _WIDTH, limit)
+        cap(scores, U(0), lanes, limit)
+    for before in range(U(0), max(start, begin) - begin):
+        _put_lowest(scores, before, abreast)
     for beyond in range(count, (count + _TOKENS - U(1)) // _TOKENS * _TOKENS):
-        store(scores, U(beyond) * _WIDTH, splat(_LOWEST))
+        _put_lowest(scores, beyond, abreast)
 
 
 @uncounted
-def _weigh(scores, count, scale, room, weights, sums, tops, gains):  # type: ignore[no-untyped-def]
-    """Of scores [count, 16] what their softmax would be but for the sum, as pairs of tokens: by 32
-    of them [16 queries, 16 pairs]. Sums and highest scores, scaled, are of all tokens so far;
-    ``gains`` become what earlier sums are to be multiplied by."""
+def _put_lowest(scores, token, abreast):  # type: ignore[no-untyped-def]
+    at = token // abreast * _WIDTH
+    for lane in range(token % abreast, _WIDTH, abreast):
+        scores[at + lane] = _LOWEST
+
+
+@uncounted
+def _weigh(scores, count, scale, room, weights, sums, tops, gains, abreast):  # type: ignore[no-untyped-def]
+    """Of scores what their softmax would be but for the sum, as pairs of tokens: by 32 of them as
+    ``add_sums`` takes them. Sums and highest scores, scaled, are of all tokens so far; ``gains``
+    become what earlier sums are to be multiplied by. Of two tokens abreast each has sums."""
     a = b = splat(_LOWEST)
-    for token in range(U(0), count, _TWO):
-        at = token * _WIDTH
-        a, b = larger(load(scores, at), a), larger(load(scores, at + _WIDTH), b)
+    for place in range(U(0), count // abreast * _WIDTH, _TWO * _WIDTH):
+        a, b = larger(load(scores, place), a), larger(load(scores, place + _WIDTH), b)
     factor = splat(scale)
     earlier = load(tops, U(0))
-    top = larger(multiply(larger(a, b), factor), earlier)
+    top = larger(a, b)
+    if abreast == _TWO:
+        top = larger(top, swapped(top))
+    top = larger(multiply(top, factor), earlier)
     store(tops, U(0), top)
     gain = exponential(subtract(earlier, top))
     store(gains, U(0), gain)
     below = subtract(splat(F(0.0)), top)
     a, b = multiply(load(sums, U(0)), gain), splat(F(0.0))
     for block in range(U(0), count, _TOKENS):
-        for pair in range(_WIDTH):
-            at = (block + _TWO * pair) * _WIDTH
+        begun, own = block // abreast * _WIDTH, block // _TWO * (_WIDTH // abreast)
+        for turn in range(U(0), _WIDTH // abreast):
+            at = begun + turn * _TWO * _WIDTH
             one = exponential(multiply_add(load(scores, at), factor, below))
             other = exponential(multiply_add(load(scores, at + _WIDTH), factor, below))
             a, b = add(a, one), add(b, other)
-            put_narrowed_pairs(room, pair * _WIDTH, one, other)
-        transpose(room, U(0), _WIDTH, weights, block // _TWO * _WIDTH)
+            if abreast == _TWO:
+                put_narrowed(weights, own + turn * _WIDTH, one, other)
+            else:
+                put_narrowed_pairs(room, turn * _WIDTH, one, other)
+        if abreast != _TWO:
+            lay_weights(room, weights, own)
     store(sums, U(0), add(a, b))
 
 
 @uncounted
-def _shrink(found, width, gains):  # type: ignore[no-untyped-def]
-    """Sums [width / 16, 16 queries, 16] by what their weights are less than they were."""
-    for row in range(width):
-        at = U(row) * _WIDTH
-        store(found, at, multiply(load(found, at), splat(gains[U(row) % _WIDTH])))
+def _shrink(found, width, count, gains, abreast):  # type: ignore[no-untyped-def]
+    """Sums [width / 16, 16 queries, 16] of ``count`` queries by what their weights are less than
+    they were."""
+    for query in range(count):
+        gain = splat(gains[U(query) * abreast])
+        for column in range(U(0), width, _WIDTH):
+            at = (column + U(query)) * _WIDTH
+            store(found, at, multiply(load(found, at), gain))
 
 
 @uncounted
-def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-untyped-def]
+def _pair_up(raw, at, ahead, stride, first, tiles, values, to):  # type: ignore[no-untyped-def]
     """Sixteen tokens' values from column ``first`` on as eight pairs [tiles, 16 pairs, 16]."""
     for pair in range(WIDTH // 2):
         one = at + _TWO * U(pair) * stride + first
+        coming = ahead + _TWO * U(pair) * stride + first
+        if IS_PACED:
+            for line in range(U(0), tiles * _WIDTH, _LINE):
+                prefetch_further(raw, coming + line)
+                prefetch_further(raw, coming + stride + line)
         for tile in range(tiles):
             column = U(tile) * _WIDTH
             place = to + U(tile) * _SQUARE + U(pair) * _WIDTH
@@ -197,28 +237,28 @@ def _pair_up(raw, at, stride, first, tiles, values, to):  # type: ignore[no-unty
 
 
 @uncounted
-def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  # type: ignore[no-untyped-def]
+def _sum(raw, shape, table, begin, start, end, after, weights, plain, values, sums):  # type: ignore[no-untyped-def]
     """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
-    queries there are, and whether they begin; else they are added to what is there."""
-    found, count, is_first = sums
+    queries there are, how many tokens abreast, and whether they begin; else they are added to what
+    is there."""
+    found, count, abreast, is_first = sums
     for some in range(begin, end, _TOKENS_AT_ONCE):
         for first in range(U(0), shape.width, _COLUMNS_AT_ONCE):
             tiles = min(_COLUMNS_AT_ONCE, shape.width - first) // _WIDTH
             begin_sums(found, first * _WIDTH, tiles, U(not is_first or some > begin))
             for position in range(some, min(end, some + _TOKENS_AT_ONCE), _WIDTH):
                 half = (position - begin) // _WIDTH % _TWO
-                turn, place = position // shape.page_tokens, position % shape.page_tokens
-                at = head_at(shape, table, turn, shape.num_heads) + place * shape.token_stride
-                if first == U(0) and place == U(0) and position + shape.page_tokens < end:
-                    coming = head_at(shape, table, turn + U(1), shape.num_heads)
-                    _fetch(raw, coming, shape.page_tokens * shape.token_stride)
+                at, ahead = _sixteen_at(shape, table, position, end, shape.num_heads, after)
+                if first == U(0) and not IS_PACED:
+                    for line in range(U(0), _WIDTH * shape.token_stride, _LINE):
+                        prefetch(raw, ahead + line)
                 low, high = max(start, position) - position, min(end - position, _WIDTH)
                 to = half * _WIDTH // _TWO * _WIDTH
                 if low == U(0) and high == _WIDTH:
-                    _pair_up(raw, at, shape.token_stride, first, tiles, values, to)
+                    _pair_up(raw, at, ahead, shape.token_stride, first, tiles, values, to)
                 else:
                     _copy(raw, at, low, high, shape, plain)
-                    _pair_up(plain, U(0), shape.width, first, tiles, values, to)
+                    _pair_up(plain, U(0), U(0), shape.width, first, tiles, values, to)
                 is_last = position + _WIDTH >= end
                 if is_last and half == U(0):
                     for tile in range(tiles):
@@ -226,8 +266,8 @@ def _sum(raw, shape, table, begin, start, end, weights, plain, values, sums):  #
                             place = U(tile) * _SQUARE + U(pair) * _WIDTH
                             store(values, place, splat(F(0.0)))
                 if is_last or half == U(1):
-                    own = (position - begin) // _TOKENS * _SQUARE
-                    add_sums(weights, own, values, tiles, found, first * _WIDTH, count)
+                    own = (position - begin) // _TOKENS * (_SQUARE // abreast)
+                    add_sums(weights, own, values, tiles, found, first * _WIDTH, count, abreast)
             end_sums(found, first * _WIDTH, tiles)
 
 
@@ -262,28 +302,39 @@ def attend_heads(  # type: ignore[no-untyped-def]
     totals, tops = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
     gains = np.empty(WIDTH, np.float32)
     configure()
+    abreast = _TWO if count <= U(FEW) else U(1)
     for job in range(first, last):
         row, head = job // num_heads, job % num_heads
         start, end = U(starts[row]), U(ends[row])
         begin, table = start // _WIDTH * _WIDTH, pages[row, head]
+        row, head = min(job + 1, last - 1) // num_heads, min(job + 1, last - 1) % num_heads
+        coming = U(starts[row]) // shape.page_tokens
+        following = head_at(shape, pages[row, head], coming, U(0))
         for query in range(U(0), count, _WIDTH):
             own, some = U(job) * count + query, min(_WIDTH, count - query)
-            _lay_queries(queries, own * half, some, shape, laid, pairs)
+            _lay_queries(queries, own * half, some, shape, laid, pairs, abreast)
             totals[:], tops[:] = F(0.0), _LOWEST
             for position in range(begin, end, _MOST_TOKENS):
                 upto, is_first = U(min(end, position + _MOST_TOKENS)), position == begin
-                _score(raw, shape, table, position, start, upto, pairs, plain, scores)
-                _rule_out(scores, position, start, upto, scale, limit)
+                after = head_at(shape, table, position // shape.page_tokens, shape.num_heads)
+                keys = after, pairs, plain, scores, abreast
+                _score(raw, shape, table, position, start, upto, *keys)
+                _rule_out(scores, position, start, upto, scale, limit, abreast)
                 seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
                 factor = F(1.0) if limit > 0 else scale
-                _weigh(scores, seen, factor, room, weights, totals, tops, gains)
+                _weigh(scores, seen, factor, room, weights, totals, tops, gains, abreast)
                 if not is_first:
-                    _shrink(found, width, gains)
-                own_sums = found, some, is_first
-                _sum(raw, shape, table, position, start, upto, weights, plain, values, own_sums)
+                    _shrink(found, width, some, gains, abreast)
+                own_sums = found, some, abreast, is_first
+                taken = following, weights, plain, values, own_sums
+                _sum(raw, shape, table, position, start, upto, *taken)
             for member in range(some):
-                lses[own + member] = tops[member] + np.log(totals[member])
-                share = splat(F(1.0) / totals[member])
+                lane = U(member) * abreast
+                total = totals[lane]
+                if abreast == _TWO:
+                    total += totals[lane + U(1)]
+                lses[own + member] = tops[lane] + np.log(total)
+                share = splat(F(1.0) / total)
                 for column in range(U(0), width, _WIDTH):
                     source = (column + member) * _WIDTH
                     target = (own + member) * width + column

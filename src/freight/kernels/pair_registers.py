@@ -14,13 +14,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from freight.kernels.compiled import uncounted
-from freight.kernels.llvm import FLOATS, WIDTH, WORD, address_of, pair_products, splat
+from freight.kernels.llvm import FLOATS, WIDTH, WORD, WORDS, address_of, fetch, pair_products
 from freight.kernels.pair_blocks import ROWS as PANEL_ROWS
 from freight.kernels.pair_blocks import add_pair_products
+from freight.kernels.vectors import load, store
 from freight.kernels.vectors import splat as repeat
-from freight.kernels.vectors import store
 
 __all__ = [
+    "FEW",
+    "IS_PACED",
     "ROWS",
     "TILES",
     "add_products",
@@ -28,6 +30,7 @@ __all__ = [
     "begin_sums",
     "configure",
     "end_sums",
+    "lay_weights",
     "put_products",
     "put_scores",
     "release",
@@ -36,9 +39,13 @@ __all__ = [
 ROWS: Final = 5 * PANEL_ROWS
 """Of a panel of queries."""
 TILES: Final = 2
+FEW: Final = 8
+"""Queries or fewer, which leave half of a vector to another token."""
+IS_PACED: Final = True
+"""What will be wanted is fetched line by line beside products, not all of it before them."""
 _INDEX = types.uintp
 _ROWS_AT_ONCE: Final = 8
-_QUERIES_AT_ONCE: Final = 4
+_QUERIES_AT_ONCE: Final = 8
 _TILES_AT_ONCE: Final = 2
 """Enough sums to be added to in turn: each waits for what was added to it before. With more, where
 they begin takes registers that are wanted."""
@@ -89,54 +96,108 @@ class _Step:
 
     def sixteen(self, number: int, index: Any) -> Any:
         """Where sixteen floats begin in the array that is argument ``number``."""
-        return self.builder.bitcast(self._address(number, index), FLOATS.as_pointer())
+        return self.builder.bitcast(self.address(number, index), FLOATS.as_pointer())
 
-    def pairs(self, number: int, index: Any) -> Any:
-        """Where pairs begin there."""
-        return self.builder.bitcast(self._address(number, index), WORD.as_pointer())
+    def pairs(self, number: int, index: Any, together: int = 1) -> Any:
+        """Where pairs begin there, so many at a time."""
+        kind = ir.IntType(32 * together)
+        return self.builder.bitcast(self.address(number, index), kind.as_pointer())
 
-    def _address(self, number: int, index: Any) -> Any:
+    def address(self, number: int, index: Any) -> Any:
         array, kind = self._arguments[number], self._kinds[number]
         return address_of(self._context, self.builder, kind, array, index)
 
     def sixteen_times(self, pairs: Any, index: Any) -> Any:
-        """One of the pairs that begin there."""
+        """One of the pairs that begin there, or of so many at a time, again and again."""
         builder = self.builder
-        pair = builder.load(builder.gep(pairs, [index]), align=2)
-        return splat(builder, builder.bitcast(pair, FLOATS.element))
+        some = builder.load(builder.gep(pairs, [index]), align=2)
+        count = 32 * WIDTH // some.type.width
+        vector = ir.Constant(ir.VectorType(some.type, count), ir.Undefined)
+        vector = builder.insert_element(vector, some, ir.Constant(WORD, 0))
+        mask = ir.Constant(ir.VectorType(WORD, count), [0] * count)
+        return builder.bitcast(builder.shuffle_vector(vector, vector, mask), FLOATS)
 
 
 @intrinsic
-def put_scores(context, rows, at, stride, pairs, blocks, scores, place):  # type: ignore[no-untyped-def]
+def _put_scores(context, rows, at, stride, pairs, blocks, scores, place, ahead):  # type: ignore[no-untyped-def]
     """scores[place + 16 r + i] = the products of sixteen rows of bfloat16, which begin at rows[at]
-    and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]."""
+    and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]. As many rows are
+    fetched that follow each other ``ahead``."""
+    return _scores_of_sixteen(1, rows, pairs, scores)
+
+
+@intrinsic
+def _put_scores_by_twos(context, rows, at, stride, pairs, blocks, scores, place, ahead):  # type: ignore[no-untyped-def]
+    """scores[place + 16 r + 2 i + j] = the products of row 2 r + j and of the column i of eight,
+    whose pairs lie by twos [8 blocks, 8, 2]. The others are as for ``_put_scores``."""
+    return _scores_of_sixteen(2, rows, pairs, scores)
+
+
+@uncounted
+def put_scores(rows, at, stride, pairs, blocks, scores, place, ahead, abreast):  # type: ignore[no-untyped-def]
+    """Of sixteen rows by sixteen columns, a token in a vector, or by eight with two ``abreast``."""
+    if abreast == _INT(1):
+        _put_scores(rows, at, stride, pairs, blocks, scores, place, ahead)
+    else:
+        _put_scores_by_twos(rows, at, stride, pairs, blocks, scores, place, ahead)
+
+
+def _scores_of_sixteen(abreast: int, rows: Any, pairs: Any, scores: Any) -> Any:
+    """Of so many tokens ``abreast`` a vector has as many pairs of each query: each token's sums are
+    added up in the end, and stand side by side."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, apart, _, count, _, to = arguments
+        _, start, apart, _, blocks, _, to, ahead = arguments
         own = _Step(context, builder, signature, arguments)
         columns = own.sixteen(3, own.whole(0))
+        count = builder.mul(blocks, own.whole(WIDTH // abreast))
         for first in range(0, WIDTH, _ROWS_AT_ONCE):
             numbers = range(first, first + _ROWS_AT_ONCE)
             some = [
-                own.pairs(0, builder.add(start, builder.mul(apart, own.whole(row))))
+                own.pairs(0, builder.add(start, builder.mul(apart, own.whole(row))), abreast)
                 for row in numbers
             ]
             sums = [cgutils.alloca_once(builder, FLOATS) for _ in numbers]
             for kept in sums:
                 builder.store(ir.Constant(FLOATS, [0.0] * WIDTH), kept)
-            with cgutils.for_range(builder, builder.mul(count, own.whole(WIDTH))) as loop:
+            with cgutils.for_range(builder, count) as loop:
                 column = builder.load(builder.gep(columns, [loop.index]), align=4)
                 for row, kept in zip(some, sums, strict=True):
                     factor = own.sixteen_times(row, loop.index)
                     found = pair_products(builder, builder.load(kept), factor, column)
                     builder.store(found, kept)
-            for row, kept in zip(numbers, sums, strict=True):
-                target = own.sixteen(5, builder.add(to, own.whole(row * WIDTH)))
-                builder.store(builder.load(kept), target, align=4)
+                # One line for so many products: all of them at once would wait for memory.
+                if abreast > 1 or first == 0:
+                    turn = builder.add(loop.index, builder.mul(count, own.whole(first // 8)))
+                    line = builder.mul(turn, own.whole(2 * WIDTH))
+                    fetch(builder, own.address(0, builder.add(ahead, line)), near=False)
+            found = [builder.load(kept) for kept in sums]
+            if abreast == 2:
+                found = [_added_up(builder, *found[i : i + 2]) for i in range(0, len(found), 2)]
+            for number, vector in enumerate(found, first // abreast):
+                target = own.sixteen(5, builder.add(to, own.whole(number * WIDTH)))
+                builder.store(vector, target, align=4)
         return context.get_dummy_value()
 
-    kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX
+    kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX, _INDEX
     return types.none(*kinds), generate
+
+
+def _added_up(builder: Any, one: Any, other: Any) -> Any:
+    """Neighbours' sums, of each vector in turn."""
+    even, odd = (
+        ir.Constant(WORDS, [k for i in range(first, WIDTH, 2) for k in (i, i + WIDTH)])
+        for first in (0, 1)
+    )
+    return builder.fadd(*(builder.shuffle_vector(one, other, mask) for mask in (even, odd)))
+
+
+@uncounted
+def lay_weights(room, weights, place):  # type: ignore[no-untyped-def]
+    """Sixteen pairs of tokens by sixteen queries, as they are, from ``place`` on."""
+    for pair in range(WIDTH):
+        own = _INT(pair * WIDTH)
+        store(weights, place + own, load(room, own))
 
 
 @intrinsic
@@ -157,49 +218,61 @@ def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped
 
 
 @intrinsic
-def add_sums(context, weights, at, values, tiles, sums, place, queries):  # type: ignore[no-untyped-def]
-    """Add the products of sixteen rows of pairs from weights[at] on and sixteen times as many
-    columns of values [tiles, 16, 16] to the sums [tiles, 16, 16] from ``place`` on: of the first
-    ``queries`` rows, or some more. Tiles are an even number."""
+def add_sums(context, weights, at, values, tiles, sums, place, queries, abreast):  # type: ignore[no-untyped-def]
+    """Add the products of weights [16 pairs, 16 queries] from weights[at] on, or of 8 queries where
+    two tokens are ``abreast``, and of values [tiles, 16, 16] to the sums [tiles, 16, 16] from
+    ``place`` on: of the first ``queries``, or some more. Tiles are an even number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, _, count, _, first, rows = arguments
+        _, start, _, count, _, first, rows, together = arguments
         own = _Step(context, builder, signature, arguments)
         zero = own.whole(0)
-        tile_step, row_step = own.whole(_TILES_AT_ONCE), own.whole(_QUERIES_AT_ONCE)
+        pitch = builder.udiv(own.whole(WIDTH), together)
+
+        def add(at_once: int, begin: Any, end: Any) -> None:
+            step = own.whole(at_once)
+            with cgutils.for_range_slice(builder, begin, end, step) as (row, _):
+                factors = own.pairs(0, builder.add(start, row))
+                line = builder.add(builder.add(first, begun), builder.mul(row, own.whole(WIDTH)))
+                kept = {}
+                for query in range(at_once):
+                    for number in range(_TILES_AT_ONCE):
+                        apart = own.whole(number * _SQUARE + query * WIDTH)
+                        target = own.sixteen(4, builder.add(line, apart))
+                        kept[query, number] = target, cgutils.alloca_once(builder, FLOATS)
+                for target, sum_ in kept.values():
+                    builder.store(builder.load(target, align=4), sum_)
+                with cgutils.for_range(builder, own.whole(WIDTH)) as loop:
+                    columns = [
+                        builder.load(builder.gep(tile_, [loop.index]), align=4) for tile_ in some
+                    ]
+                    line = builder.mul(loop.index, pitch)
+                    for query in range(at_once):
+                        place = builder.add(line, own.whole(query))
+                        factor = own.sixteen_times(factors, place)
+                        for number, column in enumerate(columns):
+                            _, sum_ = kept[query, number]
+                            found = pair_products(builder, builder.load(sum_), factor, column)
+                            builder.store(found, sum_)
+                for target, sum_ in kept.values():
+                    builder.store(builder.load(sum_), target, align=4)
+
+        tile_step = own.whole(_TILES_AT_ONCE)
         with cgutils.for_range_slice(builder, zero, count, tile_step) as (tile, _):
             begun = builder.mul(tile, own.whole(_SQUARE))
             some = [
                 own.sixteen(2, builder.add(begun, own.whole(number * _SQUARE)))
                 for number in range(_TILES_AT_ONCE)
             ]
-            with cgutils.for_range_slice(builder, zero, rows, row_step) as (row, _):
-                line = builder.mul(row, own.whole(WIDTH))
-                factors, kept = [], []
-                for query in range(_QUERIES_AT_ONCE):
-                    own_line = builder.add(line, own.whole(query * WIDTH))
-                    factors.append(own.pairs(0, builder.add(start, own_line)))
-                    for number in range(_TILES_AT_ONCE):
-                        target = builder.add(builder.add(first, begun), own_line)
-                        target = own.sixteen(4, builder.add(target, own.whole(number * _SQUARE)))
-                        kept.append((target, cgutils.alloca_once(builder, FLOATS)))
-                for target, sum_ in kept:
-                    builder.store(builder.load(target, align=4), sum_)
-                with cgutils.for_range(builder, own.whole(WIDTH)) as loop:
-                    columns = [
-                        builder.load(builder.gep(tile_, [loop.index]), align=4) for tile_ in some
-                    ]
-                    for query, pairs in enumerate(factors):
-                        factor = own.sixteen_times(pairs, loop.index)
-                        for number, column in enumerate(columns):
-                            _, sum_ = kept[query * _TILES_AT_ONCE + number]
-                            found = pair_products(builder, builder.load(sum_), factor, column)
-                            builder.store(found, sum_)
-                for target, sum_ in kept:
-                    builder.store(builder.load(sum_), target, align=4)
+            few = own.whole(_QUERIES_AT_ONCE // 2)
+            with builder.if_else(builder.icmp_unsigned(">", rows, few)) as (many, rest):
+                with many:
+                    add(_QUERIES_AT_ONCE, zero, rows)
+                with rest:
+                    add(_QUERIES_AT_ONCE // 2, zero, rows)
         return context.get_dummy_value()
 
-    kinds = weights, _INDEX, values, _INDEX, sums, _INDEX, _INDEX
+    kinds = weights, _INDEX, values, _INDEX, sums, _INDEX, _INDEX, _INDEX
     return types.none(*kinds), generate
 
 

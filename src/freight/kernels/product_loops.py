@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.cache_lines import prefetch, whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.exponent_lines import lay_wide
 from freight.kernels.group_blocks import CODE_ROWS_OF_TOKENS, codes_by_tokens
@@ -54,12 +55,9 @@ from freight.kernels.vectors import (
     load,
     multiply,
     number_at,
-    prefetch,
     put_number,
     store,
     transpose,
-    whole_lines,
-    zero_lines,
 )
 
 __all__ = [

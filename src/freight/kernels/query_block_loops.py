@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from freight.kernels import query_blocks
 from freight.kernels.attention_steps import cap
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED
 from freight.kernels.open_mp import share_ranges
 from freight.kernels.query_blocks import (
@@ -30,17 +31,7 @@ from freight.kernels.register_blocks import (
     add_products,
     add_products_of_tiles,
 )
-from freight.kernels.vectors import (
-    WIDTH,
-    load,
-    multiply,
-    number_at,
-    splat,
-    store,
-    transpose,
-    whole_lines,
-    zero_lines,
-)
+from freight.kernels.vectors import WIDTH, load, multiply, number_at, splat, store, transpose
 
 __all__ = [
     "COLUMNS",

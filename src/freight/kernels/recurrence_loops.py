@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from freight.kernels.attention_steps import exponential
+from freight.kernels.cache_lines import whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.vectors import (
     WIDTH,
@@ -26,7 +27,6 @@ from freight.kernels.vectors import (
     store,
     subtract,
     total,
-    whole_lines,
 )
 
 __all__ = ["convolve", "recur"]

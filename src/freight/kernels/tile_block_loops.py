@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.code_lines import extent_of, pairs_of_a_part
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.lines import as_kept, put_line, put_turned
@@ -34,17 +35,7 @@ from freight.kernels.tile_registers import (
 )
 from freight.kernels.token_loops import silu
 from freight.kernels.turns import take
-from freight.kernels.vectors import (
-    WIDTH,
-    add,
-    load,
-    multiply,
-    splat,
-    store,
-    transpose,
-    whole_lines,
-    zero_lines,
-)
+from freight.kernels.vectors import WIDTH, add, load, multiply, splat, store, transpose
 
 __all__ = [
     "FEWEST_TOKENS",

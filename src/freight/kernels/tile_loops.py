@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
@@ -33,16 +34,7 @@ from freight.kernels.tile_registers import (
     release,
 )
 from freight.kernels.turns import take
-from freight.kernels.vectors import (
-    WIDTH,
-    load,
-    multiply,
-    splat,
-    store,
-    whole_lines,
-    whole_numbers,
-    zero_lines,
-)
+from freight.kernels.vectors import WIDTH, load, multiply, splat, store, whole_numbers
 
 __all__ = [
     "FEW_TOKENS_OF_CODES",

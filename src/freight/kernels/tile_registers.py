@@ -19,11 +19,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
 from freight.kernels.llvm import BYTE, FLOATS, WIDTH, address_of, fetch
+from freight.kernels.vectors import transpose
 
 __all__ = [
+    "FEW",
     "INTEGERS",
+    "IS_PACED",
     "PAIRS",
     "ROWS",
     "TILES",
@@ -35,6 +39,7 @@ __all__ = [
     "configure",
     "end_sums",
     "has_integers",
+    "lay_weights",
     "put_products",
     "put_scores",
     "release",
@@ -50,7 +55,13 @@ INTEGERS: Final = "tdpbssd"
 """What multiplies: pairs, whose sums are float32, or fours of signed bytes, whose sums are whole
 numbers of 32 bits."""
 
+FEW: Final = 0
+"""Queries or fewer are attended two tokens at a time: registers have a token a row."""
+IS_PACED: Final = False
+"""What will be wanted is fetched before the products, all of it."""
+
 _INDEX = types.uintp
+_INT: Final = np.uintp
 _LONG: Final = ir.IntType(64)
 _LINE_BYTES: Final = 64
 _PAIR_BYTES: Final = 4
@@ -322,15 +333,19 @@ def block_products(num_tiles: int, instruction: str, *, adds: bool) -> Any:
 
 
 @intrinsic
-def put_scores(context, rows, at, stride, pairs, blocks, scores, place):  # type: ignore[no-untyped-def]
+def put_scores(context, rows, at, stride, pairs, blocks, scores, place, ahead, abreast):  # type: ignore[no-untyped-def]
     """scores[place + 16 r + i] = the products of sixteen rows of bfloat16, which begin at rows[at]
-    and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]."""
+    and are ``stride`` apart, and sixteen columns i of pairs [16 blocks, 16]. As many rows are
+    fetched that follow each other ``ahead``. One token is ``abreast``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, apart, _, count, _, to = arguments
+        _, start, apart, _, count, _, to, further, _ = arguments
         own = _Products(context, builder, signature, arguments)
         line = ir.Constant(_LONG, _LINE_BYTES)
         pitch = builder.mul(apart, own.whole(2))
+        with cgutils.for_range(builder, builder.mul(count, own.whole(WIDTH))) as coming:
+            numbers = builder.mul(coming.index, own.whole(2 * WIDTH))
+            fetch(builder, own.address(0, builder.add(further, numbers)))
         _call(builder, "tilezero", 0)
         with cgutils.for_range(builder, count) as step:
             column = builder.add(start, builder.mul(step.index, own.whole(2 * WIDTH)))
@@ -341,8 +356,14 @@ def put_scores(context, rows, at, stride, pairs, blocks, scores, place):  # type
         _load_or_store(builder, "tilestored64", 0, own.address(5, to), line)
         return context.get_dummy_value()
 
-    kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX
+    kinds = rows, _INDEX, _INDEX, pairs, _INDEX, scores, _INDEX, _INDEX, _INDEX
     return types.none(*kinds), generate
+
+
+@uncounted
+def lay_weights(room, weights, place):  # type: ignore[no-untyped-def]
+    """Sixteen pairs of tokens by sixteen queries, turned, from ``place`` on."""
+    transpose(room, _INT(0), _INT(WIDTH), weights, place)
 
 
 def _each(builder: Any, own: _Products, tiles: Any) -> Any:
@@ -376,12 +397,13 @@ def begin_sums(context, sums, place, tiles, goes_on):  # type: ignore[no-untyped
 
 
 @intrinsic
-def add_sums(context, weights, at, values, tiles, sums, place, queries):  # type: ignore[no-untyped-def]
+def add_sums(context, weights, at, values, tiles, sums, place, queries, abreast):  # type: ignore[no-untyped-def]
     """Add the products of sixteen rows of pairs from weights[at] on and sixteen times as many
-    columns of values [tiles, 16, 16]. Sums are in registers, of however many ``queries``."""
+    columns of values [tiles, 16, 16]. Sums are in registers, of however many ``queries``; one token
+    is ``abreast``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, start, _, count, _, _, _ = arguments
+        _, start, _, count, _, _, _, _ = arguments
         own = _Products(context, builder, signature, arguments)
         line = ir.Constant(_LONG, _LINE_BYTES)
         _load_or_store(builder, "tileloadd64", 4, own.address(0, start), line)
@@ -391,7 +413,7 @@ def add_sums(context, weights, at, values, tiles, sums, place, queries):  # type
             _call(builder, PAIRS, tile, 4, register)
         return context.get_dummy_value()
 
-    kinds = weights, _INDEX, values, _INDEX, sums, _INDEX, _INDEX
+    kinds = weights, _INDEX, values, _INDEX, sums, _INDEX, _INDEX, _INDEX
     return types.none(*kinds), generate
 
 

@@ -26,7 +26,6 @@ from freight.kernels.llvm import (
     address_of,
     call,
     constant,
-    fetch,
     joined,
     loader,
     narrowed,
@@ -56,7 +55,6 @@ __all__ = [
     "multiply_add",
     "number_at",
     "of_bits",
-    "prefetch",
     "put_number",
     "put_pairs",
     "quotient",
@@ -65,13 +63,12 @@ __all__ = [
     "splat_factor",
     "store",
     "subtract",
+    "swapped",
     "total",
     "transpose",
     "turned",
     "two_to",
-    "whole_lines",
     "whole_numbers",
-    "zero_lines",
 ]
 
 
@@ -330,6 +327,17 @@ def rounded(context, a):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def swapped(context, a):  # type: ignore[no-untyped-def]
+    """Neighbours in each other's place."""
+    lanes = [place ^ 1 for place in range(WIDTH)]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.shuffle_vector(*arguments, *arguments, ir.Constant(WORDS, lanes))
+
+    return VECTOR(VECTOR), generate
+
+
+@intrinsic
 def total(context, a):  # type: ignore[no-untyped-def]
     """The sum of the sixteen."""
     reduce = call("llvm.vector.reduce.fadd.v16f32", FLOAT, "reassoc")
@@ -403,30 +411,3 @@ def put_number(numbers, index, value):  # type: ignore[no-untyped-def]
         numbers[index] = (bits + odd + np.uint32(0x7FFF)) >> np.uint32(16)
     else:
         numbers[index] = value
-
-
-@intrinsic
-def prefetch(context, array, index):  # type: ignore[no-untyped-def]
-    """Have the cache line of an element brought; it need not be there."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        fetch(builder, address_of(context, builder, signature.args[0], *arguments))
-        return context.get_dummy_value()
-
-    return types.none(array, types.uintp), generate
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def whole_lines(count):  # type: ignore[no-untyped-def]
-    """So many floats that begin where a cache line does: of others each vector lies in two."""
-    room = np.empty(count + WIDTH, np.float32)
-    first = -room.ctypes.data // 4 % WIDTH
-    return room[first : first + count]
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def zero_lines(count):  # type: ignore[no-untyped-def]
-    """The same, that are zeros."""
-    found = whole_lines(count)
-    found[:] = np.float32(0.0)
-    return found
