@@ -180,10 +180,10 @@ def attend_single_queries(
     if loops is None or not _has_loop(pages):
         return False
     num_rows, num_heads, width = q.shape
-    by_tiles = share_of_keys == 1 and _fills_tiles(loops, q, pages)
-    padded = width if by_tiles else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
+    by_pairs = share_of_keys == 1 and _suits_pairs(loops, q, pages)
+    padded = width if by_pairs else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
     # Loops over vectors add to what is there.
-    make = torch.empty if by_tiles else torch.zeros
+    make = torch.empty if by_pairs else torch.zeros
     found = make(num_rows, num_heads, padded)
     logs = torch.empty(num_rows, num_heads)
     ends = kv_lens.numpy() + 1
@@ -192,9 +192,9 @@ def attend_single_queries(
     table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
     sums, lses = found.view(-1).numpy(), logs.view(-1).numpy()
     limit = np.float32(softcap or 0.0)
-    if by_tiles:
+    if by_pairs:
         pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
-        rest: tuple[Any, ...] = (raw, shape, table, starts, ends)
+        rest: tuple[Any, ...] = (raw, halves, shape, table, starts, ends)
         rest += (pairs, np.float32(scale), limit, sums, lses)
         own = loops.pair_queries
     else:
@@ -275,11 +275,14 @@ def attend_queries(
     return True
 
 
-def _fills_tiles(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
-    """Whether registers of sixteen by sixteen hold keys as they lie, and queries to meet them."""
+def _suits_pairs(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
+    """Whether the loop over pairs takes keys that are kept so, and as many queries of a head."""
     own = loops.pair_queries
-    is_plain = pages.number_format is None and q.dtype is pages.dtype is torch.bfloat16
-    if own is None or not is_plain or q.shape[1] < own.LEAST_QUERIES * pages.num_heads:
+    if own is None or not q.dtype is pages.dtype is torch.bfloat16:
+        return False
+    is_plain = pages.number_format is None
+    least = own.LEAST_QUERIES if is_plain else own.LEAST_QUERIES_OF_CODES
+    if q.shape[1] < least * pages.num_heads or not (is_plain or own.TAKES_CODES):
         return False
     return pages.width % own.COLUMNS == 0 and pages.page_tokens % _WIDTH == 0
 
