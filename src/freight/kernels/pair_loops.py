@@ -51,7 +51,7 @@ MOST_TOKENS = 1 << 30
 """Up to which plain rows had better be multiplied so: any number."""
 _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do."""
-FEW_TOKENS = 16
+FEW_TOKENS = 8
 """Up to which rows had better meet them one by one."""
 FEW_TOKENS_OF_CODES = 10
 """Up to which codes had better be multiplied as they are."""
