@@ -48,7 +48,8 @@ def test_loops_are_there_where_they_may_be_used() -> None:
     assert loops is not None
     found = {module is not None for module in (loops.tiles, loops.tile_blocks)}
     assert found == {own.may_use_tiles()}
-    found = {module is not None for module in (loops.pair_attention, loops.pair_queries)}
+    by_pairs = loops.pair_attention, loops.pair_queries, loops.code_queries
+    found = {module is not None for module in by_pairs}
     assert found == {own.HAS_PAIR_PRODUCTS}
 
 

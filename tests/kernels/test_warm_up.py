@@ -52,6 +52,8 @@ short = ShortExponents(spare=40)
 names = ["bfloat16", own.name, across.name, short.name]
 warm_up(dtype, weights=names, kv_format=kept, keeps_states=True)
 warm_up(dtype, weights=["bfloat16"], kv_format=None)
+wide = Grouped(bits=4, group_size=128)
+warm_up(dtype, weights=["bfloat16"], kv_format=wide)
 used = (
     group_loops.make_plain,
     group_product_loops.product_across,
@@ -72,7 +74,7 @@ used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
     used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
     if tiles is None:
-        used += (pairs.plain_in_turns,)
+        used += (pairs.plain_in_turns, find_loops().code_queries.attend_heads)
     used += (find_loops().pair_queries.attend_heads,)
 if tiles is not None:
     used += (tiles.many_in_turns, find_loops().tile_blocks.many_in_turns)
@@ -136,6 +138,14 @@ def use():
         dtype=dtype,
     )
     q = torch.zeros(2, 6, 64, dtype=dtype)
+    assert attend_single_queries(
+        q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=1.0
+    )
+    raw = torch.zeros(3, 4 * 16 * wide.row_bytes(256), dtype=torch.uint8)
+    pages = Pages(
+        raw=raw, num_heads=2, page_tokens=16, width=256, dtype=dtype, number_format=wide
+    )
+    q = torch.zeros(2, 6, 256, dtype=dtype)
     assert attend_single_queries(
         q, pages, torch.arange(8), places, q, scale=0.1, softcap=30.0, window=9, share_of_keys=1.0
     )

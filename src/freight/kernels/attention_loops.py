@@ -17,10 +17,10 @@ from numba.extending import overload
 from freight.kernels.attention_steps import (
     PageShape,
     cap,
-    exponential,
     head_at,
     make_plain,
     stretch_at,
+    weigh,
 )
 from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.compiled import UNCOUNTED, uncounted
@@ -30,14 +30,11 @@ from freight.kernels.vectors import (
     WIDTH,
     add,
     is_above,
-    larger,
-    largest,
     load,
     multiply,
     of_bits,
     splat,
     store,
-    subtract,
     total,
 )
 
@@ -46,21 +43,6 @@ __all__ = ["PageShape", "attend_heads", "heads_together"]
 U = np.uintp
 F = np.float32
 _WIDTH = U(WIDTH)
-
-
-@uncounted
-def _weigh(scores, start, count):  # type: ignore[no-untyped-def]
-    """Scores to what their softmax would be but for the sum; returns it, and the highest score."""
-    top = splat(F(-3e38))
-    for place in range(0, count, WIDTH):
-        top = larger(load(scores, start + U(place)), top)
-    highest = splat(largest(top))
-    sums = splat(F(0.0))
-    for place in range(0, count, WIDTH):
-        weight = exponential(subtract(load(scores, start + U(place)), highest))
-        sums = add(sums, weight)
-        store(scores, start + U(place), weight)
-    return total(sums), largest(top)
 
 
 def _meet_stretch(
@@ -204,7 +186,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 scores[base + U(place)] = F(-np.inf)
             if keep < seen:
                 _choose(scores, base, seen, length, keep, chosen)
-            weight, highest = _weigh(scores, base, length)
+            weight, highest = weigh(scores, base, length)
             lses[U(job) * count + U(query)] = highest + np.log(weight)
             factor = F(1.0) / weight
             for place in range(0, length, WIDTH):

@@ -15,6 +15,7 @@ from freight.kernels.vectors import (
     WIDTH,
     add,
     larger,
+    largest,
     load,
     load_bytes,
     load_high,
@@ -27,6 +28,7 @@ from freight.kernels.vectors import (
     splat_factor,
     store,
     subtract,
+    total,
     two_to,
 )
 
@@ -36,7 +38,9 @@ __all__ = [
     "exponential",
     "head_at",
     "make_plain",
+    "sixteen_at",
     "stretch_at",
+    "weigh",
 ]
 
 U = np.uintp
@@ -179,3 +183,33 @@ def cap(scores, start, count, limit):  # type: ignore[no-untyped-def]
         grown = exponential(add(x, x))
         capped = subtract(one, quotient(two, add(grown, one)))
         store(scores, at, multiply(capped, splat(limit)))
+
+
+@uncounted
+def weigh(scores, start, count):  # type: ignore[no-untyped-def]
+    """Scores to what their softmax would be but for the sum; returns it, and the highest score."""
+    top = splat(F(-3e38))
+    for place in range(0, count, WIDTH):
+        top = larger(load(scores, start + U(place)), top)
+    highest = splat(largest(top))
+    sums = splat(F(0.0))
+    for place in range(0, count, WIDTH):
+        weight = exponential(subtract(load(scores, start + U(place)), highest))
+        sums = add(sums, weight)
+        store(scores, start + U(place), weight)
+    return total(sums), largest(top)
+
+
+@uncounted
+def _token_at(shape, pages, position, offset):  # type: ignore[no-untyped-def]
+    """Where a token's row begins, for ``offset`` as ``head_at`` has it."""
+    turn, place = position // shape.page_tokens, position % shape.page_tokens
+    return head_at(shape, pages, turn, offset) + place * shape.token_stride
+
+
+@uncounted
+def sixteen_at(shape, pages, position, end, offset, after, ahead):  # type: ignore[no-untyped-def]
+    """Where sixteen tokens' rows begin, and those so many tokens ``ahead``, before ``end``, or what
+    comes ``after``."""
+    at, further = _token_at(shape, pages, position, offset), position + ahead
+    return at, _token_at(shape, pages, further, offset) if further < end else after

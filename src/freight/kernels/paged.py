@@ -180,10 +180,10 @@ def attend_single_queries(
     if loops is None or not _has_loop(pages):
         return False
     num_rows, num_heads, width = q.shape
-    by_pairs = share_of_keys == 1 and _suits_pairs(loops, q, pages)
-    padded = width if by_pairs else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
+    of_pairs = _loop_of_pairs(loops, q, pages) if share_of_keys == 1 else None
+    padded = width if of_pairs else -(-width // (2 * _WIDTH)) * 2 * _WIDTH
     # Loops over vectors add to what is there.
-    make = torch.empty if by_pairs else torch.zeros
+    make = torch.empty if of_pairs else torch.zeros
     found = make(num_rows, num_heads, padded)
     logs = torch.empty(num_rows, num_heads)
     ends = kv_lens.numpy() + 1
@@ -192,11 +192,11 @@ def attend_single_queries(
     table = key_rows.view(num_rows, pages.num_heads, -1).numpy().view(np.uint64)
     sums, lses = found.view(-1).numpy(), logs.view(-1).numpy()
     limit = np.float32(softcap or 0.0)
-    if by_pairs:
+    if of_pairs:
         pairs = as_numbers(q.contiguous().flatten(1)).view(np.uint32)
-        rest: tuple[Any, ...] = (raw, halves, shape, table, starts, ends)
+        rest: tuple[Any, ...] = (raw, shape, table, starts, ends)
         rest += (pairs, np.float32(scale), limit, sums, lses)
-        own = loops.pair_queries
+        own = of_pairs
     else:
         queries = torch.zeros_like(found)
         queries[..., :width].copy_(q).mul_(scale)
@@ -275,16 +275,18 @@ def attend_queries(
     return True
 
 
-def _suits_pairs(loops: Loops, q: torch.Tensor, pages: Pages) -> bool:
-    """Whether the loop over pairs takes keys that are kept so, and as many queries of a head."""
-    own = loops.pair_queries
-    if own is None or not q.dtype is pages.dtype is torch.bfloat16:
-        return False
-    is_plain = pages.number_format is None
-    least = own.LEAST_QUERIES if is_plain else own.LEAST_QUERIES_OF_CODES
-    if q.shape[1] < least * pages.num_heads or not (is_plain or own.TAKES_CODES):
-        return False
-    return pages.width % own.COLUMNS == 0 and pages.page_tokens % _WIDTH == 0
+def _loop_of_pairs(loops: Loops, q: torch.Tensor, pages: Pages) -> Any:
+    """The loop over pairs that takes keys which are kept so, and as many queries of a head."""
+    if not q.dtype is pages.dtype is torch.bfloat16 or pages.page_tokens % _WIDTH:
+        return None
+    kept, own, of_codes = pages.number_format, loops.pair_queries, loops.code_queries
+    if own is None:
+        return None
+    if kept is None:
+        is_worth_it = q.shape[1] >= own.LEAST_QUERIES * pages.num_heads
+        return own if is_worth_it and pages.width % own.COLUMNS == 0 else None
+    is_whole = pages.width % kept.group_size == 0 and kept.group_size % of_codes.LEAST_GROUP == 0
+    return of_codes if is_whole and kept.code_bits == 4 and loops.tiles is None else None
 
 
 def _query_blocks(loops: Loops, dtype: torch.dtype) -> Any:

@@ -1,8 +1,8 @@
-"""Attention of single queries over keys and values in pages, whose products are made of pairs of
-bfloat16, in registers of sixteen by sixteen or else in vectors: a loop that numba compiles. Queries
-that share a head are columns, keys are rows as they lie in their page, or, of codes, as they are
-made plain in the nearest cache; of values pairs of tokens are laid side by side first. Scores and
-sums are float32, weights are rounded to bfloat16.
+"""Attention of single queries over keys and values in pages of bfloat16, whose products are made of
+pairs of such numbers, in registers of sixteen by sixteen or else in vectors: a loop that numba
+compiles. Queries that share a head are columns, keys are rows as they lie in their page; of values
+pairs of tokens are laid side by side first. Scores and sums are float32, weights are rounded to
+bfloat16.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from freight.kernels.attention_steps import cap, exponential, head_at
+from freight.kernels.attention_steps import cap, exponential, head_at, sixteen_at
 from freight.kernels.cache_lines import prefetch, prefetch_further, whole_lines
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
 from freight.kernels.lines import put_narrowed, put_narrowed_pairs
 from freight.kernels.open_mp import share_ranges
-from freight.kernels.page_codes import make_sixteen_plain
 from freight.kernels.vectors import (
     WIDTH,
     add,
@@ -58,14 +57,7 @@ else:
         release,
     )
 
-__all__ = [
-    "COLUMNS",
-    "LEAST_QUERIES",
-    "LEAST_QUERIES_OF_CODES",
-    "TAKES_CODES",
-    "attend_heads",
-    "heads_together",
-]
+__all__ = ["COLUMNS", "LEAST_QUERIES", "attend_heads", "heads_together"]
 
 U = np.uintp
 F = np.float32
@@ -73,9 +65,6 @@ COLUMNS = 2 * WIDTH
 """Of which a head is made up: sixteen pairs."""
 LEAST_QUERIES = 5 if may_use_tiles() else 1
 """Of a head of keys: fewer leave most of a register empty."""
-TAKES_CODES = IS_PACED
-LEAST_QUERIES_OF_CODES = 5
-"""Of fewer, those over vectors make codes plain no slower."""
 _WIDTH = U(WIDTH)
 _TWO = U(2)
 _TOKENS = U(2 * WIDTH)
@@ -117,50 +106,33 @@ def _lay_queries(queries, first, count, shape, room, pairs, abreast):  # type: i
 
 
 @uncounted
-def _lay_plain(raw, halves, at, ahead, low, high, shape, plain):  # type: ignore[no-untyped-def]
+def _copy(raw, at, low, high, shape, plain):  # type: ignore[no-untyped-def]
     """The tokens from ``low`` to ``high`` of sixteen that begin at ``at``; the others are zeros: of
     what was there before nothing is known, not even that it is a number."""
-    if raw.itemsize == 1:
-        make_sixteen_plain(raw, halves, at, ahead, shape, plain)
     for token in range(WIDTH):
         target = U(token) * shape.width
-        if not low <= token < high:
-            for column in range(shape.width):
-                plain[target + U(column)] = np.uint16(0)
-        elif raw.itemsize == 2:
+        if low <= token < high:
             source = at + U(token) * shape.token_stride
             for column in range(shape.width):
                 plain[target + U(column)] = raw[source + U(column)]
+        else:
+            for column in range(shape.width):
+                plain[target + U(column)] = np.uint16(0)
 
 
 @uncounted
-def _token_at(shape, table, position, offset):  # type: ignore[no-untyped-def]
-    """Where a token's row begins, for ``offset`` as ``head_at`` has it."""
-    turn, place = position // shape.page_tokens, position % shape.page_tokens
-    return head_at(shape, table, turn, offset) + place * shape.token_stride
-
-
-@uncounted
-def _sixteen_at(shape, table, position, end, offset, after):  # type: ignore[no-untyped-def]
-    """Where sixteen tokens' rows begin, and those that are wanted _AHEAD of them, before ``end``,
-    or what comes ``after``."""
-    at, further = _token_at(shape, table, position, offset), position + _AHEAD
-    return at, _token_at(shape, table, further, offset) if further < end else after
-
-
-@uncounted
-def _score(raw, halves, shape, table, begin, start, end, after, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
+def _score(raw, shape, table, begin, start, end, after, pairs, plain, scores, abreast):  # type: ignore[no-untyped-def]
     """Scores [tokens, 16] of the tokens from ``begin``, a whole sixteen, to ``end`` in sixteens,
     or [tokens / 2, 8, 2]; nothing is known of those before ``start``, and from ``end`` on."""
     blocks = shape.width // U(COLUMNS)
     for position in range(begin, end, _WIDTH):
-        at, ahead = _sixteen_at(shape, table, position, end, U(0), after)
+        at, ahead = sixteen_at(shape, table, position, end, U(0), after, _AHEAD)
         low, high = max(start, position) - position, min(end - position, _WIDTH)
         to = (position - begin) // abreast * _WIDTH
-        if raw.itemsize == 2 and low == U(0) and high == _WIDTH:
+        if low == U(0) and high == _WIDTH:
             put_scores(raw, at, shape.token_stride, pairs, blocks, scores, to, ahead, abreast)
         else:
-            _lay_plain(raw, halves, at, ahead, low, high, shape, plain)
+            _copy(raw, at, low, high, shape, plain)
             put_scores(plain, U(0), shape.width, pairs, blocks, scores, to, U(0), abreast)
 
 
@@ -250,9 +222,7 @@ def _pair_up(raw, at, ahead, stride, first, tiles, values, to):  # type: ignore[
 
 
 @uncounted
-def _sum(  # type: ignore[no-untyped-def]
-    raw, halves, shape, table, begin, start, end, after, weights, plain, values, sums
-):
+def _sum(raw, shape, table, begin, start, end, after, weights, plain, values, sums):  # type: ignore[no-untyped-def]
     """The values of these tokens by their weights: sums [width / 16, 16 queries, 16], how many
     queries there are, how many tokens abreast, and whether they begin; else they are added to what
     is there."""
@@ -263,16 +233,16 @@ def _sum(  # type: ignore[no-untyped-def]
             begin_sums(found, first * _WIDTH, tiles, U(not is_first or some > begin))
             for position in range(some, min(end, some + _TOKENS_AT_ONCE), _WIDTH):
                 half = (position - begin) // _WIDTH % _TWO
-                at, ahead = _sixteen_at(shape, table, position, end, shape.num_heads, after)
+                at, ahead = sixteen_at(shape, table, position, end, shape.num_heads, after, _AHEAD)
                 if first == U(0) and not IS_PACED:
                     for line in range(U(0), _WIDTH * shape.token_stride, _LINE):
                         prefetch(raw, ahead + line)
                 low, high = max(start, position) - position, min(end - position, _WIDTH)
                 to = half * _WIDTH // _TWO * _WIDTH
-                if raw.itemsize == 2 and low == U(0) and high == _WIDTH:
+                if low == U(0) and high == _WIDTH:
                     _pair_up(raw, at, ahead, shape.token_stride, first, tiles, values, to)
                 else:
-                    _lay_plain(raw, halves, at, ahead, low, high, shape, plain)
+                    _copy(raw, at, low, high, shape, plain)
                     _pair_up(plain, U(0), U(0), shape.width, first, tiles, values, to)
                 is_last = position + _WIDTH >= end
                 if is_last and half == U(0):
@@ -288,12 +258,11 @@ def _sum(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def attend_heads(  # type: ignore[no-untyped-def]
-    first, last, raw, halves, shape, pages, starts, ends, queries, scale, limit, sums, lses
+    first, last, raw, shape, pages, starts, ends, queries, scale, limit, sums, lses
 ):
     """The heads ``first`` to ``last`` of all rows' heads of keys.
 
-    raw: the pool as a flat array of uint16 that are bfloat16, or of bytes, which ``halves`` has as
-    uint16. pages [rows, heads, pages]: numbers
+    raw: the pool as a flat array of uint16 that are bfloat16. pages [rows, heads, pages]: numbers
     of [page, head], pages of whole sixteens of tokens. starts, ends [rows]: the keys that a row's
     queries see. queries [heads * queries, width] as pairs, uint32; sums [heads * queries * width],
     float32, become what was attended; lses [heads * queries] the log-sum-exps. limit: of capped
@@ -334,7 +303,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                 upto, is_first = U(min(end, position + _MOST_TOKENS)), position == begin
                 after = head_at(shape, table, position // shape.page_tokens, shape.num_heads)
                 keys = after, pairs, plain, scores, abreast
-                _score(raw, halves, shape, table, position, start, upto, *keys)
+                _score(raw, shape, table, position, start, upto, *keys)
                 _rule_out(scores, position, start, upto, scale, limit, abreast)
                 seen = (upto - position + _TOKENS - U(1)) // _TOKENS * _TOKENS
                 factor = F(1.0) if limit > 0 else scale
@@ -343,7 +312,7 @@ def attend_heads(  # type: ignore[no-untyped-def]
                     _shrink(found, width, some, gains, abreast)
                 own_sums = found, some, abreast, is_first
                 taken = following, weights, plain, values, own_sums
-                _sum(raw, halves, shape, table, position, start, upto, *taken)
+                _sum(raw, shape, table, position, start, upto, *taken)
             for member in range(some):
                 lane = U(member) * abreast
                 total = totals[lane]

@@ -73,6 +73,7 @@ class Loops:
     query_blocks: Any
     pair_attention: Any
     pair_queries: Any
+    code_queries: Any
     tokens: Any
     recurrence: Any
 
@@ -115,6 +116,7 @@ def find_loops() -> Loops | None:
         tile_blocks=_tile_loops("tile_block_loops"),
         pair_attention=_pair_loops("pair_attention_loops"),
         pair_queries=_pair_loops("pair_query_loops"),
+        code_queries=_pair_loops("code_query_loops"),
         query_blocks=query_block_loops,
         tokens=token_loops,
         recurrence=recurrence_loops,

@@ -186,34 +186,40 @@ def _warm_up_states(dtype: torch.dtype) -> None:
     recur(x, rate, rate, number, number, None, memory, out, heads=heads, rows=rows)
 
 
+def _width(kv_format: Grouped | None) -> int:
+    """Of a head: a whole group at least."""
+    return 64 if kv_format is None else max(64, kv_format.group_size)
+
+
 def _one_page(dtype: torch.dtype, kv_format: Grouped | None, page_tokens: int = 1) -> Pages:
-    token_bytes = 64 * dtype.itemsize if kv_format is None else kv_format.row_bytes(64)
+    width = _width(kv_format)
+    token_bytes = width * dtype.itemsize if kv_format is None else kv_format.row_bytes(width)
     return Pages(
         raw=torch.zeros(1, 2 * page_tokens * token_bytes, dtype=torch.uint8),
         num_heads=1,
         page_tokens=page_tokens,
-        width=64,
+        width=width,
         dtype=dtype,
         number_format=kv_format,
     )
 
 
 def _warm_up_single_queries(dtype: torch.dtype, kv_format: Grouped | None) -> None:
-    pages = _one_page(dtype, kv_format)
-    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, 64, dtype=dtype)
+    pages, width = _one_page(dtype, kv_format), _width(kv_format)
+    zero, x = torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, width, dtype=dtype)
     append_rows(pages, zero, zero, x, x)
     # The same page again and again; one query, and as many as fill registers of tiles.
     table, lens = torch.zeros(_KEYS, dtype=torch.long), torch.full((1,), _KEYS - 1)
     for count, page_tokens in ((1, 1), (_SHARING, _PAGE_TOKENS)):
         pages = _one_page(dtype, kv_format, page_tokens)
-        q = x.expand(1, count, 64).contiguous()
+        q = x.expand(1, count, width).contiguous()
         attend_single_queries(
             q, pages, table, lens, q, scale=1.0, softcap=None, window=None, share_of_keys=1.0
         )
 
 
 def _warm_up_prompts(dtype: torch.dtype, kv_format: Grouped | None) -> None:
-    pages = _one_page(dtype, kv_format)
-    zeros, x = torch.zeros(2, dtype=torch.long), torch.zeros(2, 1, 64, dtype=dtype)
+    pages, width = _one_page(dtype, kv_format), _width(kv_format)
+    zeros, x = torch.zeros(2, dtype=torch.long), torch.zeros(2, 1, width, dtype=dtype)
     attend_queries(x, pages, zeros, zeros, x, scale=1.0, softcap=None, window=None)
     loop_attends_faster(dtype)
