@@ -112,8 +112,9 @@ class Run:
     def append(self) -> None:
         append_rows(self.pages, *self.places(), self.k, self.v)
 
-    def attend(self) -> torch.Tensor:
-        out = torch.full_like(self.q, float("nan"))
+    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """And the log-sum-exps."""
+        out, lse = torch.full_like(self.q, float("nan")), torch.zeros(self.q.shape[:2])
         case = self.case
         assert attend_single_queries(
             self.q,
@@ -125,8 +126,9 @@ class Run:
             softcap=case.softcap,
             window=case.window,
             share_of_keys=case.share,
+            lse=lse,
         )
-        return out
+        return out, lse
 
     def attend_several(self) -> tuple[torch.Tensor, torch.Tensor]:
         """And the log-sum-exps; queries and results lie among others."""
@@ -230,9 +232,11 @@ def test_single_queries(case: Case) -> None:
     run = Run(case)
     run.append()
     tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
-    expected, _ = run.expected()
+    expected, sums = run.expected()
     assume(run.least_gap > 4e-6)  # in float32 another one might count
-    torch.testing.assert_close(run.attend().double(), expected, rtol=tolerance, atol=tolerance)
+    found, found_sums = run.attend()
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found_sums.double(), sums, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.usefixtures("least_queries")
@@ -259,7 +263,34 @@ def test_single_queries_of_long_rows(heads: int, window: int | None, softcap: fl
     run.k = (run.k * grown[:, None, None]).to(run.k.dtype)
     run.append()
     expected, _ = run.expected()
-    torch.testing.assert_close(run.attend().double(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(run.attend()[0].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_single_queries_over_groups_of_all_kinds(heads: int) -> None:
+    """Numbers that are all the same, far from zero, and of very different sizes."""
+    case = Case(
+        kv_lens=[40, 77],
+        shape=(heads, 1, 128),
+        kept=(4, 64),
+        dtype=torch.bfloat16,
+        page_tokens=16,
+        padding=0,
+        window=None,
+        softcap=None,
+        share=1.0,
+        seed=5,
+    )
+    for low, high in ((3.0, 3.0), (1000.0, 1016.0), (-1e-3, 1e-3), (-2e4, 2e4)):
+        run = Run(case)
+        run.v[..., :64] = torch.rand(run.v[..., :64].shape) * (high - low) + low
+        run.append()
+        expected, _ = run.expected()
+        found, _ = run.attend()
+        # Results are bfloat16, too.
+        tolerance = (high - low) * 4e-3
+        close = {"rtol": 2**-8, "atol": tolerance + 1e-6}
+        torch.testing.assert_close(found.double()[..., :64], expected[..., :64], **close)
 
 
 @settings(deadline=None, max_examples=40)

@@ -28,7 +28,15 @@ from freight.kernels.llvm import (
     pair_products,
     place_of,
 )
-from freight.kernels.vectors import VECTOR, load, multiply_add, splat, store
+from freight.kernels.vectors import (
+    VECTOR,
+    load,
+    mixed,
+    multiply_add,
+    splat,
+    store,
+    turned_in_fours,
+)
 
 __all__ = ["LEAST_GROUP", "add_pairs", "lay_factors", "lay_keys", "lay_values"]
 
@@ -108,46 +116,14 @@ def _put_turned_codes(context, raw, at, stride, out, place, further):  # type: i
 def _turned_halves(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Of eight vectors, each of eight words of a row and of eight of the eighth row behind it, the
     eight columns of sixteen."""
-
-    def mixed(a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        return builder.shuffle_vector(a, b, ir.Constant(WORDS, [*lanes]))
-
-    fours = range(0, WIDTH, 4)
-    made: list[list[Any]] = []
-    for four in (rows[:4], rows[4:]):
-        pairs = [
-            mixed(
-                four[2 * i],
-                four[2 * i + 1],
-                [k + o for k in fours for o in (j, j + 16, j + 1, j + 17)],
-            )
-            for i in range(2)
-            for j in (0, 2)
-        ]
-        made.append(
-            [
-                mixed(
-                    pairs[i],
-                    pairs[i + 2],
-                    [k + o for k in fours for o in (j, j + 1, j + 16, j + 17)],
-                )
-                for i in range(2)
-                for j in (0, 2)
-            ]
-        )
-    return [
-        mixed(
-            made[0][column % 4],
-            made[1][column % 4],
-            [
-                16 * who + 8 * half + column // 4 * 4 + k
-                for half in range(2)
-                for who in range(2)
-                for k in range(4)
-            ],
-        )
-        for column in range(8)
-    ]
+    made = turned_in_fours(builder, rows)
+    found = []
+    for column in range(8):
+        of_four = range(column // 4 * 4, column // 4 * 4 + 4)
+        halves = (of_four, range(of_four.start + 8, of_four.stop + 8))
+        lanes = [first + k for own in halves for first in (0, WIDTH) for k in own]
+        found.append(mixed(builder, made[column % 4], made[column % 4 + 4], lanes))
+    return found
 
 
 def _two_bytes(builder: Any, words: Any, first: int) -> Any:

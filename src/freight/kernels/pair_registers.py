@@ -168,7 +168,9 @@ def _scores_of_sixteen(abreast: int, rows: Any, pairs: Any, scores: Any) -> Any:
                     builder.store(found, kept)
                 # One line for so many products: all of them at once would wait for memory.
                 if abreast > 1 or first == 0:
-                    turn = builder.add(loop.index, builder.mul(count, own.whole(first // 8)))
+                    turn = builder.add(
+                        loop.index, builder.mul(count, own.whole(first // _ROWS_AT_ONCE))
+                    )
                     line = builder.mul(turn, own.whole(2 * WIDTH))
                     fetch(builder, own.address(0, builder.add(ahead, line)), near=False)
             found = [builder.load(kept) for kept in sums]

@@ -51,6 +51,7 @@ __all__ = [
     "load_factors",
     "load_high",
     "load_low",
+    "mixed",
     "multiply",
     "multiply_add",
     "number_at",
@@ -67,6 +68,7 @@ __all__ = [
     "total",
     "transpose",
     "turned",
+    "turned_in_fours",
     "two_to",
     "whole_numbers",
 ]
@@ -265,36 +267,46 @@ def transpose(context, x, start, pitch, out, place):  # type: ignore[no-untyped-
     return types.none(x, index, index, out, index), generate
 
 
-def turned(builder: Any, rows: list[Any]) -> list[Any]:
-    """Sixteen vectors of the sixteen columns of rows of four bytes each: numbers, then pairs of
-    them, within each four; then fours. Each step is one instruction where registers are wide."""
+def turned_in_fours(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Of vectors of sixteen words, a multiple of four of them: row 4 i + j becomes, of each four
+    columns, the column j of rows 4 i to 4 i + 3. Numbers first, then pairs of them."""
     fours = range(0, WIDTH, 4)
     low, high = ([k + i for k in fours for i in (j, j + WIDTH, j + 1, j + 17)] for j in (0, 2))
     low_pairs, high_pairs = (
         [k + i for k in fours for i in (j, j + 1, j + WIDTH, j + 17)] for j in (0, 2)
     )
-    even, odd = ([8 * k + i for k in range(4) for i in range(j, j + 4)] for j in (0, 4))
-
-    def mixed(a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        return builder.shuffle_vector(a, b, ir.Constant(WORDS, list(lanes)))
-
     made = list(rows)
-    for i in range(0, WIDTH, 2):
+    for i in range(0, len(made), 2):
         a, b = rows[i], rows[i + 1]
-        made[i], made[i + 1] = mixed(a, b, low), mixed(a, b, high)
+        made[i], made[i + 1] = mixed(builder, a, b, low), mixed(builder, a, b, high)
     rows = list(made)
-    for i in range(0, WIDTH, 4):
+    for i in range(0, len(made), 4):
         for j in range(2):
             a, b = rows[i + j], rows[i + j + 2]
-            made[i + 2 * j], made[i + 2 * j + 1] = mixed(a, b, low_pairs), mixed(a, b, high_pairs)
-    # Row 4 i + j has of each four the column j of rows 4 i to 4 i + 3.
+            made[i + 2 * j] = mixed(builder, a, b, low_pairs)
+            made[i + 2 * j + 1] = mixed(builder, a, b, high_pairs)
+    return made
+
+
+def mixed(builder: Any, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+    """Sixteen words of a, and of b behind it, by their places."""
+    return builder.shuffle_vector(a, b, ir.Constant(WORDS, list(lanes)))
+
+
+def turned(builder: Any, rows: list[Any]) -> list[Any]:
+    """Sixteen vectors of the sixteen columns of rows of four bytes each: within each four, then
+    fours. Each step is one instruction where registers are wide."""
+    even, odd = ([8 * k + i for k in range(4) for i in range(j, j + 4)] for j in (0, 4))
+    made = turned_in_fours(builder, rows)
     found = list(made)
     for j in range(4):
         first, second, third, fourth = (made[4 * i + j] for i in range(4))
-        left = mixed(first, second, even), mixed(first, second, odd)
-        right = mixed(third, fourth, even), mixed(third, fourth, odd)
-        found[j], found[j + 8] = (mixed(left[0], right[0], own) for own in (even, odd))
-        found[j + 4], found[j + 12] = (mixed(left[1], right[1], own) for own in (even, odd))
+        left = mixed(builder, first, second, even), mixed(builder, first, second, odd)
+        right = mixed(builder, third, fourth, even), mixed(builder, third, fourth, odd)
+        found[j], found[j + 8] = (mixed(builder, left[0], right[0], own) for own in (even, odd))
+        found[j + 4], found[j + 12] = (
+            mixed(builder, left[1], right[1], own) for own in (even, odd)
+        )
     return found
 
 
