@@ -41,3 +41,87 @@ def test_loops_for_any_number_of_tokens_are_chosen_once(monkeypatch: pytest.Monk
         slower[512] = 1.6
         assert not pairs._are_faster(2, has_plain=True)
     assert pairs._are_faster(100, has_plain=False)
+
+
+def _need_pairs() -> None:
+    loops = find_loops()
+    if loops is None or loops.pairs is None:
+        pytest.skip("the processor has no instruction for pairs")
+
+
+def _halves(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("tokens", range(1, 13))
+def test_few_tokens_meet_rows_of_many_products(
+    tokens: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of rows that are no whole panels or turns, tokens and results with something between
+    them, and each thing that can become of sums; nothing beside the results is touched."""
+    _need_pairs()
+    monkeypatch.setattr(pairs, "LEAST_SHARED_OF_FEW", 1)
+    if tokens > find_loops().few_pairs.FEW_TOKENS:  # type: ignore[union-attr]
+        pytest.skip("more than a few here")
+    generator = torch.Generator().manual_seed(tokens)
+    columns, counts = 96, (1, 3, 33, 70, 70, 128)
+    x = _halves(generator, tokens, columns + 32)[:, :columns]
+    rows = [_halves(generator, count, columns) for count in counts]
+    biases = [torch.randn(count, generator=generator).bfloat16() for count in counts]
+    room = _halves(generator, tokens, sum(counts) + 10)
+    expected, before = room.clone(), 0
+    products = []
+    for number, (own, bias) in enumerate(zip(rows, biases, strict=True)):
+        gates = number == 4
+        if not gates:
+            before += counts[number - 1] if number else 0
+        part = slice(before, before + counts[number])
+        added = bias if number % 2 else None
+        adds = number == 5
+        out = room[:, part]
+        products.append(Product(rows=own, out=out, bias=added, adds=adds, gates=gates))
+        found = x.double() @ own.double().t()
+        if added is not None:
+            found += added.double()
+        earlier = expected[:, part].double()
+        if gates:
+            found *= torch.nn.functional.silu(earlier)
+        if adds:
+            found += earlier
+        expected[:, part] = found.bfloat16()
+    earlier_threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        pairs._multiply_few(find_loops(), x, products)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(earlier_threads)
+    torch.testing.assert_close(room, expected, rtol=2e-2, atol=2e-2)
+    assert torch.equal(room[:, before + 128 :], expected[:, before + 128 :])
+
+
+def test_few_tokens_have_the_same_results_beside_others() -> None:
+    """Whichever rows are multiplied with them, and in whatever place."""
+    _need_pairs()
+    generator = torch.Generator().manual_seed(3)
+    loops = find_loops()
+    assert loops is not None
+    x, rows = _halves(generator, 6, 2048), _halves(generator, 71, 2048)
+    whole = torch.empty(6, 71, dtype=torch.bfloat16)
+    pairs._multiply_few(loops, x, [Product(rows=rows, out=whole)])
+    for first, last in ((0, 1), (1, 71), (35, 54)):
+        some = torch.empty(6, last - first, dtype=torch.bfloat16)
+        pairs._multiply_few(loops, x, [Product(rows=rows[first:last], out=some)])
+        assert torch.equal(some, whole[:, first:last])
+
+
+def test_gates_of_few_tokens_follow_what_they_gate() -> None:
+    """In any other order they wait for rows that another product makes."""
+    rows, out = torch.zeros(4, 32), torch.zeros(2, 4)
+    plain, gating = Product(rows=rows, out=out), Product(rows=rows, out=out, gates=True)
+    elsewhere = Product(rows=rows, out=torch.zeros(2, 4))
+    assert pairs._gate_neighbours([plain, gating, elsewhere])
+    assert not pairs._gate_neighbours([gating, plain])
+    assert not pairs._gate_neighbours([plain, elsewhere, gating])
+    assert not pairs._gate_neighbours([Product(rows=rows[:3], out=out), gating])
+    assert not pairs._gate_neighbours([Product(rows=rows, out=out, adds=True), gating])

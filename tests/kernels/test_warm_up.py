@@ -45,6 +45,7 @@ from freight.model.number_format import Grouped, ShortExponents, fit_head
 from freight.model.workspace import Workspace
 
 dtype, pairs, tiles = getattr(torch, sys.argv[1]), find_loops().pairs, find_loops().tiles
+few = find_loops().few_pairs
 own = Grouped(bits=8, group_size=32, wide=True)
 across = Grouped(bits=8, group_size=32, across=True)
 kept = fit_head(4, 64, 96)
@@ -72,7 +73,7 @@ certain = len(used)
 used += (product_loops.many_tokens,)
 used += (exponent_lines.lay_exponents, exponent_lines.lay_wide)
 if pairs is not None:
-    used += (code_lines.lay_codes, pairs.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
+    used += (code_lines.lay_codes, few.few_in_turns, pairs.lay_in_turns, pairs.many_in_turns)
     if tiles is None:
         used += (pairs.plain_in_turns, find_loops().code_queries.attend_heads)
     used += (find_loops().pair_queries.attend_heads,)

@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["LOOPS", "processor_name"]
 
-LOOPS: Final = "16"
+LOOPS: Final = "17"
 """Counts up where loops have become so much faster, or are measured so differently, that older
 profiles would mislead a plan."""
 

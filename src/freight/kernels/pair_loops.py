@@ -19,20 +19,17 @@ from freight.kernels.code_lines import extent_of, lay_rows, pairs_of_a_part
 from freight.kernels.compiled import UNCOUNTED, uncounted
 from freight.kernels.open_mp import call_together
 from freight.kernels.pair_blocks import MOST_TILES, ROWS, add_pair_products
-from freight.kernels.product_loops import few_tokens, lay_in_tiles, put_sums
+from freight.kernels.product_loops import lay_in_tiles, put_sums
 from freight.kernels.row_kinds import PairRows, kind_of
 from freight.kernels.sums import GATES
 from freight.kernels.turns import take, wait_for
 from freight.kernels.vectors import WIDTH
 
 __all__ = [
-    "FEW_TOKENS",
     "FEW_TOKENS_OF_CODES",
     "MOST_TOGETHER",
     "MOST_TOKENS",
     "columns_together",
-    "few_in_turns",
-    "few_together",
     "lay_in_turns",
     "lay_together",
     "many_in_turns",
@@ -51,8 +48,6 @@ MOST_TOKENS = 1 << 30
 """Up to which plain rows had better be multiplied so: any number."""
 _MOST_COLUMNS = 1024
 """Pairs of a row that meet all tokens before the next ones do."""
-FEW_TOKENS = 8
-"""Up to which rows had better meet them one by one."""
 FEW_TOKENS_OF_CODES = 10
 """Up to which codes had better be multiplied as they are."""
 _GROUPS = 2
@@ -63,7 +58,6 @@ _LAST_TURNS = 2
 _LAST_ROWS = 2 * WIDTH
 """Of the turns into which what these would have is cut. Whole vectors, as all turns' rows are, so
 that none is rounded otherwise for being near the end."""
-_FEW_ROWS = 64
 _TILES = 2
 
 
@@ -79,23 +73,6 @@ def rows_of_a_turn(rows: int, columns: int, length: int, cores: int) -> int:
 
 
 _ONE, _TWO, _THREE, _FOUR = (add_pair_products(count) for count in range(1, MOST_TILES + 1))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def few_in_turns(counters, number, rows, x, bias, adds, out, pitch):  # type: ignore[no-untyped-def]
-    """As ``few_tokens`` of all rows, of which the counter ``number`` says how many are taken."""
-    count = rows[0].shape[0] // rows[1]
-    first = take(counters, U(number), _FEW_ROWS)
-    while first < count:
-        last = min(first + _FEW_ROWS, count)
-        few_tokens(rows, first, last, x, bias, adds, out, pitch)
-        first = take(counters, U(number), _FEW_ROWS)
-
-
-@njit(nogil=True, cache=True)
-def few_together(threads, *arguments):  # type: ignore[no-untyped-def]
-    """The same on so many of OpenMP's threads."""
-    call_together(few_in_turns, arguments, threads)
 
 
 @uncounted

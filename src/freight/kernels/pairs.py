@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from freight.kernels.grouped import CompressedRows
@@ -46,6 +47,9 @@ _COUNTERS: Final = 3
 """Of tiles that are taken, tiles that are laid, and rows that are multiplied; those of rows that
 are taken follow, one for each product."""
 _ROWS_DONE: Final = 2
+_FEW_COUNTERS: Final = 2
+"""Of turns that are taken, and rows that are done."""
+_TABLE_COLUMNS: Final = 6
 
 _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
@@ -84,7 +88,7 @@ def plain_pairs_are_better(x: torch.Tensor, products: Sequence[Product]) -> bool
     loops, (tokens, columns), (pitch, step) = find_loops(), x.shape, x.stride()
     if loops is None or loops.pairs is None or _loops_of_many(loops) is not loops.pairs:
         return False
-    if tokens <= loops.pairs.FEW_TOKENS or step != 1 or columns % (2 * _TILE):
+    if tokens <= loops.few_pairs.FEW_TOKENS or step != 1 or columns % (2 * _TILE):
         return False
     if pitch % 2 or x.data_ptr() % 4:
         return False
@@ -162,8 +166,8 @@ def multiply_pairs(
     """As ``multiply`` of those that are pairs."""
     loops = find_loops()
     assert loops is not None
-    is_few = x.shape[0] <= loops.pairs.FEW_TOKENS and all(map(_is_plain, products))
-    if is_few and _one_by_one(x.shape[0]):
+    is_few = x.shape[0] <= loops.few_pairs.FEW_TOKENS and all(map(_is_plain, products))
+    if is_few and _gate_neighbours(products) and _one_by_one(x.shape[0]):
         _multiply_few(loops, x, products)
         return
     tokens, columns = x.shape
@@ -235,35 +239,56 @@ def _shares(x: torch.Tensor, products: Sequence[Product], least: int) -> int:
 
 def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read."""
-    pairs, targets = as_words(x.contiguous()).view(np.uint32), _targets(products)
-    counters = np.zeros(len(targets), np.int64)
+    biases = _biases(products)
+    table, counters = _table(x, products, biases), np.zeros(_FEW_COUNTERS, np.int64)
     shares = _shares(x, products, LEAST_SHARED_OF_FEW)
     if threads := team_threads(shares):
-        for number, own in enumerate(targets):
-            loops.pairs.few_together(threads, counters, number, own.rows, pairs, *own.results)
+        loops.few_pairs.few_together(threads, counters, table)
         return
+    together(lambda: loops.few_pairs.few_in_turns(counters, table), shares, waits=False)
 
-    def work() -> None:
-        for number, own in enumerate(targets):
-            loops.pairs.few_in_turns(counters, number, own.rows, pairs, *own.results)
 
-    together(work, shares)
+def _gate_neighbours(products: Sequence[Product]) -> bool:
+    """Whether those that gate follow just what they gate, as loops for few tokens want it."""
+    return not products[0].gates and all(
+        before.outcome == PUTS
+        and before.out.data_ptr() == own.out.data_ptr()
+        and before.rows.shape[0] == own.rows.shape[0]
+        for before, own in itertools.pairwise(products)
+        if own.gates
+    )
+
+
+def _biases(products: Sequence[Product]) -> list[torch.Tensor | None]:
+    """As loops add them; to be kept while they do."""
+    return [None if own.bias is None else own.bias.float() for own in products]
+
+
+def _table(
+    x: torch.Tensor,
+    products: Sequence[Product],
+    biases: Sequence[torch.Tensor | None],
+    *places: int,
+) -> npt.NDArray[np.int64]:
+    """What loops are told by addresses: a line of the tokens, and what else of them is wanted, and
+    one of each product."""
+    first = x.data_ptr(), x.stride(0) // 2, x.shape[1] // 2, x.shape[0], *places
+    lines = [first + (0,) * (_TABLE_COLUMNS - len(first))]
+    for own, bias in zip(products, biases, strict=True):
+        rows, out, where = own.rows, own.out, 0 if bias is None else bias.data_ptr()
+        assert isinstance(rows, torch.Tensor)
+        place = out.data_ptr(), out.stride(0)
+        lines.append((rows.data_ptr(), rows.shape[0], where, own.outcome, *place))
+    return np.array(lines, np.int64)
 
 
 def _multiply_plain(x: torch.Tensor, products: Sequence[Product], room: torch.Tensor) -> None:
     """Tokens are laid in the room first, by the same call of the loops that multiplies them."""
     loops = find_loops()
     assert loops is not None
-    tokens, columns = x.shape[0], x.shape[1] // 2
-    length = loops.pairs.columns_together(columns, tokens)
-    lines = [(x.data_ptr(), x.stride(0) // 2, columns, tokens, length, room.data_ptr())]
-    biases = [None if own.bias is None else own.bias.float() for own in products]
-    for own, bias in zip(products, biases, strict=True):
-        rows, out, where = own.rows, own.out, 0 if bias is None else bias.data_ptr()
-        assert isinstance(rows, torch.Tensor)
-        place = out.data_ptr(), out.stride(0)
-        lines.append((rows.data_ptr(), rows.shape[0], where, own.outcome, *place))
-    table, counters = np.array(lines, np.int64), np.zeros(_COUNTERS + len(products), np.int64)
+    length, biases = loops.pairs.columns_together(x.shape[1] // 2, x.shape[0]), _biases(products)
+    table = _table(x, products, biases, length, room.data_ptr())
+    counters = np.zeros(_COUNTERS + len(products), np.int64)
     shares = _shares(x, products, LEAST_SHARED)
     if threads := team_threads(shares):
         loops.pairs.plain_together(threads, counters, table)
@@ -366,7 +391,7 @@ def _probe_tokens(tokens: int) -> int:
     """How many are tried in the place of so many."""
     loops = find_loops()
     assert loops is not None
-    is_more, is_many = tokens > loops.pairs.FEW_TOKENS, tokens >= _MANY_TOKENS
+    is_more, is_many = tokens > loops.few_pairs.FEW_TOKENS, tokens >= _MANY_TOKENS
     return _PROBE_TOKENS[(tokens > _FEWEST_TOKENS) + is_more + is_many]
 
 
@@ -396,6 +421,6 @@ def _times(tokens: int) -> tuple[float, ...]:
     def in_tiles(turn: int) -> None:
         _multiply_many(loops, own_loops, x, product(turn), room)
 
-    few = tokens <= loops.pairs.FEW_TOKENS
+    few = tokens <= loops.few_pairs.FEW_TOKENS
     ways = (by_torch, one_by_one, in_tiles) if few else (by_torch, in_tiles)
     return tuple(best_times(ways, _TRIES))

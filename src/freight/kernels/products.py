@@ -114,11 +114,11 @@ def can_gate(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether some of the products may gate what others before them make."""
     if plain_pairs_are_better(x, products):
         return True
-    loops = find_loops()
+    loops, are_plain = find_loops(), all(isinstance(own.rows, torch.Tensor) for own in products)
     return (
         loops is not None
         and loops.pairs is not None
-        and x.shape[0] > loops.pairs.FEW_TOKENS
+        and (x.shape[0] > loops.few_pairs.FEW_TOKENS or are_plain)
         and _are_for_loops(x, products)
         and pairs_are_better(x, products)
     )

@@ -68,6 +68,7 @@ class Loops:
     append: Any
     products: Any
     pairs: Any
+    few_pairs: Any
     tiles: Any
     tile_blocks: Any
     query_blocks: Any
@@ -112,6 +113,7 @@ def find_loops() -> Loops | None:
         append=append_loops,
         products=product_loops,
         pairs=_pair_loops("pair_loops"),
+        few_pairs=_pair_loops("pair_few_loops"),
         tiles=_tile_loops("tile_loops"),
         tile_blocks=_tile_loops("tile_block_loops"),
         pair_attention=_pair_loops("pair_attention_loops"),

@@ -118,7 +118,7 @@ def _warm_up_plain_rows(dtype: torch.dtype, kept: Iterable[torch.dtype]) -> None
     if dtype not in (torch.float32, torch.bfloat16):
         return
     scratch = torch.empty(scratch_values(1024, dtype), dtype=dtype)
-    for own, count in itertools.product(kept, (1, 16, 64, 512)):
+    for own, count in itertools.product(kept, (1, 8, 16, 64, 512)):
         # Trying takes memory, too: every choice by the number of tokens is made here.
         if own != dtype and not loops_are_faster(own, dtype):
             continue

@@ -1,0 +1,160 @@
+"""Loops over rows of bfloat16 times a few tokens of bfloat16, by pairs of neighbours, which numba
+compiles: as fast as rows can be read. Threads that call them with the same counters take turns.
+
+Arrays of uint32 hold the pairs. Products and sums are float32; results are rounded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.addresses import floats_at, halves_at, words_at
+from freight.kernels.cache_lines import whole_lines, zero_lines
+from freight.kernels.compiled import uncounted
+from freight.kernels.features import may_use_tiles
+from freight.kernels.open_mp import call_together
+from freight.kernels.pair_few_blocks import ROWS, put_few_products
+from freight.kernels.product_loops import put_sums
+from freight.kernels.sums import GATES
+from freight.kernels.turns import take, wait_for
+from freight.kernels.vectors import WIDTH, load, splat, store
+
+__all__ = ["FEW_TOKENS", "few_in_turns", "few_together"]
+
+U = np.uintp
+F = np.float32
+_MOST_TOKENS = 12
+FEW_TOKENS = 8 if may_use_tiles() else _MOST_TOKENS
+"""Up to which rows had better meet them one by one."""
+_TURN_ROWS = 2 * WIDTH
+_AHEAD = 2 * ROWS
+"""Rows that are fetched before they are wanted."""
+_BYTES = 4
+"""Of a pair."""
+_ONE, _TWO, _FOUR, _SIX = (put_few_products(count) for count in (1, 2, 4, 6))
+_HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products(count, ROWS // 2) for count in (4, 6))
+"""That fetch as much in each of two blocks as others do in one."""
+
+
+@uncounted
+def _place(table, turn):  # type: ignore[no-untyped-def]
+    """The line whose rows a turn is of, and the first of them; line 0 behind the last turn. Rows
+    that gate have their turns with those before them, whose results they gate."""
+    for line in range(1, table.shape[0]):
+        if table[line, 3] == GATES:
+            continue
+        turns = (table[line, 1] + _TURN_ROWS - 1) // _TURN_ROWS
+        if turn < turns:
+            return line, turn * _TURN_ROWS
+        turn -= turns
+    return 0, 0
+
+
+@uncounted
+def _lay(x, pitch, columns, tokens, blocks, laid):  # type: ignore[no-untyped-def]
+    """Tokens as blocks take them: of sixteen pairs each token's side by side, zeros of those that
+    are not there. Pairs are moved as if they were numbers."""
+    together = _together(tokens)
+    for place in range(blocks * together):
+        block, own = place // together, place % together
+        for column in range(0, columns, WIDTH):
+            pairs = splat(F(0.0))
+            if place < tokens:
+                pairs = load(x, U(place * pitch + column))
+            store(laid, U((block * columns + column) * together + own * WIDTH), pairs)
+
+
+@uncounted
+def _together(tokens):  # type: ignore[no-untyped-def]
+    """Of so many, how many a block has."""
+    if tokens <= 2:
+        return tokens
+    return 6 if 4 < tokens <= 6 or tokens > 8 else 4
+
+
+@uncounted
+def _multiply(rows, start, pitch, tokens, laid, sums, place, ahead):  # type: ignore[no-untyped-def]
+    """ROWS rows by all tokens: sums [ROWS, 16], of which lane t is of token t."""
+    count = pitch // U(WIDTH)
+    if tokens == 1:
+        _ONE(rows, start, pitch, laid, count, sums, place, ahead)
+    elif tokens == 2:
+        _TWO(rows, start, pitch, laid, count, sums, place, ahead)
+    elif tokens <= 4:
+        _FOUR(rows, start, pitch, laid, count, sums, place, ahead)
+    elif tokens <= 6:
+        _SIX(rows, start, pitch, laid, count, sums, place, ahead)
+    elif tokens <= 8:
+        _HALF_OF_EIGHT(rows, start, pitch, laid, count, sums, place, ahead)
+        others, half = laid[U(4) * pitch :], ahead + pitch * U(ROWS // 2)
+        _HALF_OF_EIGHT(rows, start, pitch, others, count, sums, place + U(4), half)
+    else:
+        others, half = laid[U(6) * pitch :], ahead + pitch * U(ROWS // 2)
+        _HALF_OF_TWELVE(rows, start, pitch, laid, count, sums, place, ahead)
+        _HALF_OF_TWELVE(rows, start, pitch, others, count, sums, place + U(6), half)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _some_rows(table, line, first, following, tokens, laid, left, sums, turned):  # type: ignore[no-untyped-def]
+    """The rows of a turn from ``first`` on, behind which come those whose address is
+    ``following``."""
+    columns, apart = table[0, 2], table[line, 5]
+    height = min(_TURN_ROWS, table[line, 1] - first)
+    begin = table[line, 0] + first * columns * _BYTES
+    rows, pitch = words_at(begin, height * columns), U(columns)
+    whole, behind = height // ROWS * ROWS, (following - begin) // _BYTES
+    for row in range(0, whole, ROWS):
+        beyond = row + _AHEAD - height
+        ahead = (row + _AHEAD) * columns if beyond < 0 else behind + beyond * columns
+        to = U(row * WIDTH)
+        _multiply(rows, U(row * columns), pitch, tokens, laid, sums, to, U(ahead))
+    if whole < height:
+        for place in range((height - whole) * columns):
+            left[U(place)] = rows[U(whole * columns + place)]
+        _multiply(left, U(0), pitch, tokens, laid, sums, U(whole * WIDTH), U(0))
+    added, adds = table[line, 2], table[line, 3]
+    bias = floats_at(added + 4 * first if added else 0, height if added else 0)
+    out = halves_at(table[line, 4] + 2 * first, (tokens - 1) * apart + height)
+    put_sums(sums, _TURN_ROWS, tokens, height, bias, adds, out, apart, turned)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def few_in_turns(counters, table):  # type: ignore[no-untyped-def]
+    """Products of the same tokens, FEW_TOKENS at most, and plain rows, all of which are there when
+    this returns, whoever made them. The first line of the table says of the tokens where they are,
+    pairs from one to the next, how many pairs, and how many tokens; each further one of a product
+    where rows are and how many, where float32 are to be added or 0, what becomes of sums, where
+    results are, and numbers from one to the next. Of two counters the first says how many turns are
+    taken, the second how many rows are done."""
+    pitch, columns, tokens = table[0, 1], table[0, 2], table[0, 3]
+    x = floats_at(table[0, 0], (tokens - 1) * pitch + columns)
+    laid = whole_lines(_MOST_TOKENS * columns)
+    left = zero_lines(ROWS * columns).view(np.uint32)
+    sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
+    _lay(x, pitch, columns, tokens, (tokens + _together(tokens) - 1) // _together(tokens), laid)
+    line, first = _place(table, take(counters, U(0), 1))
+    while line > 0:
+        next_line, next_first = _place(table, take(counters, U(0), 1))
+        following = (
+            table[next_line, 0] + next_first * columns * _BYTES if next_line else np.int64(0)
+        )
+        gates = line + 1 < table.shape[0] and table[line + 1, 3] == GATES
+        own = table[line + 1, 0] + first * columns * _BYTES if gates else following
+        given = tokens, laid, left, sums, turned
+        _some_rows(table, line, first, own, *given)
+        if gates:
+            _some_rows(table, line + 1, first, following, *given)
+        height = min(_TURN_ROWS, table[line, 1] - first)
+        take(counters, U(1), (2 if gates else 1) * height)
+        line, first = next_line, next_first
+    count = np.int64(0)
+    for other in range(1, table.shape[0]):
+        count += table[other, 1]
+    wait_for(counters, U(1), count)
+
+
+@njit(nogil=True, cache=True)
+def few_together(threads, *arguments):  # type: ignore[no-untyped-def]
+    """The same on so many of OpenMP's threads."""
+    call_together(few_in_turns, arguments, threads)
