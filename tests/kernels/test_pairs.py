@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freight.kernels import pairs
+from freight.kernels import few_pairs, pairs
+from freight.kernels.few_pairs import gate_neighbours, multiply_few
+from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.product import Product
 from freight.kernels.threads import find_loops
+from freight.model.number_format import Grouped
 
 
 def test_any_number_of_tokens_is_for_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,30 +52,45 @@ def _need_pairs() -> None:
         pytest.skip("the processor has no instruction for pairs")
 
 
+def _in_groups(plain: torch.Tensor, size: int) -> CompressedRows:
+    kind = Grouped(bits=4, group_size=size)
+    raw = quantise(plain, kind)
+    return CompressedRows(raw=raw, columns=plain.shape[1], number_format=kind)
+
+
+def _made_plain(rows: CompressedRows) -> torch.Tensor:
+    found = torch.empty(rows.shape)
+    dequantise(rows, found)
+    return found
+
+
 def _halves(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
+@pytest.mark.parametrize("group_size", [None, 32, 64, 256])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tokens", range(1, 13))
 def test_few_tokens_meet_rows_of_many_products(
-    tokens: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    tokens: int, threads: int, group_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of rows that are no whole panels or turns, tokens and results with something between
     them, and each thing that can become of sums; nothing beside the results is touched."""
     _need_pairs()
-    monkeypatch.setattr(pairs, "LEAST_SHARED_OF_FEW", 1)
+    monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
     if tokens > find_loops().few_pairs.FEW_TOKENS:  # type: ignore[union-attr]
         pytest.skip("more than a few here")
     generator = torch.Generator().manual_seed(tokens)
-    columns, counts = 96, (1, 3, 33, 70, 70, 128)
+    columns, counts = 96 if group_size is None else 768, (1, 3, 33, 70, 70, 128)
     x = _halves(generator, tokens, columns + 32)[:, :columns]
-    rows = [_halves(generator, count, columns) for count in counts]
+    plain = [_halves(generator, count, columns) for count in counts]
+    rows = [*plain] if group_size is None else [_in_groups(own, group_size) for own in plain]
+    plain = [own if isinstance(own, torch.Tensor) else _made_plain(own) for own in rows]
     biases = [torch.randn(count, generator=generator).bfloat16() for count in counts]
     room = _halves(generator, tokens, sum(counts) + 10)
     expected, before = room.clone(), 0
     products = []
-    for number, (own, bias) in enumerate(zip(rows, biases, strict=True)):
+    for number, (own, bias) in enumerate(zip(plain, biases, strict=True)):
         gates = number == 4
         if not gates:
             before += counts[number - 1] if number else 0
@@ -80,7 +98,7 @@ def test_few_tokens_meet_rows_of_many_products(
         added = bias if number % 2 else None
         adds = number == 5
         out = room[:, part]
-        products.append(Product(rows=own, out=out, bias=added, adds=adds, gates=gates))
+        products.append(Product(rows=rows[number], out=out, bias=added, adds=adds, gates=gates))
         found = x.double() @ own.double().t()
         if added is not None:
             found += added.double()
@@ -93,10 +111,11 @@ def test_few_tokens_meet_rows_of_many_products(
     earlier_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        pairs._multiply_few(find_loops(), x, products)  # type: ignore[arg-type]
+        multiply_few(x, products)
     finally:
         torch.set_num_threads(earlier_threads)
-    torch.testing.assert_close(room, expected, rtol=2e-2, atol=2e-2)
+    atol = 2e-2 if group_size is None else 0.25
+    torch.testing.assert_close(room, expected, rtol=2e-2, atol=atol)
     assert torch.equal(room[:, before + 128 :], expected[:, before + 128 :])
 
 
@@ -104,14 +123,12 @@ def test_few_tokens_have_the_same_results_beside_others() -> None:
     """Whichever rows are multiplied with them, and in whatever place."""
     _need_pairs()
     generator = torch.Generator().manual_seed(3)
-    loops = find_loops()
-    assert loops is not None
     x, rows = _halves(generator, 6, 2048), _halves(generator, 71, 2048)
     whole = torch.empty(6, 71, dtype=torch.bfloat16)
-    pairs._multiply_few(loops, x, [Product(rows=rows, out=whole)])
+    multiply_few(x, [Product(rows=rows, out=whole)])
     for first, last in ((0, 1), (1, 71), (35, 54)):
         some = torch.empty(6, last - first, dtype=torch.bfloat16)
-        pairs._multiply_few(loops, x, [Product(rows=rows[first:last], out=some)])
+        multiply_few(x, [Product(rows=rows[first:last], out=some)])
         assert torch.equal(some, whole[:, first:last])
 
 
@@ -120,8 +137,8 @@ def test_gates_of_few_tokens_follow_what_they_gate() -> None:
     rows, out = torch.zeros(4, 32), torch.zeros(2, 4)
     plain, gating = Product(rows=rows, out=out), Product(rows=rows, out=out, gates=True)
     elsewhere = Product(rows=rows, out=torch.zeros(2, 4))
-    assert pairs._gate_neighbours([plain, gating, elsewhere])
-    assert not pairs._gate_neighbours([gating, plain])
-    assert not pairs._gate_neighbours([plain, elsewhere, gating])
-    assert not pairs._gate_neighbours([Product(rows=rows[:3], out=out), gating])
-    assert not pairs._gate_neighbours([Product(rows=rows, out=out, adds=True), gating])
+    assert gate_neighbours([plain, gating, elsewhere])
+    assert not gate_neighbours([gating, plain])
+    assert not gate_neighbours([plain, elsewhere, gating])
+    assert not gate_neighbours([Product(rows=rows[:3], out=out), gating])
+    assert not gate_neighbours([Product(rows=rows, out=out, adds=True), gating])

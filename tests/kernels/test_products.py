@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freight.kernels import pairs, products
+from freight.kernels import few_pairs, pairs, products
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
 from freight.kernels.products import Product, multiply, scratch_values
 from freight.model.number_format import Grouped
@@ -45,8 +45,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         patch.setattr(pairs, "_one_by_one", lambda tokens: request.param == "pairs")
         for own in (products, pairs):
             patch.setattr(own, "LEAST_PRODUCTS", 1)
-        for name in ("LEAST_SHARED", "LEAST_SHARED_OF_FEW"):
-            patch.setattr(pairs, name, 1)
+        patch.setattr(pairs, "LEAST_SHARED", 1)
+        patch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
+        if not by_pairs:
+            patch.setattr(products, "few_codes_are_for_pairs", lambda x, products: False)
         yield request.param
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-__all__ = ["floats_at", "halves_at", "words_at"]
+__all__ = ["bytes_at", "floats_at", "halves_at", "words_at"]
 
 
 @intrinsic
@@ -20,6 +20,12 @@ def _pointer_to(context, address):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), generate
+
+
+@njit(nogil=True, cache=True)
+def bytes_at(address, count):  # type: ignore[no-untyped-def]
+    """So many bytes."""
+    return carray(_pointer_to(address), (count,), np.uint8)
 
 
 @njit(nogil=True, cache=True)

@@ -32,6 +32,8 @@ __all__ = [
     "factors_at",
     "fours_table",
     "group_table",
+    "look_up",
+    "numbers_table",
     "put_bytes",
     "put_eights",
     "put_high_halves",
@@ -114,7 +116,14 @@ def fours_table(context, raw, place):  # type: ignore[no-untyped-def]
     return _TABLE(raw, _INDEX), generate
 
 
-def _look_up(builder: Any, table: Any, indices: Any) -> Any:
+def numbers_table(builder: Any) -> Any:
+    """The numbers of 0 to 15 themselves, twice."""
+    numbers = ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
+    values = builder.bitcast(narrowed(builder, numbers), ir.VectorType(SHORT, WIDTH))
+    return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
+
+
+def look_up(builder: Any, table: Any, indices: Any) -> Any:
     """By the lower five bits of each."""
     kind = ir.FunctionType(_LINE, [_LINE, _LINE])
     name = "llvm.x86.avx512.permvar.hi.512"
@@ -138,7 +147,7 @@ def _put_looked_up(num_bytes: int, indices_of: Any) -> Any:
         out, place, raw, start, table = arguments
         own = _bytes(context, builder, signature.args[2], raw, start, num_bytes)
         wide = builder.zext(own, ir.VectorType(SHORT, num_bytes))
-        found = _look_up(builder, table, indices_of(builder, wide))
+        found = look_up(builder, table, indices_of(builder, wide))
         _put(builder, address_of(context, builder, signature.args[0], out, place), found, 4)
         return context.get_dummy_value()
 

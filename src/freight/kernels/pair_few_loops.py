@@ -1,5 +1,6 @@
-"""Loops over rows of bfloat16 times a few tokens of bfloat16, by pairs of neighbours, which numba
-compiles: as fast as rows can be read. Threads that call them with the same counters take turns.
+"""Loops over rows of bfloat16, or of 4-bit codes, times a few tokens of bfloat16, by pairs of
+neighbours, which numba compiles: as fast as rows can be read. Threads that call them with the same
+counters take turns.
 
 Arrays of uint32 hold the pairs. Products and sums are float32; results are rounded once.
 """
@@ -11,6 +12,12 @@ from numba import njit
 
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.cache_lines import whole_lines, zero_lines
+from freight.kernels.code_few_loops import (
+    lay_codes_tokens,
+    multiply_codes,
+    row_bytes,
+    wide_groups,
+)
 from freight.kernels.compiled import uncounted
 from freight.kernels.features import may_use_tiles
 from freight.kernels.open_mp import call_together
@@ -66,6 +73,12 @@ def _lay(x, pitch, columns, tokens, blocks, laid):  # type: ignore[no-untyped-de
 
 
 @uncounted
+def _row_bytes(table):  # type: ignore[no-untyped-def]
+    columns, size = table[0, 2], table[0, 4]
+    return row_bytes(columns, size, table[0, 5]) if size else columns * _BYTES
+
+
+@uncounted
 def _together(tokens):  # type: ignore[no-untyped-def]
     """Of so many, how many a block has."""
     if tokens <= 2:
@@ -96,12 +109,10 @@ def _multiply(rows, start, pitch, tokens, laid, sums, place, ahead):  # type: ig
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
-def _some_rows(table, line, first, following, tokens, laid, left, sums, turned):  # type: ignore[no-untyped-def]
-    """The rows of a turn from ``first`` on, behind which come those whose address is
-    ``following``."""
-    columns, apart = table[0, 2], table[line, 5]
-    height = min(_TURN_ROWS, table[line, 1] - first)
-    begin = table[line, 0] + first * columns * _BYTES
+def _multiply_pairs(begin, height, following, table, laid, left, sums):  # type: ignore[no-untyped-def]
+    """Sums [rows, 16] of ``height`` rows that begin at the address ``begin``, behind which come
+    those at ``following``."""
+    columns, tokens = table[0, 2], table[0, 3]
     rows, pitch = words_at(begin, height * columns), U(columns)
     whole, behind = height // ROWS * ROWS, (following - begin) // _BYTES
     for row in range(0, whole, ROWS):
@@ -113,6 +124,20 @@ def _some_rows(table, line, first, following, tokens, laid, left, sums, turned):
         for place in range((height - whole) * columns):
             left[U(place)] = rows[U(whole * columns + place)]
         _multiply(left, U(0), pitch, tokens, laid, sums, U(whole * WIDTH), U(0))
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def _some_rows(table, line, first, following, laid, shared, left, sums, turned):  # type: ignore[no-untyped-def]
+    """The rows of a turn from ``first`` on, behind which come those whose address is
+    ``following``."""
+    columns, tokens, size, apart = table[0, 2], table[0, 3], table[0, 4], table[line, 5]
+    height = min(_TURN_ROWS, table[line, 1] - first)
+    begin = table[line, 0] + first * _row_bytes(table)
+    if size:
+        given = columns, tokens, size, table[0, 5]
+        multiply_codes(begin, height, following, given, laid, shared, left, sums)
+    else:
+        _multiply_pairs(begin, height, following, table, laid, left.view(np.uint32), sums)
     added, adds = table[line, 2], table[line, 3]
     bias = floats_at(added + 4 * first if added else 0, height if added else 0)
     out = halves_at(table[line, 4] + 2 * first, (tokens - 1) * apart + height)
@@ -121,30 +146,37 @@ def _some_rows(table, line, first, following, tokens, laid, left, sums, turned):
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def few_in_turns(counters, table):  # type: ignore[no-untyped-def]
-    """Products of the same tokens, FEW_TOKENS at most, and plain rows, all of which are there when
-    this returns, whoever made them. The first line of the table says of the tokens where they are,
-    pairs from one to the next, how many pairs, and how many tokens; each further one of a product
-    where rows are and how many, where float32 are to be added or 0, what becomes of sums, where
-    results are, and numbers from one to the next. Of two counters the first says how many turns are
-    taken, the second how many rows are done."""
-    pitch, columns, tokens = table[0, 1], table[0, 2], table[0, 3]
-    x = floats_at(table[0, 0], (tokens - 1) * pitch + columns)
-    laid = whole_lines(_MOST_TOKENS * columns)
-    left = zero_lines(ROWS * columns).view(np.uint32)
+    """Products of the same tokens, FEW_TOKENS at most, and rows of one kind, all of which are there
+    when this returns, whoever made them. The first line of the table says of the tokens where they
+    are, pairs from one to the next, how many pairs, and how many tokens; of rows of codes the size
+    of a group and bytes of a scale, of plain ones 0. Each further line says of a product where rows
+    are and how many, where float32 are to be added or 0, what becomes of sums, where results are,
+    and numbers from one to the next. Of two counters the first says how many turns are taken, the
+    second how many rows are done."""
+    pitch, columns, tokens, size = table[0, 1], table[0, 2], table[0, 3], table[0, 4]
+    last = (tokens - 1) * pitch + columns
+    x, together = floats_at(table[0, 0], last), _together(tokens)
+    blocks = (tokens + together - 1) // together
+    wide = wide_groups(columns, size) if size else 0
+    laid, shared = whole_lines(_MOST_TOKENS * columns), zero_lines(_MOST_TOKENS * wide)
+    left = zero_lines(2 * ROWS * wide if size else ROWS * columns)
     sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
-    _lay(x, pitch, columns, tokens, (tokens + _together(tokens) - 1) // _together(tokens), laid)
+    if size:
+        halves, given = halves_at(table[0, 0], 2 * last), (pitch, columns, tokens)
+        lay_codes_tokens(x, halves, given, together, size, laid, shared)
+    else:
+        _lay(x, pitch, columns, tokens, blocks, laid)
     line, first = _place(table, take(counters, U(0), 1))
     while line > 0:
         next_line, next_first = _place(table, take(counters, U(0), 1))
         following = (
-            table[next_line, 0] + next_first * columns * _BYTES if next_line else np.int64(0)
+            table[next_line, 0] + next_first * _row_bytes(table) if next_line else np.int64(0)
         )
         gates = line + 1 < table.shape[0] and table[line + 1, 3] == GATES
-        own = table[line + 1, 0] + first * columns * _BYTES if gates else following
-        given = tokens, laid, left, sums, turned
-        _some_rows(table, line, first, own, *given)
+        own = table[line + 1, 0] + first * _row_bytes(table) if gates else following
+        _some_rows(table, line, first, own, laid, shared, left, sums, turned)
         if gates:
-            _some_rows(table, line + 1, first, following, *given)
+            _some_rows(table, line + 1, first, following, laid, shared, left, sums, turned)
         height = min(_TURN_ROWS, table[line, 1] - first)
         take(counters, U(1), (2 if gates else 1) * height)
         line, first = next_line, next_first

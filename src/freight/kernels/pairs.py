@@ -12,16 +12,21 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from freight.kernels.few_pairs import (
+    gate_neighbours,
+    lies_in_pairs,
+    multiply_few,
+    product_table,
+    wide_biases,
+    worth_shares,
+)
 from freight.kernels.grouped import CompressedRows
 from freight.kernels.plain_rows import eight_rows, micro_rows
 from freight.kernels.product import (
     LEAST_PRODUCTS,
     LEAST_SHARED,
-    LEAST_SHARED_OF_FEW,
-    TOKENS_WORTH_ROWS,
     Product,
     Target,
 )
@@ -47,9 +52,6 @@ _COUNTERS: Final = 3
 """Of tiles that are taken, tiles that are laid, and rows that are multiplied; those of rows that
 are taken follow, one for each product."""
 _ROWS_DONE: Final = 2
-_FEW_COUNTERS: Final = 2
-"""Of turns that are taken, and rows that are done."""
-_TABLE_COLUMNS: Final = 6
 
 _TRIES: Final = 12
 _PROBE_ROWS: Final = 2046
@@ -131,7 +133,7 @@ def _are_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
     return (
         x.dtype is torch.bfloat16
         and x.shape[1] % (2 * _TILE) == 0
-        and _lies_in_pairs(x)
+        and lies_in_pairs(x)
         and all(_takes(own) for own in products)
     )
 
@@ -141,7 +143,7 @@ def _takes(product: Product) -> bool:
         return False
     rows = product.rows
     if isinstance(rows, torch.Tensor):
-        return rows.dtype is torch.bfloat16 and rows.is_contiguous() and _lies_in_pairs(rows)
+        return rows.dtype is torch.bfloat16 and rows.is_contiguous() and lies_in_pairs(rows)
     return _compressed(rows) is not None
 
 
@@ -156,10 +158,6 @@ def _compressed(rows: CompressedRows) -> tuple[Any, ...] | None:
     return exponent_rows(rows.raw, rows.columns)
 
 
-def _lies_in_pairs(x: torch.Tensor) -> bool:
-    return has_words(x) and x.stride(0) % 2 == 0 and x.data_ptr() % 4 == 0
-
-
 def multiply_pairs(
     x: torch.Tensor, products: Sequence[Product], scratch: Callable[[int], torch.Tensor]
 ) -> None:
@@ -167,8 +165,8 @@ def multiply_pairs(
     loops = find_loops()
     assert loops is not None
     is_few = x.shape[0] <= loops.few_pairs.FEW_TOKENS and all(map(_is_plain, products))
-    if is_few and _gate_neighbours(products) and _one_by_one(x.shape[0]):
-        _multiply_few(loops, x, products)
+    if is_few and gate_neighbours(products) and _one_by_one(x.shape[0]):
+        multiply_few(x, products)
         return
     tokens, columns = x.shape
     in_blocks = _are_for_blocks(loops, tokens, has_plain=any(map(_is_plain, products)))
@@ -230,66 +228,17 @@ def _targets(products: Sequence[Product]) -> list[Target]:
     return found
 
 
-def _shares(x: torch.Tensor, products: Sequence[Product], least: int) -> int:
-    """Rows are read, or laid, for few tokens as for more: that is worth another core, too."""
-    tokens, columns = x.shape
-    numbers = columns * sum(own.rows.shape[0] for own in products)
-    return max(1, numbers * max(tokens, TOKENS_WORTH_ROWS) // least)
-
-
-def _multiply_few(loops: Loops, x: torch.Tensor, products: Sequence[Product]) -> None:
-    """Rows one by one, as fast as they can be read."""
-    biases = _biases(products)
-    table, counters = _table(x, products, biases), np.zeros(_FEW_COUNTERS, np.int64)
-    shares = _shares(x, products, LEAST_SHARED_OF_FEW)
-    if threads := team_threads(shares):
-        loops.few_pairs.few_together(threads, counters, table)
-        return
-    together(lambda: loops.few_pairs.few_in_turns(counters, table), shares, waits=False)
-
-
-def _gate_neighbours(products: Sequence[Product]) -> bool:
-    """Whether those that gate follow just what they gate, as loops for few tokens want it."""
-    return not products[0].gates and all(
-        before.outcome == PUTS
-        and before.out.data_ptr() == own.out.data_ptr()
-        and before.rows.shape[0] == own.rows.shape[0]
-        for before, own in itertools.pairwise(products)
-        if own.gates
-    )
-
-
-def _biases(products: Sequence[Product]) -> list[torch.Tensor | None]:
-    """As loops add them; to be kept while they do."""
-    return [None if own.bias is None else own.bias.float() for own in products]
-
-
-def _table(
-    x: torch.Tensor,
-    products: Sequence[Product],
-    biases: Sequence[torch.Tensor | None],
-    *places: int,
-) -> npt.NDArray[np.int64]:
-    """What loops are told by addresses: a line of the tokens, and what else of them is wanted, and
-    one of each product."""
-    first = x.data_ptr(), x.stride(0) // 2, x.shape[1] // 2, x.shape[0], *places
-    lines = [first + (0,) * (_TABLE_COLUMNS - len(first))]
-    for own, bias in zip(products, biases, strict=True):
-        rows, out, where = own.rows, own.out, 0 if bias is None else bias.data_ptr()
-        assert isinstance(rows, torch.Tensor)
-        place = out.data_ptr(), out.stride(0)
-        lines.append((rows.data_ptr(), rows.shape[0], where, own.outcome, *place))
-    return np.array(lines, np.int64)
-
-
 def _multiply_plain(x: torch.Tensor, products: Sequence[Product], room: torch.Tensor) -> None:
     """Tokens are laid in the room first, by the same call of the loops that multiplies them."""
     loops = find_loops()
     assert loops is not None
-    length, biases = loops.pairs.columns_together(x.shape[1] // 2, x.shape[0]), _biases(products)
-    table = _table(x, products, biases, length, room.data_ptr())
+    length, biases = (
+        loops.pairs.columns_together(x.shape[1] // 2, x.shape[0]),
+        wide_biases(products),
+    )
+    table = product_table(x, products, biases, length, room.data_ptr())
     counters = np.zeros(_COUNTERS + len(products), np.int64)
-    shares = _shares(x, products, LEAST_SHARED)
+    shares = worth_shares(x, products, LEAST_SHARED)
     if threads := team_threads(shares):
         loops.pairs.plain_together(threads, counters, table)
         return
@@ -311,7 +260,7 @@ def _multiply_many(
     laid, cores = tiles.view(np.float32), torch.get_num_threads()
     length = own_loops.columns_together(columns, tokens)
     counters = np.zeros(_COUNTERS + len(targets), np.int64)
-    shares = _shares(x, products, LEAST_SHARED)
+    shares = worth_shares(x, products, LEAST_SHARED)
     threads = team_threads(shares)
     in_blocks = own_loops is loops.tile_blocks
 
@@ -413,7 +362,7 @@ def _times(tokens: int) -> tuple[float, ...]:
         torch.mm(x, matrices[turn % len(matrices)].t(), out=out)
 
     def one_by_one(turn: int) -> None:
-        _multiply_few(loops, x, product(turn))
+        multiply_few(x, product(turn))
 
     in_blocks = _are_for_blocks(loops, tokens, has_plain=True)
     own_loops = loops.tile_blocks if in_blocks else _loops_of_many(loops)

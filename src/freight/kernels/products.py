@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from freight.kernels.few_pairs import few_codes_are_for_pairs, multiply_few
 from freight.kernels.grouped import CompressedRows, dequantise, small_product
 from freight.kernels.pairs import (
     multiply_pairs,
@@ -94,6 +95,9 @@ def multiply(
     if plain_pairs_are_better(x, products):
         multiply_plain_pairs(x, products, scratch)
         return
+    if few_codes_are_for_pairs(x, products):
+        multiply_few(x, products)
+        return
     products = [own for own in products if not _is_multiplied_alone(x, own)]
     if not products:
         return
@@ -112,7 +116,7 @@ def multiply(
 
 def can_gate(x: torch.Tensor, products: Sequence[Product]) -> bool:
     """Whether some of the products may gate what others before them make."""
-    if plain_pairs_are_better(x, products):
+    if plain_pairs_are_better(x, products) or few_codes_are_for_pairs(x, products):
         return True
     loops, are_plain = find_loops(), all(isinstance(own.rows, torch.Tensor) for own in products)
     return (

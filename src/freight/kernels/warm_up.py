@@ -100,7 +100,8 @@ def _alike(own: Grouped) -> Grouped:
     """A format for which the same loops are compiled."""
     is_taken = PAIR_COLUMNS % own.group_size == 0
     size = _FORMAT.group_size if is_taken or own.across else _OTHER_SIZE
-    return replace(_FORMAT, group_size=size, wide=own.wide, across=own.across)
+    bits = own.code_bits
+    return replace(_FORMAT, bits=bits, group_size=size, wide=own.wide, across=own.across)
 
 
 def _warm_up_products(dtype: torch.dtype, own: Grouped) -> None:

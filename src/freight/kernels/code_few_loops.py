@@ -1,0 +1,118 @@
+"""Rows of 4-bit codes in groups times a few tokens of bfloat16: what ``pair_few_loops`` calls for
+them. Of a row codes come first, then its scales, then its minima.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from freight.kernels.addresses import bytes_at, halves_at, words_at
+from freight.kernels.code_few_blocks import CHUNK, put_few_products_of_codes
+from freight.kernels.compiled import uncounted
+from freight.kernels.group_loops import widen_factors
+from freight.kernels.pair_few_blocks import ROWS
+from freight.kernels.vectors import WIDTH, add, load, splat, total
+
+__all__ = ["AHEAD", "lay_codes_tokens", "multiply_codes", "row_bytes", "wide_groups"]
+
+U = np.uintp
+F = np.float32
+AHEAD = 4 * ROWS
+"""Rows that are fetched before they are wanted: a quarter as long as plain ones."""
+_ONE, _TWO, _FOUR, _SIX = (put_few_products_of_codes(count) for count in (1, 2, 4, 6))
+_HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products_of_codes(count, ROWS // 2) for count in (4, 6))
+"""That fetch as much in each of two blocks as others do in one."""
+_STRETCH = WIDTH // 2
+"""Pairs of columns that lie side by side in every group."""
+
+
+@uncounted
+def row_bytes(pairs, size, factor_bytes):  # type: ignore[no-untyped-def]
+    """Of a row of so many pairs of codes."""
+    return pairs + 2 * factor_bytes * (2 * pairs // size)
+
+
+@uncounted
+def wide_groups(pairs, size):  # type: ignore[no-untyped-def]
+    """How many groups it has, up to whole vectors."""
+    return (2 * pairs // size + WIDTH - 1) // WIDTH * WIDTH
+
+
+@uncounted
+def lay_codes_tokens(x, halves, given, together, size, laid, shared):  # type: ignore[no-untyped-def]
+    """Tokens as blocks take them, and the sums of each group's columns; ``given`` are numbers of
+    pairs from one token to the next, of their pairs, and of tokens. Of those that are not there
+    what is laid is zeros."""
+    pitch, columns, tokens = given
+    step, groups, wide = size // 2, 2 * columns // size, wide_groups(columns, size)
+    for place in range((tokens + together - 1) // together * together):
+        block, own = place // together, place % together
+        for chunk in range(columns // CHUNK):
+            begun = (block * columns + chunk * CHUNK) * together + own * CHUNK
+            for stretch in range(0, 2 * WIDTH, _STRETCH):
+                half, byte = stretch // WIDTH, chunk * CHUNK + 2 * (stretch % WIDTH)
+                column = byte // step * size + byte % step + half * step
+                source = place * pitch + column // 2
+                for pair in range(_STRETCH):
+                    found = x[U(source + pair)] if place < tokens else F(0.0)
+                    laid[U(begun + stretch + pair)] = found
+        if place < tokens:
+            for group in range(groups):
+                found = splat(F(0.0))
+                for column in range(group * size, group * size + size, WIDTH):
+                    found = add(found, load(halves, U(2 * place * pitch + column)))
+                shared[U(place * wide + group)] = total(found)
+
+
+@uncounted
+def _multiply(rows, factors, tokens, x, chunks, shared, sums, place, ahead):  # type: ignore[no-untyped-def]
+    line, wide = rows[2], factors[1]
+    if tokens == 1:
+        _ONE(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+    elif tokens == 2:
+        _TWO(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+    elif tokens <= 4:
+        _FOUR(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+    elif tokens <= 6:
+        _SIX(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+    elif tokens <= 8:
+        half, begun, behind = ahead + line * U(ROWS // 2), U(4) * chunks * U(CHUNK), U(4) * wide
+        _HALF_OF_EIGHT(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(4))
+        _HALF_OF_EIGHT(rows, factors, *others, half)
+    else:
+        half, begun, behind = ahead + line * U(ROWS // 2), U(6) * chunks * U(CHUNK), U(6) * wide
+        _HALF_OF_TWELVE(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(6))
+        _HALF_OF_TWELVE(rows, factors, *others, half)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def multiply_codes(begin, height, following, given, x, shared, room, sums):  # type: ignore[no-untyped-def]
+    """Sums [rows, 16] of ``height`` rows that begin at the address ``begin``, behind which come
+    those at ``following``; ``given`` are pairs of a row, tokens, a group's size, and bytes of a
+    scale; the room is for scales and minima of ROWS rows, zeros at first."""
+    columns, tokens, size, factor_bytes = given
+    line, groups = row_bytes(columns, size, factor_bytes), 2 * columns // size
+    wide, chunks, bits = U(wide_groups(columns, size)), U(columns // CHUNK), U(0)
+    while (size // 2) >> bits > 1:
+        bits += U(1)
+    raw, behind = bytes_at(begin, height * line), following - begin
+    part = U(line // (columns // CHUNK))
+    for row in range(0, height, ROWS):
+        left = min(ROWS, height - row)
+        for own in range(left):
+            first = begin + (row + own) * line + columns
+            for kind in range(2):
+                at, to = first + kind * groups * factor_bytes, U(own + kind * ROWS) * wide
+                if factor_bytes == 2:
+                    widen_factors(halves_at(at, groups), U(0), U(groups), room, to)
+                else:
+                    widen_factors(words_at(at, groups), U(0), U(groups), room, to)
+        beyond = row + AHEAD - height
+        ahead = (row + AHEAD) * line if beyond < 0 else behind + beyond * line
+        rows = raw, U(row * line), U(line), U(left), part
+        own_factors = room, wide, bits
+        to = U(row * WIDTH)
+        _multiply(rows, own_factors, tokens, x, chunks, shared, sums, to, U(ahead))

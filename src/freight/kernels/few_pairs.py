@@ -1,0 +1,130 @@
+"""Products of a few tokens of bfloat16 and rows of bfloat16, or of 4-bit codes in groups, by loops
+that take all of them by one call, where the processor multiplies pairs of such numbers at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freight.kernels.grouped import CompressedRows
+from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
+from freight.kernels.sharing import team_threads, together
+from freight.kernels.sums import PUTS
+from freight.kernels.threads import code_rows, find_loops, has_words
+from freight.model.number_format import Grouped
+
+__all__ = [
+    "few_codes_are_for_pairs",
+    "gate_neighbours",
+    "lies_in_pairs",
+    "multiply_few",
+    "product_table",
+    "wide_biases",
+    "worth_shares",
+]
+
+_COUNTERS: Final = 2
+"""Of turns that are taken, and rows that are done."""
+_TABLE_COLUMNS: Final = 6
+_LEAST_GROUP: Final = 32
+_CHUNK_COLUMNS: Final = 64
+"""Whose codes a loop looks up together."""
+
+
+def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> bool:
+    """Whether these are so few tokens, and codes of one kind, that loops multiply as they are."""
+    loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
+    if loops is None or loops.few_pairs is None or not products:
+        return False
+    kinds = {_kind(own) for own in products}
+    return (
+        x.shape[0] <= loops.few_pairs.FEW_TOKENS
+        and len(kinds) == 1
+        and _takes(kinds.pop())
+        and x.shape[1] % _CHUNK_COLUMNS == 0
+        and lies_in_pairs(x)
+        and gate_neighbours(products)
+        and all(has_words(own.out) and _lies_together(own) for own in products)
+    )
+
+
+def _kind(product: Product) -> Grouped | None:
+    rows = product.rows
+    own = None if isinstance(rows, torch.Tensor) else rows.number_format
+    return own if isinstance(own, Grouped) else None
+
+
+def _takes(kind: Grouped | None) -> bool:
+    if kind is None or kind.across or kind.code_bits != 4:
+        return False
+    return kind.group_size >= _LEAST_GROUP and kind.group_size.bit_count() == 1
+
+
+def _lies_together(product: Product) -> bool:
+    rows = product.rows
+    assert isinstance(rows, CompressedRows) and isinstance(rows.number_format, Grouped)
+    return code_rows(rows.raw, rows.columns, rows.number_format) is not None
+
+
+def lies_in_pairs(x: torch.Tensor) -> bool:
+    """Whether neighbours are pairs that a loop can load."""
+    return has_words(x) and x.stride(0) % 2 == 0 and x.data_ptr() % 4 == 0
+
+
+def gate_neighbours(products: Sequence[Product]) -> bool:
+    """Whether those that gate follow just what they gate, as loops for few tokens want it."""
+    return not products[0].gates and all(
+        before.outcome == PUTS
+        and before.out.data_ptr() == own.out.data_ptr()
+        and before.rows.shape[0] == own.rows.shape[0]
+        for before, own in itertools.pairwise(products)
+        if own.gates
+    )
+
+
+def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
+    """Rows one by one, as fast as they can be read: all plain, or such codes."""
+    loops, kind, biases = find_loops(), _kind(products[0]), wide_biases(products)
+    assert loops is not None
+    places = () if kind is None else (kind.group_size, kind.factor_bytes)
+    table, counters = product_table(x, products, biases, *places), np.zeros(_COUNTERS, np.int64)
+    shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
+    if threads := team_threads(shares):
+        loops.few_pairs.few_together(threads, counters, table)
+        return
+    together(lambda: loops.few_pairs.few_in_turns(counters, table), shares, waits=False)
+
+
+def wide_biases(products: Sequence[Product]) -> list[torch.Tensor | None]:
+    """As loops add them; to be kept while they do."""
+    return [None if own.bias is None else own.bias.float() for own in products]
+
+
+def worth_shares(x: torch.Tensor, products: Sequence[Product], least: int) -> int:
+    """Rows are read, or laid, for few tokens as for more: that is worth another core, too."""
+    tokens, columns = x.shape
+    numbers = columns * sum(own.rows.shape[0] for own in products)
+    return max(1, numbers * max(tokens, TOKENS_WORTH_ROWS) // least)
+
+
+def product_table(
+    x: torch.Tensor,
+    products: Sequence[Product],
+    biases: Sequence[torch.Tensor | None],
+    *places: int,
+) -> npt.NDArray[np.int64]:
+    """What loops are told by addresses: a line of the tokens, and what else they want to know, and
+    one of each product."""
+    first = x.data_ptr(), x.stride(0) // 2, x.shape[1] // 2, x.shape[0], *places
+    lines = [first + (0,) * (_TABLE_COLUMNS - len(first))]
+    for own, bias in zip(products, biases, strict=True):
+        rows, where = own.rows, 0 if bias is None else bias.data_ptr()
+        begin = rows.data_ptr() if isinstance(rows, torch.Tensor) else rows.raw.data_ptr()
+        place = own.out.data_ptr(), own.out.stride(0)
+        lines.append((begin, rows.shape[0], where, own.outcome, *place))
+    return np.array(lines, np.int64)
