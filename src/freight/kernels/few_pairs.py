@@ -15,7 +15,7 @@ from freight.kernels.grouped import CompressedRows
 from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Product
 from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import PUTS
-from freight.kernels.threads import code_rows, find_loops, has_words
+from freight.kernels.threads import find_loops, has_words
 from freight.model.number_format import Grouped
 
 __all__ = [
@@ -41,15 +41,16 @@ def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> boo
     loops = find_loops() if x.dtype is torch.bfloat16 and x.device.type == "cpu" else None
     if loops is None or loops.few_pairs is None or not products:
         return False
-    kinds = {_kind(own) for own in products}
+    if x.shape[0] > loops.few_pairs.FEW_TOKENS or x.shape[1] % _CHUNK_COLUMNS:
+        return False
+    kind = _kind(products[0])
     return (
-        x.shape[0] <= loops.few_pairs.FEW_TOKENS
-        and len(kinds) == 1
-        and _takes(kinds.pop())
-        and x.shape[1] % _CHUNK_COLUMNS == 0
+        kind is not None
+        and _takes(kind)
         and lies_in_pairs(x)
+        and all(_kind(own) == kind for own in products[1:])
         and gate_neighbours(products)
-        and all(has_words(own.out) and _lies_together(own) for own in products)
+        and all(has_words(own.out) and _lies_together(own, kind) for own in products)
     )
 
 
@@ -59,16 +60,19 @@ def _kind(product: Product) -> Grouped | None:
     return own if isinstance(own, Grouped) else None
 
 
-def _takes(kind: Grouped | None) -> bool:
-    if kind is None or kind.across or kind.code_bits != 4:
+def _takes(kind: Grouped) -> bool:
+    if kind.across or kind.code_bits != 4:
         return False
     return kind.group_size >= _LEAST_GROUP and kind.group_size.bit_count() == 1
 
 
-def _lies_together(product: Product) -> bool:
+def _lies_together(product: Product, kind: Grouped) -> bool:
+    """Whether rows follow each other, and scales begin where loops can load them."""
     rows = product.rows
-    assert isinstance(rows, CompressedRows) and isinstance(rows.number_format, Grouped)
-    return code_rows(rows.raw, rows.columns, rows.number_format) is not None
+    assert isinstance(rows, CompressedRows)
+    size = kind.factor_bytes
+    is_whole = rows.raw.data_ptr() % size == 0 and rows.raw.shape[1] % size == 0
+    return is_whole and rows.raw.is_contiguous()
 
 
 def lies_in_pairs(x: torch.Tensor) -> bool:

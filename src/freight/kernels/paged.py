@@ -7,6 +7,8 @@ values after all keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +36,9 @@ __all__ = [
 _WIDTH: Final = 16
 _LEAST_TOKENS: Final = 256
 """Keys of a head, or new ones of all heads, that are worth another thread."""
+_LEAST_OF_PAIRS: Final = 4096
+"""Likewise of keys that pairs of queries are multiplied by, many of them in the time that another
+thread takes to come."""
 _NO_HALVES: Final = np.zeros(1, np.uint16)
 _NO_SUMS: Final = np.zeros(0, np.float32)
 
@@ -210,7 +215,8 @@ def attend_single_queries(
     def in_team(threads: int, *turns: npt.NDArray[np.int64]) -> None:
         own.heads_together(threads, *turns, *rest)
 
-    share(np.repeat(ends - starts, pages.num_heads), work, _LEAST_TOKENS, in_team)
+    least = _LEAST_OF_PAIRS if of_pairs else _LEAST_TOKENS
+    share(np.repeat(ends - starts, pages.num_heads), work, least, in_team)
     out.copy_(found[..., :width])
     if lse is not None:
         lse.copy_(logs)
@@ -323,15 +329,23 @@ def _flat_pages(loops: Loops, pages: Pages, padded: int) -> tuple[Any, Any, Any]
         wide = pages.dtype is torch.float32
         raw = flat.view(torch.float32).numpy() if wide else flat.numpy().view(np.uint16)
     token_stride = pages.token_bytes // size
-    shape = loops.attention.PageShape(
-        page_stride=np.uintp(pages.raw.stride(0) // size),
-        head_stride=np.uintp(pages.page_tokens * token_stride),
-        token_stride=np.uintp(token_stride),
-        num_heads=np.uintp(pages.num_heads),
-        page_tokens=np.uintp(pages.page_tokens),
-        width=np.uintp(pages.width),
-        padded=np.uintp(padded),
-        bits=np.uintp(number_format.code_bits if number_format else 0),
-        group_size=np.uintp(number_format.group_size if number_format else 1),
+    shape = _shape(
+        loops.attention.PageShape,
+        pages.raw.stride(0) // size,
+        pages.page_tokens * token_stride,
+        token_stride,
+        pages.num_heads,
+        pages.page_tokens,
+        pages.width,
+        padded,
+        number_format.code_bits if number_format else 0,
+        number_format.group_size if number_format else 1,
     )
     return raw, halves, shape
+
+
+@cache
+def _shape(kind: Callable[..., Any], *numbers: int) -> Any:
+    """A shape as loops take it, page stride, head stride and token stride first: few of them are
+    asked for again and again."""
+    return kind(*map(np.uintp, numbers))
