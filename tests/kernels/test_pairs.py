@@ -8,9 +8,10 @@ import torch
 from freight.kernels import few_pairs, pairs
 from freight.kernels.few_pairs import gate_neighbours, multiply_few
 from freight.kernels.grouped import CompressedRows, dequantise, quantise
+from freight.kernels.micro import join_micro_rows
 from freight.kernels.product import Product
 from freight.kernels.threads import find_loops
-from freight.model.number_format import Grouped
+from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 
 
 def test_any_number_of_tokens_is_for_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,18 @@ def _need_pairs() -> None:
         pytest.skip("the processor has no instruction for pairs")
 
 
-def _in_groups(plain: torch.Tensor, size: int) -> CompressedRows:
+def _in_groups(plain: torch.Tensor, size: int, generator: torch.Generator) -> CompressedRows:
+    """Such rows in groups; of size 0 others as large in MXFP4."""
+    if not size:
+        blocks, exponents = (
+            torch.randint(first, last, shape, dtype=torch.uint8, generator=generator)
+            for first, last, shape in (
+                (0, 256, (len(plain), plain.shape[1] // 2)),
+                (120, 127, (len(plain), plain.shape[1] // MICRO_COLUMNS)),
+            )
+        )
+        raw = join_micro_rows(blocks, exponents)
+        return CompressedRows(raw=raw, columns=plain.shape[1], number_format=MicroFloats())
     kind = Grouped(bits=4, group_size=size)
     raw = quantise(plain, kind)
     return CompressedRows(raw=raw, columns=plain.shape[1], number_format=kind)
@@ -68,14 +80,15 @@ def _halves(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
-@pytest.mark.parametrize("group_size", [None, 32, 64, 256])
+@pytest.mark.parametrize("group_size", [None, 0, 32, 64, 256])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tokens", range(1, 13))
 def test_few_tokens_meet_rows_of_many_products(
     tokens: int, threads: int, group_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of rows that are no whole panels or turns, tokens and results with something between
-    them, and each thing that can become of sums; nothing beside the results is touched."""
+    them, and each thing that can become of sums; nothing beside the results is touched. Rows are
+    plain, in groups, or of MXFP4."""
     _need_pairs()
     monkeypatch.setattr(few_pairs, "LEAST_SHARED_OF_FEW", 1)
     if tokens > find_loops().few_pairs.FEW_TOKENS:  # type: ignore[union-attr]
@@ -84,7 +97,9 @@ def test_few_tokens_meet_rows_of_many_products(
     columns, counts = 96 if group_size is None else 768, (1, 3, 33, 70, 70, 128)
     x = _halves(generator, tokens, columns + 32)[:, :columns]
     plain = [_halves(generator, count, columns) for count in counts]
-    rows = [*plain] if group_size is None else [_in_groups(own, group_size) for own in plain]
+    rows = [*plain]
+    if group_size is not None:
+        rows = [_in_groups(own, group_size, generator) for own in plain]
     plain = [own if isinstance(own, torch.Tensor) else _made_plain(own) for own in rows]
     biases = [torch.randn(count, generator=generator).bfloat16() for count in counts]
     room = _halves(generator, tokens, sum(counts) + 10)

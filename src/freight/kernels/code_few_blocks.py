@@ -1,7 +1,7 @@
 """Blocks of a product of a few tokens of bfloat16 and rows of 4-bit codes in groups, whose sums
-stay in registers: codes are whole numbers, which bfloat16 has all of, so that no row is made plain.
-A product with minimum + code * scale is the scale times that with the codes, and the minimum times
-the sum of the token's columns.
+stay in registers: codes are whole numbers, or floats of 4 bits, which bfloat16 has all of, so that
+no row is made plain. A product with minimum + code * scale is the scale times that with the codes,
+and the minimum times the sum of the token's columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from freight.kernels.code_registers import look_up, numbers_table
+from freight.kernels.code_registers import look_up
 from freight.kernels.llvm import (
     BYTE,
     FLOATS,
@@ -44,8 +44,10 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
 
     - (raw, start, line, height, part): bytes, where rows begin and how far they are apart, how many
       of them there are, and how many bytes a chunk of codes has, with its share of scales
-    - (factors, wide, bits): float32, each row's scale of each group, ``wide`` apart, minima ROWS
-      rows behind; bytes of a group's codes are two to the power of ``bits``, sixteen or more
+    - (factors, wide, lowest, bits): float32, each row's scale of each group, ``wide`` apart, minima
+      ROWS rows behind, of the first ``lowest`` groups; bytes of a group's codes are two to the
+      power of ``bits``, sixteen or more
+    - (table,): bfloat16, what each code stands for, twice
     - (x, chunks): bfloat16, of each chunk each token's columns side by side, first those of the
       lower halves of bytes, then those of the upper ones
     - (shared,): of each token the sums of each group's columns, ``wide`` apart, zeros where there
@@ -57,11 +59,12 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         raw, start, line, height, part = cgutils.unpack_tuple(builder, arguments[0])
-        factors, wide, bits = cgutils.unpack_tuple(builder, arguments[1])
-        x, chunks = cgutils.unpack_tuple(builder, arguments[2])
-        (shared,) = cgutils.unpack_tuple(builder, arguments[3])
-        sums, place = cgutils.unpack_tuple(builder, arguments[4])
-        ahead = arguments[5]
+        factors, wide, lowest, bits = cgutils.unpack_tuple(builder, arguments[1])
+        (numbers,) = cgutils.unpack_tuple(builder, arguments[2])
+        x, chunks = cgutils.unpack_tuple(builder, arguments[3])
+        (shared,) = cgutils.unpack_tuple(builder, arguments[4])
+        sums, place = cgutils.unpack_tuple(builder, arguments[5])
+        ahead = arguments[6]
 
         def whole(value: int) -> Any:
             return ir.Constant(start.type, value)
@@ -92,22 +95,23 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
         ]
         scales = [at(1, factors, builder.mul(wide, whole(row))) for row in range(ROWS)]
         minima = [at(1, factors, builder.mul(wide, whole(ROWS + row))) for row in range(ROWS)]
-        columns = at(2, x, whole(0))
-        shares = [at(3, shared, builder.mul(wide, whole(token))) for token in range(num_tokens)]
+        columns = at(3, x, whole(0))
+        shares = [at(4, shared, builder.mul(wide, whole(token))) for token in range(num_tokens)]
         nothing, kept = constant(FLOATS.element, _ZERO), {}
         for row in range(ROWS):
             for token in range(num_tokens):
                 kept[row, token] = cgutils.alloca_once(builder, FLOATS)
                 builder.store(nothing, kept[row, token])
-        with cgutils.for_range(builder, builder.udiv(wide, whole(WIDTH))) as loop:
+        with cgutils.for_range(builder, builder.udiv(lowest, whole(WIDTH))) as loop:
             group = builder.mul(loop.index, whole(WIDTH))
             some = [sixteen(own, group) for own in shares]
             for row in range(ROWS):
-                lowest = sixteen(minima[row], group)
+                minimum = sixteen(minima[row], group)
                 for token, own_share in enumerate(some):
                     own = kept[row, token]
-                    builder.store(fused(lowest, own_share, builder.load(own)), own)
-        table = numbers_table(builder)
+                    builder.store(fused(minimum, own_share, builder.load(own)), own)
+        lines = ir.VectorType(SHORT, 2 * WIDTH).as_pointer()
+        table = builder.load(builder.bitcast(at(2, numbers, whole(0)), lines), align=2)
         with cgutils.for_range(builder, chunks) as loop:
             for row in coming:
                 fetch(builder, builder.gep(row, [builder.mul(loop.index, part)]), near=False)
@@ -141,13 +145,13 @@ def put_few_products_of_codes(num_tokens: int, num_fetched: int = ROWS) -> Any:
         lanes = 1 << (num_tokens - 1).bit_length()
         for row in range(ROWS):
             own = [builder.load(kept[row, token % num_tokens]) for token in range(lanes)]
-            target = at(4, sums, builder.add(place, whole(WIDTH * row)))
+            target = at(5, sums, builder.add(place, whole(WIDTH * row)))
             put_lanes(builder, totals(builder, own), range(lanes), target)
         return context.get_dummy_value()
 
     @intrinsic
-    def put(context, rows, factors, x, shared, target, ahead):  # type: ignore[no-untyped-def]
-        return types.none(rows, factors, x, shared, target, ahead), generate
+    def put(context, rows, factors, table, x, shared, target, ahead):  # type: ignore[no-untyped-def]
+        return types.none(rows, factors, table, x, shared, target, ahead), generate
 
     return put
 

@@ -1,5 +1,5 @@
-"""Rows of 4-bit codes in groups times a few tokens of bfloat16: what ``pair_few_loops`` calls for
-them. Of a row codes come first, then its scales, then its minima.
+"""Rows of 4-bit codes in groups, or of MXFP4, times a few tokens of bfloat16: what
+``pair_few_loops`` calls for them. Of a row codes come first, then its scales, then its minima, if it has any.
 """
 
 from __future__ import annotations
@@ -11,18 +11,28 @@ from freight.kernels.addresses import bytes_at, halves_at, words_at
 from freight.kernels.code_few_blocks import CHUNK, put_few_products_of_codes
 from freight.kernels.compiled import uncounted
 from freight.kernels.group_loops import widen_factors
+from freight.kernels.micro import MAGNITUDES
 from freight.kernels.pair_few_blocks import ROWS
-from freight.kernels.vectors import WIDTH, add, load, splat, total
+from freight.kernels.vectors import WIDTH, add, load, of_bits, splat, total
 
-__all__ = ["AHEAD", "lay_codes_tokens", "multiply_codes", "row_bytes", "wide_groups"]
+__all__ = ["EXPONENT", "lay_codes_tokens", "multiply_codes", "row_bytes", "wide_groups"]
 
 U = np.uintp
 F = np.float32
-AHEAD = 4 * ROWS
+EXPONENT = 1
+"""Byte of a scale that is a power of two: MXFP4, whose codes are floats, without minima."""
+_AHEAD = 4 * ROWS
 """Rows that are fetched before they are wanted: a quarter as long as plain ones."""
 _ONE, _TWO, _FOUR, _SIX = (put_few_products_of_codes(count) for count in (1, 2, 4, 6))
 _HALF_OF_EIGHT, _HALF_OF_TWELVE = (put_few_products_of_codes(count, ROWS // 2) for count in (4, 6))
 """That fetch as much in each of two blocks as others do in one."""
+_SMALLEST = np.uint32(1 << 22)
+"""The bits of 2^-127, which has no exponent of its own in float32."""
+_NUMBERS, _FOURS = (
+    np.array([*codes, *codes], np.float32).view(np.uint16)[1::2].copy()
+    for codes in ([*range(16)], [*MAGNITUDES, *(-own for own in MAGNITUDES)])
+)
+"""What codes stand for in bfloat16, all of them exactly, twice."""
 _STRETCH = WIDTH // 2
 """Pairs of columns that lie side by side in every group."""
 
@@ -30,7 +40,8 @@ _STRETCH = WIDTH // 2
 @uncounted
 def row_bytes(pairs, size, factor_bytes):  # type: ignore[no-untyped-def]
     """Of a row of so many pairs of codes."""
-    return pairs + 2 * factor_bytes * (2 * pairs // size)
+    groups = 2 * pairs // size
+    return pairs + groups if factor_bytes == EXPONENT else pairs + 2 * factor_bytes * groups
 
 
 @uncounted
@@ -40,10 +51,10 @@ def wide_groups(pairs, size):  # type: ignore[no-untyped-def]
 
 
 @uncounted
-def lay_codes_tokens(x, halves, given, together, size, laid, shared):  # type: ignore[no-untyped-def]
-    """Tokens as blocks take them, and the sums of each group's columns; ``given`` are numbers of
-    pairs from one token to the next, of their pairs, and of tokens. Of those that are not there
-    what is laid is zeros."""
+def lay_codes_tokens(x, halves, given, together, size, laid, shared, adds_up):  # type: ignore[no-untyped-def]
+    """Tokens as blocks take them, and the sums of each group's columns if it ``adds_up``; ``given``
+    are numbers of pairs from one token to the next, of their pairs, and of tokens. Of those that
+    are not there what is laid is zeros."""
     pitch, columns, tokens = given
     step, groups, wide = size // 2, 2 * columns // size, wide_groups(columns, size)
     for place in range((tokens + together - 1) // together * together):
@@ -57,7 +68,7 @@ def lay_codes_tokens(x, halves, given, together, size, laid, shared):  # type: i
                 for pair in range(_STRETCH):
                     found = x[U(source + pair)] if place < tokens else F(0.0)
                     laid[U(begun + stretch + pair)] = found
-        if place < tokens:
+        if adds_up and place < tokens:
             for group in range(groups):
                 found = splat(F(0.0))
                 for column in range(group * size, group * size + size, WIDTH):
@@ -66,26 +77,35 @@ def lay_codes_tokens(x, halves, given, together, size, laid, shared):  # type: i
 
 
 @uncounted
-def _multiply(rows, factors, tokens, x, chunks, shared, sums, place, ahead):  # type: ignore[no-untyped-def]
-    line, wide = rows[2], factors[1]
+def _multiply(rows, factors, table, tokens, x, chunks, shared, sums, place, ahead):  # type: ignore[no-untyped-def]
+    wide, half = factors[1], ahead + rows[2] * U(ROWS // 2)
+    first = (x, chunks), (shared,), (sums, place), ahead
     if tokens == 1:
-        _ONE(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        _ONE(rows, factors, table, *first)
     elif tokens == 2:
-        _TWO(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        _TWO(rows, factors, table, *first)
     elif tokens <= 4:
-        _FOUR(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        _FOUR(rows, factors, table, *first)
     elif tokens <= 6:
-        _SIX(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        _SIX(rows, factors, table, *first)
     elif tokens <= 8:
-        half, begun, behind = ahead + line * U(ROWS // 2), U(4) * chunks * U(CHUNK), U(4) * wide
-        _HALF_OF_EIGHT(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        begun, behind = U(4) * chunks * U(CHUNK), U(4) * wide
+        _HALF_OF_EIGHT(rows, factors, table, *first)
         others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(4))
-        _HALF_OF_EIGHT(rows, factors, *others, half)
+        _HALF_OF_EIGHT(rows, factors, table, *others, half)
     else:
-        half, begun, behind = ahead + line * U(ROWS // 2), U(6) * chunks * U(CHUNK), U(6) * wide
-        _HALF_OF_TWELVE(rows, factors, (x, chunks), (shared,), (sums, place), ahead)
+        begun, behind = U(6) * chunks * U(CHUNK), U(6) * wide
+        _HALF_OF_TWELVE(rows, factors, table, *first)
         others = (x[begun:], chunks), (shared[behind:],), (sums, place + U(6))
-        _HALF_OF_TWELVE(rows, factors, *others, half)
+        _HALF_OF_TWELVE(rows, factors, table, *others, half)
+
+
+@uncounted
+def _widen_exponents(raw, first, count, room, place):  # type: ignore[no-untyped-def]
+    """Two to the power of each byte less 127."""
+    for group in range(count):
+        bits = np.uint32(raw[first + group]) << np.uint32(23)
+        room[place + group] = of_bits(max(bits, _SMALLEST))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)
@@ -104,15 +124,19 @@ def multiply_codes(begin, height, following, given, x, shared, room, sums):  # t
         left = min(ROWS, height - row)
         for own in range(left):
             first = begin + (row + own) * line + columns
+            if factor_bytes == EXPONENT:
+                behind_codes = U((row + own) * line + columns)
+                _widen_exponents(raw, behind_codes, U(groups), room, U(own) * wide)
+                continue
             for kind in range(2):
                 at, to = first + kind * groups * factor_bytes, U(own + kind * ROWS) * wide
                 if factor_bytes == 2:
                     widen_factors(halves_at(at, groups), U(0), U(groups), room, to)
                 else:
                     widen_factors(words_at(at, groups), U(0), U(groups), room, to)
-        beyond = row + AHEAD - height
-        ahead = (row + AHEAD) * line if beyond < 0 else behind + beyond * line
+        beyond = row + _AHEAD - height
+        ahead = (row + _AHEAD) * line if beyond < 0 else behind + beyond * line
         rows = raw, U(row * line), U(line), U(left), part
-        own_factors = room, wide, bits
-        to = U(row * WIDTH)
-        _multiply(rows, own_factors, tokens, x, chunks, shared, sums, to, U(ahead))
+        own_factors = room, wide, U(0) if factor_bytes == EXPONENT else wide, bits
+        to, table = U(row * WIDTH), (_FOURS if factor_bytes == EXPONENT else _NUMBERS,)
+        _multiply(rows, own_factors, table, tokens, x, chunks, shared, sums, to, U(ahead))

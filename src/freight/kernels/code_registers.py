@@ -33,7 +33,6 @@ __all__ = [
     "fours_table",
     "group_table",
     "look_up",
-    "numbers_table",
     "put_bytes",
     "put_eights",
     "put_high_halves",
@@ -114,13 +113,6 @@ def fours_table(context, raw, place):  # type: ignore[no-untyped-def]
         return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
 
     return _TABLE(raw, _INDEX), generate
-
-
-def numbers_table(builder: Any) -> Any:
-    """The numbers of 0 to 15 themselves, twice."""
-    numbers = ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
-    values = builder.bitcast(narrowed(builder, numbers), ir.VectorType(SHORT, WIDTH))
-    return builder.shuffle_vector(values, values, _lanes(*range(WIDTH), *range(WIDTH)))
 
 
 def look_up(builder: Any, table: Any, indices: Any) -> Any:

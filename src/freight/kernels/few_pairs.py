@@ -1,5 +1,5 @@
-"""Products of a few tokens of bfloat16 and rows of bfloat16, or of 4-bit codes in groups, by loops
-that take all of them by one call, where the processor multiplies pairs of such numbers at once."""
+"""Products of a few tokens of bfloat16 and rows of bfloat16, of 4-bit codes in groups or of MXFP4,
+by loops that take all of them by one call, where the processor multiplies pairs at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freight.kernels.product import LEAST_SHARED_OF_FEW, TOKENS_WORTH_ROWS, Prod
 from freight.kernels.sharing import team_threads, together
 from freight.kernels.sums import PUTS
 from freight.kernels.threads import find_loops, has_words
-from freight.model.number_format import Grouped
+from freight.model.number_format import MICRO_COLUMNS, Grouped, MicroFloats
 
 __all__ = [
     "few_codes_are_for_pairs",
@@ -31,6 +31,8 @@ __all__ = [
 _COUNTERS: Final = 2
 """Of turns that are taken, and rows that are done."""
 _TABLE_COLUMNS: Final = 6
+_EXPONENT: Final = 1
+"""Byte of a scale that is a power of two."""
 _LEAST_GROUP: Final = 32
 _CHUNK_COLUMNS: Final = 64
 """Whose codes a loop looks up together."""
@@ -54,23 +56,32 @@ def few_codes_are_for_pairs(x: torch.Tensor, products: Sequence[Product]) -> boo
     )
 
 
-def _kind(product: Product) -> Grouped | None:
+def _kind(product: Product) -> Grouped | MicroFloats | None:
     rows = product.rows
     own = None if isinstance(rows, torch.Tensor) else rows.number_format
-    return own if isinstance(own, Grouped) else None
+    return own if isinstance(own, Grouped | MicroFloats) else None
 
 
-def _takes(kind: Grouped) -> bool:
+def _sizes(kind: Grouped | MicroFloats) -> tuple[int, int]:
+    """Columns of a group, and bytes of its scale, as loops are told."""
+    if isinstance(kind, MicroFloats):
+        return MICRO_COLUMNS, _EXPONENT
+    return kind.group_size, kind.factor_bytes
+
+
+def _takes(kind: Grouped | MicroFloats) -> bool:
+    if isinstance(kind, MicroFloats):
+        return True
     if kind.across or kind.code_bits != 4:
         return False
     return kind.group_size >= _LEAST_GROUP and kind.group_size.bit_count() == 1
 
 
-def _lies_together(product: Product, kind: Grouped) -> bool:
+def _lies_together(product: Product, kind: Grouped | MicroFloats) -> bool:
     """Whether rows follow each other, and scales begin where loops can load them."""
     rows = product.rows
     assert isinstance(rows, CompressedRows)
-    size = kind.factor_bytes
+    _, size = _sizes(kind)
     is_whole = rows.raw.data_ptr() % size == 0 and rows.raw.shape[1] % size == 0
     return is_whole and rows.raw.is_contiguous()
 
@@ -95,7 +106,7 @@ def multiply_few(x: torch.Tensor, products: Sequence[Product]) -> None:
     """Rows one by one, as fast as they can be read: all plain, or such codes."""
     loops, kind, biases = find_loops(), _kind(products[0]), wide_biases(products)
     assert loops is not None
-    places = () if kind is None else (kind.group_size, kind.factor_bytes)
+    places = () if kind is None else _sizes(kind)
     table, counters = product_table(x, products, biases, *places), np.zeros(_COUNTERS, np.int64)
     shares = worth_shares(x, products, LEAST_SHARED_OF_FEW)
     if threads := team_threads(shares):

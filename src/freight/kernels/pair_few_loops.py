@@ -13,6 +13,7 @@ from numba import njit
 from freight.kernels.addresses import floats_at, halves_at, words_at
 from freight.kernels.cache_lines import whole_lines, zero_lines
 from freight.kernels.code_few_loops import (
+    EXPONENT,
     lay_codes_tokens,
     multiply_codes,
     row_bytes,
@@ -163,7 +164,7 @@ def few_in_turns(counters, table):  # type: ignore[no-untyped-def]
     sums, turned = zero_lines(_TURN_ROWS * WIDTH), whole_lines(WIDTH * WIDTH)
     if size:
         halves, given = halves_at(table[0, 0], 2 * last), (pitch, columns, tokens)
-        lay_codes_tokens(x, halves, given, together, size, laid, shared)
+        lay_codes_tokens(x, halves, given, together, size, laid, shared, table[0, 5] != EXPONENT)
     else:
         _lay(x, pitch, columns, tokens, blocks, laid)
     line, first = _place(table, take(counters, U(0), 1))
